@@ -35,13 +35,7 @@ from .origins import LocalRules, OriginMiddleware
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, routes_of
-from .service import (
-    Fetch,
-    Listing,
-    Policy,
-    ReasoningField,
-    Service,
-)
+from .service import Fetch, Listing, Policy, ReasoningField, Service
 from .settings import Settings
 from .store.config import place_of
 from .store.errors import StoreError, StoreUnavailable, in_words

@@ -126,7 +126,6 @@ def require_key(request: Request) -> str:
 
 
 def _key_of(request: Request) -> bytes | None:
-    """Return the key that a request sends, or None."""
     value = request.headers.get("authorization", "").encode("latin-1")
     scheme, _, key = value.partition(b" ")
     key = key.strip(b" \t")

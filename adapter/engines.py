@@ -53,7 +53,8 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         _check_address(model)
         if settings.backend == "llama-cpp":
             raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
-        return Deferred(_finder(settings, model), _name(settings))
+        name = "unknown" if settings.backend == "auto" else settings.backend
+        return Deferred(_finder(settings, model), name)
     if settings.backend not in ("auto", "llama-cpp"):
         address = _EXAMPLES.get(settings.backend, _EXAMPLE)
         wanted = f"The backend {settings.backend} needs the URL of its engine, such as {address}"
@@ -89,12 +90,7 @@ def unused(settings: Settings) -> list[str]:
     return [f"Ignored: {', '.join(places)} ({why})." for places, why in unused if places]
 
 
-def _name(settings: Settings) -> str:
-    return "unknown" if settings.backend == "auto" else settings.backend
-
-
 def _check_file(model: str) -> None:
-    """Raise `WrongSetup` if the model is not a GGUF file."""
     try:
         path = Path(model)
         if path.is_dir():
@@ -292,7 +288,6 @@ async def _rerank(backend: Backend, facts: EmbeddingModel | None) -> str:
 
 
 async def _refusal(job: Awaitable[object]) -> str:
-    """Return the reason why an engine refuses a job."""
     try:
         await job
     except LatimerError as error:

@@ -69,6 +69,17 @@ class InvalidRequest(RequestError):
             self.headers = (_CLOSE,)
 
 
+def about(path: str, error: tuple[str, str]) -> InvalidRequest:
+    """Return the error with a message and a code, in which `{param}` is the path of a field."""
+    message, code = error
+    return InvalidRequest(message.replace("{param}", path), path, code)
+
+
+def not_found(kind: str, name: str) -> InvalidRequest:
+    """Return the 404 for an object that does not exist, or of another key."""
+    return InvalidRequest(f"{kind} with id '{shortened(name)}' not found.", status=404)
+
+
 class MethodNotAllowed(InvalidRequest):
     """A request for a known path with a method that the path does not support."""
 

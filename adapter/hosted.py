@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ..schemas import limits
-from .errors import InvalidRequest
+from ..schemas.openai.common import length_error, range_error
+from .errors import InvalidRequest, about
 
 Limits: TypeAlias = Literal["engine", "openai"]
 NAMES: tuple[str, ...] = get_args(Limits)
@@ -42,22 +43,8 @@ def lacking(field: str, other: str) -> InvalidRequest:
     )
 
 
-def at_least(bound: int) -> Rule:
-    """Return a rule for an integer's minimum."""
-    return _between("integer", bound, None)
-
-
-def at_most(bound: int) -> Rule:
-    """Return a rule for an integer's maximum."""
-    return _between("integer", None, bound)
-
-
-def decimal_between(low: int, high: int) -> Rule:
-    """Return a rule for the range of a decimal number, which can also be sent as an integer."""
-    return _between("decimal", low, high)
-
-
 def _between(number: str, low: int | None, high: int | None) -> Rule:
+    """Return a rule for a range; a decimal number can also be sent as an integer."""
     kinds = (int,) if number == "integer" else (int, float)
 
     def rule(field: str, body: Body) -> InvalidRequest | None:
@@ -66,36 +53,20 @@ def _between(number: str, low: int | None, high: int | None) -> Rule:
             return None
         assert isinstance(value, int | float)
         if low is not None and value < low:
-            return _outside(field, value, f"{number} below minimum", f">= {low}")
+            return about(field, range_error(number, ">=", low, value))
         if high is not None and value > high:
-            return _outside(field, value, f"{number} above maximum", f"<= {high}")
+            return about(field, range_error(number, "<=", high, value))
         return None
 
     return rule
 
 
-def _outside(field: str, value: float, how: str, allowed: str) -> InvalidRequest:
-    number, side, bound = how.split()
-    return InvalidRequest(
-        f"Invalid '{field}': {how} value. Expected a value {allowed}, but got {value} instead.",
-        field,
-        f"{number}_{side}_{bound[:3]}_value",
-    )
-
-
-def no_longer_than(bound: int) -> Rule:
-    """Return a rule for the number of elements in an array."""
-
+def _no_longer_than(bound: int) -> Rule:
     def rule(field: str, body: Body) -> InvalidRequest | None:
         value = body.get(field)
         if not isinstance(value, list) or len(value) <= bound:
             return None
-        return InvalidRequest(
-            f"Invalid '{field}': array too long. Expected an array with maximum length {bound}, "
-            f"but got an array with length {len(value)} instead.",
-            field,
-            "array_above_max_length",
-        )
+        return about(field, length_error("array", bound, len(value)))
 
     return rule
 
@@ -158,21 +129,26 @@ _SHARED: tuple[HostedLimit, ...] = (
     _MODEL,
     HostedLimit(
         "stop",
-        no_longer_than(4),
+        _no_longer_than(4),
         f"{limits.STOPS.most} sequences of {limits.STOP_TEXT.most:,} characters in all",
         "4 sequences",
     ),
-    HostedLimit("temperature", decimal_between(0, 2), f"0 to {_MOST}", "0 to 2"),
+    HostedLimit("temperature", _between("decimal", 0, 2), f"0 to {_MOST}", "0 to 2"),
     *(
-        HostedLimit(field, decimal_between(-2, 2), f"-{_MOST} to {_MOST}", "-2 to 2")
+        HostedLimit(field, _between("decimal", -2, 2), f"-{_MOST} to {_MOST}", "-2 to 2")
         for field in ("presence_penalty", "frequency_penalty")
     ),
     HostedLimit("logit_bias", _biases, 'an object; `""` means none', "an object"),
 )
 COMPLETION_LIMITS: tuple[HostedLimit, ...] = (
     *_SHARED,
-    HostedLimit("max_tokens", at_least(0), "at least 0; -1 and -2 mean no limit", "at least 0"),
-    HostedLimit("logprobs", at_most(5), "at most 20", "at most 5"),
+    HostedLimit(
+        "max_tokens",
+        _between("integer", 0, None),
+        "at least 0; -1 and -2 mean no limit",
+        "at least 0",
+    ),
+    HostedLimit("logprobs", _between("integer", None, 5), "at most 20", "at most 5"),
 )
 _UNLIMITED = "at least 1; -1 and -2 mean no limit"
 _HARMLESS = '`"none"` and `"auto"` are allowed without'
@@ -180,10 +156,10 @@ CHAT_LIMITS: tuple[HostedLimit, ...] = (
     *_SHARED,
     HostedLimit("messages", _with_calls, "`tool_calls` may be empty",
                 "`tool_calls` have at least one call"),
-    HostedLimit("max_tokens", at_least(1), _UNLIMITED, "at least 1"),
-    HostedLimit("max_completion_tokens", at_least(1), _UNLIMITED, "at least 1"),
+    HostedLimit("max_tokens", _between("integer", 1, None), _UNLIMITED, "at least 1"),
+    HostedLimit("max_completion_tokens", _between("integer", 1, None), _UNLIMITED, "at least 1"),
     *(
-        HostedLimit(field, no_longer_than(128), f"at most {limits.TOOLS.most:,}", "at most 128")
+        HostedLimit(field, _no_longer_than(128), f"at most {limits.TOOLS.most:,}", "at most 128")
         for field in ("tools", "functions")
     ),
     HostedLimit("tool_choice", _with("tools"), f"{_HARMLESS} `tools`", "only with `tools`"),

@@ -118,7 +118,9 @@ class LocalRules:
         if address is None:
             is_near = _is_localhost(origin[1].removesuffix("."))
         else:
-            is_near = address.is_loopback or (self._beyond_loopback and _is_private(address))
+            is_near = address.is_loopback or (
+                self._beyond_loopback and any(address in network for network in _PRIVATE)
+            )
         return is_near or (host is not None and origin == _origin(f"{scheme}://{host}"))
 
 
@@ -212,10 +214,6 @@ def _address(host: str) -> Address | None:
 
 def _is_localhost(name: str) -> bool:
     return name == "localhost" or name.endswith(".localhost")
-
-
-def _is_private(address: Address) -> bool:
-    return any(address in network for network in _PRIVATE)
 
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
@@ -320,12 +318,17 @@ class OriginMiddleware(CORSMiddleware):
         # Repeated headers are joined into a value that is not a valid origin or host.
         host = b", ".join(hosts).decode("latin-1") if hosts else None
         origin = b", ".join(origins).decode("latin-1") if origins else None
-        is_allowed = origin is not None and self._allows(origin, scheme, host)
+        is_allowed = origin is not None and (
+            self.is_allowed_origin(origin)
+            if self._rules is None
+            else self._rules.allows_origin(origin, scheme, host)
+        )
         granted = self._granted(origins[0]) if is_allowed else [_VARY]
         if self._rules is not None and host is not None:
             if not self._rules.allows_host(host):
                 return Verdict(granted, _host_error(host))
-            self._remember(hosts[0])
+            if len(self._known) < _MOST_KNOWN and len(hosts[0]) <= _LONGEST_KNOWN:
+                self._known.add(hosts[0])
         if origin is None:
             return None
         is_preflight = method == "OPTIONS" and _REQUEST_METHOD in found
@@ -333,25 +336,14 @@ class OriginMiddleware(CORSMiddleware):
             return Verdict(granted, _origin_error(origin, self._rules is not None))
         return self._answer(found, granted) if is_preflight else Verdict(granted)
 
-    def _allows(self, origin: str, scheme: str, host: str | None) -> bool:
-        if self._rules is not None:
-            return self._rules.allows_origin(origin, scheme, host)
-        return self.is_allowed_origin(origin)
-
     def _granted(self, origin: bytes) -> list[Header]:
-        """Return the headers that allow a page to read the response."""
         if not self.allow_all_origins:
             return [(b"access-control-allow-origin", origin), self._exposed, _VARY]
         granted = [(b"access-control-allow-origin", b"*"), self._exposed]
         # The rules still reject the origin `null`.
         return granted if self._rules is None else [*granted, _VARY]
 
-    def _remember(self, host: bytes) -> None:
-        if len(self._known) < _MOST_KNOWN and len(host) <= _LONGEST_KNOWN:
-            self._known.add(host)
-
     def _answer(self, asked: Mapping[bytes, bytes], granted: Sequence[Header]) -> Verdict:
-        """Return the verdict on a preflight from an allowed origin."""
         method = asked[_REQUEST_METHOD].decode("latin-1")
         if method not in self.allow_methods:
             error = InvalidRequest(

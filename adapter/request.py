@@ -20,13 +20,11 @@ from ..backends.errors import LatimerError, RequestError
 from ..schemas import limits
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
-from .parts import Nested, count_values, most_values, parse
+from .parts import count_values, most_values
 
 T = TypeVar("T")
 
 MAX_NESTING = limits.NESTING.most
-# Values that are parsed at once; the interpreter lock is held for about 5 ms.
-MANY_VALUES = 32_768
 # Seconds of work before the server begins to watch for a disconnect.
 WATCH_AFTER = 0.02
 
@@ -249,7 +247,6 @@ def _start_watchers(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _check_type(content_type: bytes) -> None:
-    """Reject a content type other than JSON."""
     media = content_type.decode("latin-1").partition(";")[0].strip().lower()
     if media and media != "application/json":
         media = as_ascii(media)
@@ -266,37 +263,29 @@ def _read(parts: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def _object(parts: list[bytes]) -> dict[str, Any]:
-    """Return the JSON object in a body."""
     body = b"".join(parts) if len(parts) > 1 else parts[0]
-    values = most_values(body) if len(body) > MANY_VALUES else 0
-    if values > limits.CONTAINERS.most:
+    if len(body) > limits.CONTAINERS.most < most_values(body):
         _check_count(body)
     try:
-        value = orjson.loads(body) if values <= MANY_VALUES else parse(body, MAX_NESTING)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(_NOT_JSON + f"The parser reports: {error}.") from None
-    except Nested:
-        raise _too_deep() from None
     if not isinstance(value, dict):
         raise InvalidRequest(_NOT_JSON + "The body must be an object.")
     if body.count(b"[") + body.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
-        raise _too_deep()
+        raise InvalidRequest(_NOT_JSON + f"The body is nested deeper than {MAX_NESTING} levels.")
     return value
 
 
 def _check_count(body: bytes) -> None:
     """Reject a body with more values than any request needs, before it is parsed."""
-    containers, values = count_values(body)
-    for count, limit in ((containers, limits.CONTAINERS), (values, limits.VALUES)):
+    most = (limits.CONTAINERS, limits.FIELDS, limits.VALUES)
+    for count, limit in zip(count_values(body), most, strict=True):
         if count > limit.most:
             raise InvalidRequest(
                 f"Invalid request body: it has {count} {limit.unit}; at most {limit.most} are "
                 "allowed."
             )
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest(_NOT_JSON + f"The body is nested deeper than {MAX_NESTING} levels.")
 
 
 def _too_large(limit: int) -> InvalidRequest:

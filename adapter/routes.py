@@ -13,39 +13,7 @@ from typing_extensions import override
 
 from ..backends.errors import shortened
 from .auth import require_key
-from .endpoints.chat import create_chat_completion
-from .endpoints.completions import create_completion
-from .endpoints.conversations import (
-    append_items,
-    create_conversation,
-    delete_conversation,
-    delete_item,
-    list_items,
-    retrieve_conversation,
-    retrieve_item,
-    update_conversation,
-)
-from .endpoints.embeddings import create_embeddings, rerank
-from .endpoints.models import (
-    detokenize,
-    health,
-    list_models,
-    retrieve_model,
-    tokenize,
-    tokenizer_info,
-)
-from .endpoints.responses import count_input_tokens, create_response
-from .endpoints.stored import (
-    cancel_response,
-    delete_chat_completion,
-    delete_response,
-    list_chat_completions,
-    list_input_items,
-    list_messages,
-    retrieve_chat_completion,
-    retrieve_response,
-    update_chat_completion,
-)
+from .endpoints import chat, completions, conversations, embeddings, models, responses, stored
 from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
 from .request import EXCHANGE, Exchange
 from .service import Service
@@ -70,40 +38,46 @@ async def refuse(exchange: Exchange, _service: Service) -> None:
 
 # Paths without the prefix `/v1`, which is optional: many clients misconfigure their base URL.
 ROUTES: Mapping[str, Methods] = {
-    "/chat/completions": {"GET": list_chat_completions, "POST": create_chat_completion},
+    "/chat/completions": {"GET": stored.list_chat_completions, "POST": chat.create_chat_completion},
     "/chat/completions/{id}": {
-        "GET": retrieve_chat_completion,
-        "POST": update_chat_completion,
-        "DELETE": delete_chat_completion,
+        "GET": stored.retrieve_chat_completion,
+        "POST": stored.update_chat_completion,
+        "DELETE": stored.delete_chat_completion,
     },
-    "/chat/completions/{id}/messages": {"GET": list_messages},
-    "/completions": {"POST": create_completion},
-    "/responses": {"POST": create_response},
+    "/chat/completions/{id}/messages": {"GET": stored.list_messages},
+    "/completions": {"POST": completions.create_completion},
+    "/responses": {"POST": responses.create_response},
     "/responses/compact": {"POST": refuse},
-    "/responses/input_tokens": {"POST": count_input_tokens},
-    "/responses/{name}": {"GET": retrieve_response, "DELETE": delete_response},
-    "/responses/{name}/cancel": {"POST": cancel_response},
-    "/responses/{name}/input_items": {"GET": list_input_items},
-    "/conversations": {"POST": create_conversation},
+    "/responses/input_tokens": {"POST": responses.count_input_tokens},
+    "/responses/{name}": {"GET": stored.retrieve_response, "DELETE": stored.delete_response},
+    "/responses/{name}/cancel": {"POST": stored.cancel_response},
+    "/responses/{name}/input_items": {"GET": stored.list_input_items},
+    "/conversations": {"POST": conversations.create_conversation},
     "/conversations/{id}": {
-        "GET": retrieve_conversation,
-        "POST": update_conversation,
-        "DELETE": delete_conversation,
+        "GET": conversations.retrieve_conversation,
+        "POST": conversations.update_conversation,
+        "DELETE": conversations.delete_conversation,
     },
-    "/conversations/{id}/items": {"GET": list_items, "POST": append_items},
-    "/conversations/{id}/items/{item}": {"GET": retrieve_item, "DELETE": delete_item},
-    "/embeddings": {"POST": create_embeddings},
-    "/rerank": {"POST": rerank},
+    "/conversations/{id}/items": {
+        "GET": conversations.list_items,
+        "POST": conversations.append_items,
+    },
+    "/conversations/{id}/items/{item}": {
+        "GET": conversations.retrieve_item,
+        "DELETE": conversations.delete_item,
+    },
+    "/embeddings": {"POST": embeddings.create_embeddings},
+    "/rerank": {"POST": embeddings.rerank},
     # Cohere's clients add this path to their base URL.
-    "/v2/rerank": {"POST": rerank},
-    "/models": {"GET": list_models},
-    "/models/{name:path}": {"GET": retrieve_model},
-    "/tokenizer_info": {"GET": tokenizer_info},
-    "/tokenize": {"POST": tokenize},
-    "/detokenize": {"POST": detokenize},
+    "/v2/rerank": {"POST": embeddings.rerank},
+    "/models": {"GET": models.list_models},
+    "/models/{name:path}": {"GET": models.retrieve_model},
+    "/tokenizer_info": {"GET": models.tokenizer_info},
+    "/tokenize": {"POST": models.tokenize},
+    "/detokenize": {"POST": models.detokenize},
 }
 # Routes that need no API key; they have no prefix.
-OPEN_ROUTES: Mapping[str, Methods] = {"/health": {"GET": health}}
+OPEN_ROUTES: Mapping[str, Methods] = {"/health": {"GET": models.health}}
 
 _PARAMETER = re.compile(r"\{\w+(?P<rest>:path)?\}")
 

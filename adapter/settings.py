@@ -140,16 +140,6 @@ def _check_names(names: list[str]) -> None:
         raise ValueError("a model name is empty")
 
 
-def _check_origins(origins: list[str]) -> None:
-
-    LocalRules(origins=origins)
-
-
-def _check_hosts(hosts: list[str]) -> None:
-
-    LocalRules(hosts=hosts)
-
-
 def _check_format(name: str) -> None:
     if name not in FORMATS:
         raise ValueError(f"unknown format {name!r}; supported formats are {', '.join(FORMATS)}")
@@ -324,13 +314,13 @@ class Settings(BaseSettings):
         value=lambda self: self.cors_origin or ["*"],
         metavar="ORIGIN",
         default="local pages and apps; with an API key: all",
-        check=_check_origins,
+        check=LocalRules,
     )
     allowed_host: Words = client_setting(
         [],
         "Without an API key: another host name of this server; repeatable.",
         metavar="NAME",
-        check=_check_hosts,
+        check=lambda hosts: LocalRules(hosts=hosts),
     )
     max_body: int = client_setting(
         BODY.most, "Largest request body in bytes.", to=("adapter",), ge=1
@@ -412,7 +402,6 @@ class Settings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _convert(cls, value: Any, info: ValidationInfo) -> Any:
-        """Return the value of a word or of a list of words."""
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, str) and is_list(field):
             return [word.strip() for word in value.split(",") if word.strip()]
@@ -457,12 +446,8 @@ class Settings(BaseSettings):
         try:
             settings = cls(**sources)
         except ValidationError as error:
-
-            def place(name: str) -> str:
-                return _place(name, frozenset(given), file)
-
-            message = in_words(error, place, file)
-            raise WrongSettings(f"{message}.") from None
+            place = partial(_place, given=frozenset(given), file=file)
+            raise WrongSettings(f"{in_words(error, place, file)}.") from None
         settings._file, settings._given = file, frozenset(given)
         settings.store_place()
         return settings
@@ -534,8 +519,6 @@ class Settings(BaseSettings):
                 keys contains none.
             WrongSettings: the file cannot be read.
         """
-        # `latimer serve --help` needs the settings, but none of their keys.
-
         keys = [key.get_secret_value() for key in self.api_key]
         file = self.api_key_file
         try:
@@ -652,7 +635,6 @@ def _line(detail: Mapping[str, Any], place: Callable[[str], str], file: Path | N
 
 
 def _expected(field: FieldInfo, kind: str, context: Mapping[str, Any]) -> str:
-    """Describe the values that a setting may have."""
     if kind in _BOUNDS:
         bound = next(value for key, value in context.items() if key in ("gt", "ge", "lt", "le"))
         return f"{_BOUNDS[kind]} {bound}"

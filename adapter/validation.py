@@ -14,11 +14,19 @@ from ..backends import offload
 from ..backends.base import Capabilities, Sampling
 from ..backends.errors import Unsupported, shortened
 from ..schemas.openai.chat import ChatRequest
-from ..schemas.openai.common import SAMPLING_EXTRAS, Request, StreamOptions, kind_of
+from ..schemas.openai.common import (
+    SAMPLING_EXTRAS,
+    Request,
+    StreamOptions,
+    joined,
+    kind_of,
+    length_error,
+    range_error,
+)
 from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.responses import ResponseRequest
 from . import dialects
-from .errors import InvalidRequest
+from .errors import InvalidRequest, about
 from .hosted import HostedLimit, refused
 from .request import Exchange, parameters
 
@@ -157,19 +165,19 @@ def unknown_fields(request: Request, path: str = "") -> list[str]:
 
 
 def refuse_unserved(
-    request: Request, unserved: Mapping[str, tuple[Callable[[Any], bool], str]], engine: str
+    request: Request, unserved: Mapping[str, tuple[Callable[[Any], bool] | None, str]], engine: str
 ) -> None:
     """Raise `Unsupported` for a valid field that asks for an unsupported feature.
 
     Args:
-        unserved: for each field, a function that returns True for values without effect, and a
-            hint for the error.
+        unserved: for each field, a function that returns True for values without effect, or None,
+            and a hint for the error.
     """
     # The fields are sorted, so that the same request always gets the same error.
     for name in sorted(request.__pydantic_fields_set__ & unserved.keys()):
         neutral, hint = unserved[name]
         value = getattr(request, name)
-        if value is not None and not neutral(value):
+        if value is not None and (neutral is None or not neutral(value)):
             raise Unsupported(name, engine, hint)
 
 
@@ -198,13 +206,14 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
         top_p=1.0 if request.top_p is None else request.top_p,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_biases(request.logit_bias) if request.logit_bias else (),
+        logit_bias=tuple((int(token), bias) for token, bias in request.logit_bias.items())
+        if request.logit_bias
+        else (),
         extras=extras,
     )
 
 
 def _check_least(request: TextRequest, least: int) -> None:
-    """Reject a `min_tokens` that another field contradicts."""
     most = request.most_tokens
     if most is not None and least > most:
         raise InvalidRequest(
@@ -219,10 +228,6 @@ def _check_least(request: TextRequest, least: int) -> None:
             "min_tokens",
             "invalid_value",
         )
-
-
-def _biases(logit_bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    return tuple((int(token), bias) for token, bias in logit_bias.items())
 
 
 def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -287,12 +292,9 @@ async def notes(
     if draft is not None:
         dropped = [draft.names.get(name, name) for name in dropped]
         approximated = {draft.names.get(name, name) for name in approximated}
-        ignored = sorted((*ignored, *draft.ignored, *dropped))
-    elif dropped:
-        ignored = sorted((*ignored, *dropped))
-    if unserved or harmless:
-        ignored = sorted((*ignored, *unserved, *harmless))
-    if ignored:
+        ignored += draft.ignored
+    if ignored or dropped or unserved or harmless:
+        ignored = sorted((*ignored, *dropped, *unserved, *harmless))
         exchange.response_headers.append((b"x-latimer-ignored", _listed(ignored)))
     if approximated:
         note_inexact(exchange, approximated, capabilities, strict)
@@ -324,7 +326,6 @@ def _refuse_unknown(names: Sequence[str]) -> None:
 
 
 def _penalises(sampling: Sampling, name: str) -> bool:
-    """Return True for a repeat penalty that has an effect."""
     extras = sampling.extras
     return (
         name == "repeat_penalty" and extras.get(name, 1) != 1 and extras.get("repeat_last_n") != 0
@@ -435,49 +436,23 @@ def _bounds(
         bound = next(iter(context.values()))
         # pydantic turns the bound of a decimal field into a float, and keeps that of an integer.
         number = "decimal" if isinstance(bound, float) else "integer"
-        low = kind.startswith("greater")
-        sign = (">" if low else "<") + ("=" if kind.endswith("equal") else "")
+        sign = (">" if kind.startswith("greater") else "<") + "=" * kind.endswith("equal")
         bound = int(bound) if float(bound).is_integer() else bound
-        side, word = ("below", "minimum") if low else ("above", "maximum")
-        return InvalidRequest(
-            f"Invalid '{path}': {number} {side} {word} value. Expected a value {sign} {bound}, but "
-            f"got {value} instead.",
-            path,
-            f"{number}_{side}_{word[:3]}_value",
-        )
-    if kind == "string_too_long" and is_key:
-        return InvalidRequest(
-            f"Invalid '{path}': property name too long. Expected a property name with maximum "
-            f"length {context['max_length']}, but got a property name with length {len(value)} "
-            "instead.",
-            path,
-            "property_name_above_max_length",
-        )
+        return about(path, range_error(number, sign, bound, value))
     if kind in ("too_long", "string_too_long"):
-        noun, article = ("string", "a") if kind == "string_too_long" else ("array", "an")
-        size = len(value)
+        noun = "string" if kind == "string_too_long" else "array"
         if isinstance(value, dict):
-            noun, article = "object", "an"
-        code = "object_above_max_properties" if noun == "object" else f"{noun}_above_max_length"
+            noun = "object"
+        elif is_key and noun == "string":
+            noun = "property name"
+        return about(path, length_error(noun, context["max_length"], len(value)))
+    if kind in ("too_short", "string_too_short"):
+        noun, article = ("array", "an") if kind == "too_short" else ("string", "a")
         return InvalidRequest(
-            f"Invalid '{path}': {noun} too long. Expected {article} {noun} with maximum length "
-            f"{context['max_length']}, but got {article} {noun} with length {size} instead.",
+            f"Invalid '{path}': empty {noun}. Expected {article} {noun} with minimum length "
+            f"{context['min_length']}, but got an empty {noun} instead.",
             path,
-            code,
-        )
-    if kind == "too_short":
-        return InvalidRequest(
-            f"Invalid '{path}': empty array. Expected an array with minimum length "
-            f"{context['min_length']}, but got an empty array instead.",
-            path,
-            "empty_array",
-        )
-    if kind == "string_too_short":
-        return InvalidRequest(
-            f"Invalid '{path}': empty string. Expected a string with minimum length "
-            f"{context['min_length']}, but got an empty string instead.",
-            path,
-            "empty_string",
+            f"empty_{noun}",
         )
     return None
 
@@ -495,9 +470,9 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
         words = re.findall(r"'[^']*'", listed)
         if not isinstance(value, str):
             one_of = "one of " if len(words) > 1 else ""
-            return _wrong_type(path, one_of + _joined(words, "or"), value)
+            return _wrong_type(path, one_of + joined(words, "or"), value)
         return InvalidRequest(
-            f"Invalid value: '{shortened(value)}'. Supported values are: {_joined(words, 'and')}.",
+            f"Invalid value: '{shortened(value)}'. Supported values are: {joined(words, 'and')}.",
             path,
             "invalid_value",
         )
@@ -519,13 +494,6 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
     return InvalidRequest(
         f"Invalid '{path}': the value is not allowed here.", path, "invalid_value"
     )
-
-
-def _joined(words: Sequence[str], conjunction: str) -> str:
-    """Return words as a list with a conjunction before the last one."""
-    if len(words) == 1:
-        return words[0]
-    return ", ".join(words[:-1]) + f"{',' * (len(words) > 2)} {conjunction} {words[-1]}"
 
 
 def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> str:

@@ -48,6 +48,10 @@ CONTAINERS = Limit(
     "a body",
     "Each takes about a hundred times the memory of its two characters.",
 )
+FIELDS = Limit(
+    393_216, "fields", "all objects in a body",
+    "Six for each message; a million different ones take half a second to parse.",
+)  # fmt: skip
 PROMPTS = Limit(2_048, "prompts", "`prompt`", "OpenAI's limit for the inputs of embeddings.")
 INPUTS = Limit(2_048, "inputs", "`input`, or `documents`", "OpenAI's limit for embeddings.")
 CHOICES = Limit(

@@ -174,13 +174,12 @@ def _hide_ends_of_work() -> None:
 
 def _sockets(settings: Settings) -> list[socket.socket]:
     try:
-        sockets = bound(settings.host, settings.port)
+        return bound(settings.host, settings.port)
     except OSError as error:
         fail(_unusable(settings, error.strerror or str(error)))
     except ValueError:
         # The host has empty or overlong labels, so it cannot be resolved.
         fail(_unusable(settings, "it is not a valid host name"))
-    return sockets
 
 
 def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
@@ -194,7 +193,6 @@ def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
 
 
 def _unusable(settings: Settings, reason: str) -> str:
-    """Return the error of a server that cannot listen."""
     return (
         f"cannot listen on {settings.host}:{settings.port}: {reason}. Choose another address with "
         "--host and --port."
@@ -209,11 +207,6 @@ def _load_vocabulary(settings: Settings) -> None:
         raise WrongSettings(f"{settings.place('logit_bias_vocabulary')}: {error.message}") from None
 
 
-def _listening(settings: Settings, sockets: list[socket.socket]) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{sockets[0].getsockname()[1]}/v1"
-
-
 async def _listen_when_ready(
     settings: Settings, backend: Backend, sockets: list[socket.socket], listens: asyncio.Event
 ) -> None:
@@ -222,7 +215,8 @@ async def _listen_when_ready(
     Args:
         listens: set when the server can accept requests, even if it responds with 503.
     """
-    address = _listening(settings, sockets)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"http://{host}:{sockets[0].getsockname()[1]}/v1"
     said = ""
     asking = asyncio.ensure_future(backend.model())
     while True:

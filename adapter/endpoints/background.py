@@ -53,7 +53,12 @@ async def begin(exchange: Exchange, service: Service, request: ResponseRequest, 
     job = Job(
         exchange.key, exchange.request_id, work.draft.begun, work.body, exchange.size, keepalive
     )
-    recorder = _recorder(exchange, job)
+
+    async def record(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            job.log.add(message["body"])
+
+    recorder = exchange.detached(record)
     service.background.start(job, _run(recorder, service, request.stream_options, work, job))
     # A task that is cancelled before it has begun does nothing at all.
     await asyncio.sleep(0)
@@ -92,16 +97,6 @@ def _once(fault: Callable[[LatimerError], bytes]) -> Callable[[LatimerError], by
         return data
 
     return first
-
-
-def _recorder(exchange: Exchange, job: Job) -> Exchange:
-    """Return an exchange that adds what is sent to the events of a response."""
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.body":
-            job.log.add(message["body"])
-
-    return exchange.detached(send)
 
 
 async def _run(

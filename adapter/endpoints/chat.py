@@ -26,29 +26,16 @@ from ..hosted import CHAT_LIMITS, lacking
 from ..request import Exchange
 from ..service import Served, Service
 from ..store.records import new_id
-from ..validation import (
-    check_stream_options,
-    notes,
-    read,
-    refuse_unserved,
-    sampling_of,
-)
+from ..validation import check_stream_options, notes, read, refuse_unserved, sampling_of
 from .common import check_store, name_of, party_of, store_reply, turn_of
 
 _REQUEST = TypeAdapter(ChatRequest)
 
-_LEAVE_OUT = "Omit it."
-
-
-def _never(_value: Any) -> bool:
-    return False
-
-
-_UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "audio": (_never, _LEAVE_OUT),
+_UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
+    "audio": (None, "Omit it."),
     "modalities": (lambda value: "audio" not in value, "Request text only."),
-    "moderation": (_never, _LEAVE_OUT),
-    "web_search_options": (_never, _LEAVE_OUT),
+    "moderation": (None, "Omit it."),
+    "web_search_options": (None, "Omit it."),
 }
 
 # Fields that request a call, and the fields with the tools.
@@ -178,7 +165,6 @@ def _check_combinations(request: ChatRequest) -> None:
 
 
 def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:
-    """Check the messages of a request, and return its sampling."""
     check_messages(request.messages, capabilities.engine)
     return sampling_of(request, capabilities)
 

@@ -58,7 +58,12 @@ async def prompt_tokens(served: Served, job: Generation) -> int:
     """
     prompt = job.prompt
     if prompt.media:
-        return await _evaluated(served, job)
+        async with served.backend.open(replace(job, max_tokens=1)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if isinstance(event, Finish):
+                        return event.prompt_tokens
+        raise EngineError("The engine ended its response without its usage.")
     content = prompt.content
     if not isinstance(content, Text):
         return len(content) - prompt.bos_count
@@ -66,15 +71,6 @@ async def prompt_tokens(served: Served, job: Generation) -> int:
         content.text, add_special=False, parse_special=content.parse_special
     )
     return len(ids)
-
-
-async def _evaluated(served: Served, job: Generation) -> int:
-    async with served.backend.open(replace(job, max_tokens=1)) as batches:
-        async for batch in batches:
-            for event in batch:
-                if isinstance(event, Finish):
-                    return event.prompt_tokens
-    raise EngineError("The engine ended its response without its usage.")
 
 
 # The estimated size of a token in a response, in bytes of JSON: of its text, and of each of its
@@ -183,7 +179,9 @@ def turn_of(
         chat_tools_of(request) if request.tools or request.functions else None,
         request.n or 1,
         (request.top_logprobs or 0) if request.logprobs else None,
-        AS_USUAL if fields.isdisjoint(_REASONING) else _reasoning(request),
+        AS_USUAL
+        if fields.isdisjoint(_REASONING)
+        else Reasoning(request.reasoning_effort, request.enable_thinking),
         None if fields.isdisjoint(_OPENING) else _opening(request, request.messages),
     )
 
@@ -258,10 +256,6 @@ def _turn(
         reasoning,
         opening,
     )
-
-
-def _reasoning(request: ChatRequest) -> Reasoning:
-    return Reasoning(request.reasoning_effort, request.enable_thinking)
 
 
 def _opening(request: ChatRequest | ResponseRequest, messages: Sequence[Message]) -> Opening | None:

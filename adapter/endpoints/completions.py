@@ -39,14 +39,7 @@ from ..generation.token_ids import in_model_vocabulary, loaded, to_text
 from ..hosted import COMPLETION_LIMITS
 from ..request import Exchange
 from ..service import Served, Service
-from ..validation import (
-    check_stream_options,
-    notes,
-    read,
-    sampling_of,
-    seeds_of,
-    stops_of,
-)
+from ..validation import check_stream_options, notes, read, sampling_of, seeds_of, stops_of
 
 if TYPE_CHECKING:
     from ..generation.token_ids import Encoding
@@ -172,7 +165,6 @@ def _count(request: CompletionRequest) -> tuple[int, int | None]:
 
 
 def _has_ids(prompt: Any) -> bool:
-    """Return True if a prompt of the request is token ids."""
     return isinstance(prompt, list) and any(not isinstance(item, str) for item in prompt)
 
 
@@ -209,7 +201,6 @@ def _prompts(
 
 
 def _each(job: Generation, contents: Sequence[Content]) -> list[Generation]:
-    """Return a copy of the job for each prompt."""
     return [replace(job, prompt=replace(job.prompt, content=one)) for one in contents]
 
 

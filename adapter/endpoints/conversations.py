@@ -13,21 +13,20 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.errors import shortened
 from ...schemas.openai.conversations import AddItems, CreateConversation, DeletedConversation
-from ...schemas.openai.stored import ItemsQuery, MetadataUpdate
-from ..errors import InvalidRequest
+from ...schemas.openai.stored import ItemsQuery
+from ..errors import InvalidRequest, not_found
 from ..request import Exchange
 from ..responses.items import named
 from ..service import Service
 from ..store.errors import ConversationTooLarge, DuplicateItem
 from ..store.records import CONVERSATION, time_of
 from ..store.store import Store
-from ..validation import note_unknown, parse, read, read_query
-from .stored import as_json, page_of, store_of, wrong_after
+from ..validation import note_unknown, parse, read_query
+from .stored import as_json, delete, found_object, page_of, store_of, updated, wrong_after
 
 G = TypeVar("G", CreateConversation, AddItems)
 
 _CREATE: TypeAdapter[CreateConversation] = TypeAdapter(CreateConversation)
-_UPDATE: TypeAdapter[MetadataUpdate] = TypeAdapter(MetadataUpdate)
 
 
 class Given(NamedTuple):
@@ -49,30 +48,19 @@ async def create_conversation(exchange: Exchange, service: Service) -> None:
 
 async def retrieve_conversation(exchange: Exchange, service: Service, name: str) -> None:
     """Return a conversation without its items."""
-    store = store_of(exchange, service)
-    stored = await store.get(exchange.key, CONVERSATION, known(name))
-    if stored is None:
-        raise unknown(name)
+    stored = await found_object(exchange, service, CONVERSATION, name)
     await exchange.reply(200, orjson.dumps(stored.reply))
 
 
 async def update_conversation(exchange: Exchange, service: Service, name: str) -> None:
     """Replace the metadata of a conversation, and return it."""
-    await exchange.read_body()
-    store = store_of(exchange, service)
-    update = await read(exchange, _UPDATE)
-    note_unknown(exchange, update, service.strict)
-    stored = await store.update(exchange.key, CONVERSATION, known(name), update.metadata or {})
-    if stored is None:
-        raise unknown(name)
+    stored = await updated(exchange, service, CONVERSATION, name)
     await exchange.reply(200, orjson.dumps(stored.reply))
 
 
 async def delete_conversation(exchange: Exchange, service: Service, name: str) -> None:
     """Delete a conversation with its items."""
-    store = store_of(exchange, service)
-    if not await store.delete(exchange.key, CONVERSATION, known(name)):
-        raise unknown(name)
+    await delete(exchange, service, CONVERSATION, name)
     reply: DeletedConversation = {"id": name, "object": "conversation.deleted", "deleted": True}
     await exchange.reply(200, orjson.dumps(reply))
 
@@ -98,13 +86,8 @@ def known(name: str) -> str:
         InvalidRequest: it is the id of nothing that was ever made here.
     """
     if time_of(name) is None:
-        raise unknown(name)
+        raise not_found("Conversation", name)
     return name
-
-
-def unknown(name: str) -> InvalidRequest:
-    """Return the error for a conversation that does not exist, or of another key."""
-    return InvalidRequest(f"Conversation with id '{shortened(name)}' not found.", status=404)
 
 
 def duplicate(item: str, param: str) -> InvalidRequest:
@@ -146,7 +129,7 @@ async def append_items(exchange: Exchange, service: Service, name: str) -> None:
     with refusals():
         found = await store.append(exchange.key, known(name), items)
     if not found:
-        raise unknown(name)
+        raise not_found("Conversation", name)
     await exchange.reply_in_parts(await offload.run(_SIZE, page_of, items, False, ""))
 
 
@@ -158,7 +141,7 @@ async def list_items(exchange: Exchange, service: Service, name: str) -> None:
         exchange.key, known(name), query.after or None, query.limit, query.order == "desc"
     )
     if page is None:
-        raise unknown(name)
+        raise not_found("Conversation", name)
     if not page.is_known:
         raise wrong_after(query.after or "", "the id of an item of this conversation")
     parts = await offload.run(_SIZE, page_of, page.data, page.has_more, "")
@@ -186,5 +169,5 @@ async def delete_item(exchange: Exchange, service: Service, name: str, item: str
 async def _unknown_item(exchange: Exchange, store: Store, name: str, item: str) -> InvalidRequest:
     """Return the error for an item that does not exist, or for its conversation."""
     if await store.get(exchange.key, CONVERSATION, name) is None:
-        return unknown(name)
-    return InvalidRequest(f"Item with id '{shortened(item)}' not found.", status=404)
+        return not_found("Conversation", name)
+    return not_found("Item", item)

@@ -29,8 +29,9 @@ from ...backends.base import (
 from ...backends.errors import RequestError, Unsupported, check_length
 from ...backends.queue import Party
 from ...schemas import limits
+from ...schemas.openai.common import range_error
 from ...schemas.openai.embeddings import EmbeddingRequest, RerankRequest, RerankResult
-from ..errors import InvalidRequest, worded
+from ..errors import InvalidRequest, about, worded
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
 from ..parts import Parts
@@ -104,7 +105,7 @@ async def _inputs(
         InvalidRequest: the inputs are ids of an unknown vocabulary, under `strict`.
     """
     given = request.input
-    each = given if _is_list(given) else [given]
+    each: Sequence[Any] = given if _is_list(given) else [given]
     if isinstance(each[0], str):
         context = facts.context if facts is not None else None
         return await offload.run(exchange.size, _texts, given, each, context), ()
@@ -114,7 +115,7 @@ async def _inputs(
         return await offload.run(exchange.size, _decoded, given, each, encoding)
     if served.policy.strict:
         raise InvalidRequest(_FOREIGN_IDS, "input", "invalid_value")
-    return await offload.run(exchange.size, _own_ids, each), ("input",)
+    return await offload.run(exchange.size, lambda: [tuple(ids) for ids in each]), ("input",)
 
 
 def _param(given: Any, index: int) -> str:
@@ -126,10 +127,6 @@ def _texts(given: Any, each: Sequence[str], context: int | None) -> Sequence[Con
     for index, text in enumerate(each if context is not None else ()):
         check_length(len(text), limits.TOKEN_SIZE.most, context or 0, None, _param(given, index))
     return [Text(text, parse_special=False) for text in each]
-
-
-def _own_ids(each: Sequence[Sequence[int]]) -> Sequence[Content]:
-    return [tuple(ids) for ids in each]
 
 
 def _decoded(
@@ -158,12 +155,7 @@ def _check_dimensions(wanted: int, size: int, served: Served, service: Service) 
             "vectors, start the server with --matryoshka.",
         )
     if wanted > size:
-        raise InvalidRequest(
-            f"Invalid 'dimensions': integer above maximum value. Expected a value <= {size}, but "
-            f"got {wanted} instead.",
-            "dimensions",
-            "integer_above_max_value",
-        )
+        raise about("dimensions", range_error("integer", "<=", size, wanted))
 
 
 def _vectors(request: EmbeddingRequest, name: str, found: Embeddings) -> Sequence[bytes]:

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.base import EmbeddingModel, MediaKind
 from ...backends.errors import UnknownToken
-from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.models import (
     Detokenized,
     DetokenizeRequest,
@@ -46,19 +45,8 @@ _PARAMETERS = (
     "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
     "response_format", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
-# Those that only some models or engines support; they are listed if requests may have the field.
-_REASONING_PARAMETERS = tuple(
-    name
-    for name in ("reasoning", "include_reasoning", "reasoning_effort")
-    if name in ChatRequest.model_fields
-)
-_EXTRAS = {
-    name: extra
-    for name, extra in (
-        ("top_k", "top_k"), ("min_p", "min_p"), ("repetition_penalty", "repeat_penalty"),
-    )
-    if name in ChatRequest.model_fields
-}  # fmt: skip
+# Those that only some engines support, by the names of requests.
+_EXTRAS = ("top_k", "min_p")
 
 
 class Abilities(NamedTuple):
@@ -156,8 +144,8 @@ def _parameters(served: Served, abilities: Abilities) -> list[str]:
     capabilities = served.capabilities
     return [
         *(name for name in _PARAMETERS if name not in capabilities.refused),
-        *(_REASONING_PARAMETERS if abilities.reasoning else ()),
-        *(name for name, extra in _EXTRAS.items() if extra in capabilities.extras),
+        *(("reasoning_effort",) if abilities.reasoning else ()),
+        *(name for name in _EXTRAS if name in capabilities.extras),
     ]
 
 

@@ -13,7 +13,7 @@ from ...backends import offload
 from ...backends.errors import Unsupported, shortened
 from ...schemas.openai.response_items import Item, ItemReference, ReasoningItem
 from ...schemas.openai.responses import ResponseRequest
-from ..errors import InvalidRequest, StoreUnavailable
+from ..errors import InvalidRequest, StoreUnavailable, not_found
 from ..request import Exchange
 from ..responses.input import Unseal
 from ..responses.items import history, input_items, place_of, turn_items
@@ -22,7 +22,7 @@ from ..service import Service
 from ..store.records import Stored, time_of
 from ..store.store import Store
 from .common import LATE, LOGPROB, TEXT, nothing_is_stored, record_of
-from .conversations import duplicate, known, unknown
+from .conversations import duplicate, known
 from .stored import RESPONSE as KIND
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
@@ -85,7 +85,7 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
     elif request.conversation is not None:
         items = await store.all_items(exchange.key, known(request.conversation.id))
         if items is None:
-            raise unknown(request.conversation.id)
+            raise not_found("Conversation", request.conversation.id)
         _check_new(request, items)
         before = await offload.run(_SIZE, _typed, items)
     referenced = await _referenced(exchange, store, references)
@@ -149,7 +149,13 @@ async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
         raise _not_usable(name, status)
     for one in chain:
         if (conversation := one.reply.get("conversation")) is not None:
-            raise _in_conversation(one.id, conversation["id"])
+            # Its items are in the conversation: half of the context would be missing.
+            raise InvalidRequest(
+                f"Previous response with id '{shortened(one.id)}' belongs to the conversation "
+                f"'{conversation['id']}'. Send 'conversation' instead of 'previous_response_id'.",
+                "previous_response_id",
+                "invalid_value",
+            )
     return chain
 
 
@@ -166,16 +172,6 @@ async def _not_found(exchange: Exchange, store: Store, name: str) -> InvalidRequ
     if missing != name:
         reason += f" '{name}' continues it."
     return InvalidRequest(reason, "previous_response_id", "previous_response_not_found")
-
-
-def _in_conversation(name: str, conversation: str) -> InvalidRequest:
-    # Its items are in the conversation, not in the chain: half of the context would be missing.
-    return InvalidRequest(
-        f"Previous response with id '{shortened(name)}' belongs to the conversation "
-        f"'{conversation}'. Send 'conversation' instead of 'previous_response_id'.",
-        "previous_response_id",
-        "invalid_value",
-    )
 
 
 def _not_usable(name: str, status: str) -> InvalidRequest:

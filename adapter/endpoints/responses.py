@@ -43,17 +43,10 @@ _MORE = offload.SMALL + 1
 
 _Understood: TypeAlias = tuple[Sampling, Tools, Conversation]
 
-_LEAVE_OUT = "Omit it."
-
-
-def _never(_value: Any) -> bool:
-    return False
-
-
-_UNSERVED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "moderation": (_never, _LEAVE_OUT),
+_UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
+    "moderation": (None, "Omit it."),
     "oai_compat": (bool, "An engine has no native response of this kind. Omit it."),
-    "prompt": (_never, "Send its text in 'instructions' and 'input'."),
+    "prompt": (None, "Send its text in 'instructions' and 'input'."),
     "truncation": (
         lambda value: value == "disabled", "An input is never cut. Send 'disabled', or omit it.",
     ),

@@ -25,19 +25,21 @@ from ...schemas.openai.stored import (
     StoredCompletion,
 )
 from .. import dialects
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, not_found
 from ..parts import LEVELS, Parts
 from ..request import EVENT_STREAM, Exchange
 from ..responses.background import KEPT
 from ..responses.items import input_items
 from ..responses.output import replayed
 from ..service import Service
-from ..store.records import Query, Stored, time_of
+from ..store.records import CONVERSATION, Query, Stored, time_of
 from ..store.store import Store
 from ..validation import note_unknown, read, read_query
 from .background import follow
 
 COMPLETION = "chat.completion"
+# The kinds of objects in errors.
+WORDS = {COMPLETION: "Chat completion", CONVERSATION: "Conversation"}
 
 _LIST: TypeAdapter[ListQuery] = TypeAdapter(ListQuery)
 _COMPLETIONS: TypeAdapter[CompletionsQuery] = TypeAdapter(CompletionsQuery)
@@ -66,38 +68,46 @@ async def list_chat_completions(exchange: Exchange, service: Service) -> None:
 
 async def retrieve_chat_completion(exchange: Exchange, service: Service, name: str) -> None:
     """Return a stored chat completion."""
-    store = store_of(exchange, service)
-    await _send(exchange, completion, await _found(exchange, store, name))
+    await _send(exchange, completion, await found_object(exchange, service, COMPLETION, name))
 
 
 async def update_chat_completion(exchange: Exchange, service: Service, name: str) -> None:
     """Replace the metadata of a stored chat completion, and return it."""
+    await _send(exchange, completion, await updated(exchange, service, COMPLETION, name))
+
+
+async def updated(exchange: Exchange, service: Service, kind: str, name: str) -> Stored:
+    """Replace the metadata of a stored object by that of the request, and return it."""
     await exchange.read_body()
     store = store_of(exchange, service)
     update = await read(exchange, _UPDATE)
     note_unknown(exchange, update, service.strict)
-    metadata = update.metadata or {}
     known = time_of(name) is not None
-    changed = await store.update(exchange.key, COMPLETION, name, metadata) if known else None
+    changed = await store.update(exchange.key, kind, name, update.metadata or {}) if known else None
     if changed is None:
-        raise _unknown(name)
-    await _send(exchange, completion, changed)
+        raise not_found(WORDS[kind], name)
+    return changed
 
 
 async def delete_chat_completion(exchange: Exchange, service: Service, name: str) -> None:
     """Delete a stored chat completion."""
-    store = store_of(exchange, service)
-    if time_of(name) is None or not await store.delete(exchange.key, COMPLETION, name):
-        raise _unknown(name)
+    await delete(exchange, service, COMPLETION, name)
     reply: Deleted = {"object": "chat.completion.deleted", "id": name, "deleted": True}
     await exchange.reply(200, orjson.dumps(reply))
 
 
+async def delete(exchange: Exchange, service: Service, kind: str, name: str) -> None:
+    """Delete a stored object."""
+    store = store_of(exchange, service)
+    if time_of(name) is None or not await store.delete(exchange.key, kind, name):
+        raise not_found(WORDS[kind], name)
+
+
 async def list_messages(exchange: Exchange, service: Service, name: str) -> None:
     """List the messages of a stored chat completion's request."""
-    store = store_of(exchange, service)
+    store_of(exchange, service)
     query = read_query(exchange, _LIST, service.strict)
-    stored = await _found(exchange, store, name, whole=True)
+    stored = await found_object(exchange, service, COMPLETION, name, whole=True)
     after = None
     if query.after:
         after = message_number(stored, query.after)
@@ -123,8 +133,10 @@ def store_of(exchange: Exchange, service: Service) -> Store:
     return service.store
 
 
-async def _found(exchange: Exchange, store: Store, name: str, whole: bool = False) -> Stored:
-    """Return a stored chat completion of the client's key.
+async def found_object(
+    exchange: Exchange, service: Service, kind: str, name: str, whole: bool = False
+) -> Stored:
+    """Return a stored object of the client's key.
 
     Args:
         whole: True to get the request with its messages.
@@ -132,15 +144,11 @@ async def _found(exchange: Exchange, store: Store, name: str, whole: bool = Fals
     Raises:
         InvalidRequest: a 404 for an id that does not exist, or of another key.
     """
-    known = time_of(name) is not None
-    found = await store.get(exchange.key, COMPLETION, name, whole) if known else None
+    store, known = store_of(exchange, service), time_of(name) is not None
+    found = await store.get(exchange.key, kind, name, whole) if known else None
     if found is None:
-        raise _unknown(name)
+        raise not_found(WORDS[kind], name)
     return found
-
-
-def _unknown(name: str) -> InvalidRequest:
-    return InvalidRequest(f"Chat completion with id '{shortened(name)}' not found.", status=404)
 
 
 def wrong_after(after: str, expected: str) -> InvalidRequest:
@@ -333,7 +341,11 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
         await exchange.reply_in_parts(await offload.run(_SIZE, as_json, stored.reply))
         return
     if stored.reply["background"]:
-        raise _not_streamed()
+        raise InvalidRequest(
+            f"This response can no longer be streamed because it ended more than {KEPT / 60:.0f} "
+            "minutes ago, or its server was started again. Retrieve it without 'stream'.",
+            "stream",
+        )
     parts = await offload.run(
         _SIZE, replayed, stored.reply, after, stored.request.get("service_tier") or "auto"
     )
@@ -356,7 +368,7 @@ async def delete_response(exchange: Exchange, service: Service, name: str) -> No
     if job is not None:
         service.background.forget(name)
     elif not found:
-        raise unknown_response(name)
+        raise not_found("Response", name)
     body = {"id": name, "object": "response.deleted", "deleted": True}
     await exchange.reply(200, orjson.dumps(body))
 
@@ -407,13 +419,8 @@ async def found_response(
     if store is not None and time_of(name) is not None:
         found = await store.get(exchange.key, RESPONSE, name, whole)
     if found is None:
-        raise unknown_response(name)
+        raise not_found("Response", name)
     return found
-
-
-def unknown_response(name: str) -> InvalidRequest:
-    """Return the error for a response that does not exist."""
-    return InvalidRequest(f"Response with id '{shortened(name)}' not found.", status=404)
 
 
 def _beyond(after: int) -> InvalidRequest:
@@ -422,12 +429,4 @@ def _beyond(after: int) -> InvalidRequest:
         "stored response have new numbers, with one delta for each text. Omit it.",
         "starting_after",
         "invalid_value",
-    )
-
-
-def _not_streamed() -> InvalidRequest:
-    return InvalidRequest(
-        f"This response can no longer be streamed because it ended more than {KEPT / 60:.0f} "
-        "minutes ago, or its server was started again. Retrieve it without 'stream'.",
-        "stream",
     )

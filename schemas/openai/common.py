@@ -117,6 +117,36 @@ def invalid(
     return PydanticCustomError("openai", "{text}", context)
 
 
+def range_error(number: str, sign: str, bound: float, value: object) -> tuple[str, str]:
+    """Return OpenAI's message and code for a number out of range; see `invalid`.
+
+    Args:
+        number: `integer` or `decimal`.
+        sign: `>`, `>=`, `<` or `<=`, which the number should be.
+    """
+    side, word = ("below", "minimum") if sign.startswith(">") else ("above", "maximum")
+    message = (
+        f"Invalid '{{param}}': {number} {side} {word} value. Expected a value {sign} {bound}, but "
+        f"got {value} instead."
+    )
+    return message, f"{number}_{side}_{word[:3]}_value"
+
+
+def length_error(noun: str, bound: int, size: int) -> tuple[str, str]:
+    """Return OpenAI's message and code for a value that is too long; see `invalid`.
+
+    Args:
+        noun: `array`, `object`, `property name` or `string`.
+    """
+    one = f"{'an' if noun[0] in 'ao' else 'a'} {noun}"
+    message = (
+        f"Invalid '{{param}}': {noun} too long. Expected {one} with maximum length {bound}, but "
+        f"got {one} with length {size} instead."
+    )
+    limit = "properties" if noun == "object" else "length"
+    return message, f"{noun.replace(' ', '_')}_above_max_{limit}"
+
+
 def unexpected(value: object, expected: str, path: str = "") -> PydanticCustomError:
     """Return OpenAI's error for a value of another JSON type."""
     return invalid(
@@ -126,15 +156,9 @@ def unexpected(value: object, expected: str, path: str = "") -> PydanticCustomEr
     )
 
 
-def too_long(kind: str, most: int, size: int, path: str = "") -> PydanticCustomError:
-    """Return OpenAI's error for a value that is longer than its limit."""
-    one = "a string" if kind == "string" else f"an {kind}"
-    return invalid(
-        f"Invalid '{{param}}': {kind} too long. Expected {one} with maximum length {most}, but got "
-        f"{one} with length {size} instead.",
-        f"{kind}_above_max_{'properties' if kind == 'object' else 'length'}",
-        path,
-    )
+def too_long(noun: str, most: int, size: int, path: str = "") -> PydanticCustomError:
+    """Return OpenAI's error for a value that is longer than its limit (`length_error`)."""
+    return invalid(*length_error(noun, most, size), path)
 
 
 def empty_string(path: str = "") -> PydanticCustomError:
@@ -215,13 +239,8 @@ def _check_logit_bias(value: object) -> object:
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise unexpected(bias, "a number", f".{key}")
         if not -100 <= bias <= 100:
-            side, word = ("above", "maximum") if bias > 100 else ("below", "minimum")
-            raise invalid(
-                f"Invalid '{{param}}': decimal {side} {word} value. Expected a value "
-                f"{'<= 100' if bias > 100 else '>= -100'}, but got {bias} instead.",
-                f"decimal_{side}_{'max' if bias > 100 else 'min'}_value",
-                f".{key}",
-            )
+            sign, bound = ("<=", 100) if bias > 100 else (">=", -100)
+            raise invalid(*range_error("decimal", sign, bound, bias), f".{key}")
     return value
 
 
@@ -396,10 +415,16 @@ def wrong_type(value: object, expected: str) -> Exception:
     )
 
 
+def joined(words: Sequence[str], conjunction: str) -> str:
+    """Return words as a list with a conjunction before the last one."""
+    if len(words) == 1:
+        return words[0]
+    return ", ".join(words[:-1]) + f"{',' * (len(words) > 2)} {conjunction} {words[-1]}"
+
+
 def wrong_value(value: object, words: Sequence[str], path: str = "") -> Exception:
     """Return OpenAI's error for a word that is not one of several."""
-    listed = ", ".join(f"'{word}'" for word in words[:-1])
-    listed += f"{',' * (len(words) > 2)} and '{words[-1]}'"
+    listed = joined([f"'{word}'" for word in words], "and")
     # The text is a template in which `{param}` is replaced.
     shown = str(value)[:200].replace("{param}", "{ param }")
     message = f"Invalid value: '{shown}'. Supported values are: {listed}."

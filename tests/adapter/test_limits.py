@@ -159,6 +159,19 @@ async def test_a_body_of_too_many_values_is_refused_before_they_are_made(
     assert reply.status_code == 200
 
 
+async def test_a_body_of_too_many_fields_is_refused_before_they_are_made(
+    echo: httpx2.AsyncClient,
+) -> None:
+    """A body with a million equal keys, whose parsing takes long, is rejected before it."""
+    headers = {"content-type": "application/json"}
+    body = '{"model": "demo", "prompt": "a", ' + ",".join(['"a": 1'] * 1_000_000) + "}"
+    reply = await echo.post(C, content=body, headers=headers)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == (
+        "Invalid request body: it has 1000002 fields; at most 393216 are allowed."
+    )
+
+
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
 async def test_a_prompt_that_cannot_fit_is_refused_unread(
     engine: str, apps: Any, client_of: Any
