@@ -17,18 +17,11 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
+from support.clients import client_of
 from support.engines.echo import Echo
 
 HI = {"model": "m", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
 GREETING = "Hello! How can I help you today?"
-
-
-@asynccontextmanager
-async def client_of(app: Any, path: str = "") -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of an app, below a path."""
-    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://x" + path) as client:
-        yield client
 
 
 @pytest.mark.parametrize(

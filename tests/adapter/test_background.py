@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.responses import background
+from support.clients import adapting, client_of
 from support.engines.echo import Echo
 from support.stored import error_of
 
@@ -28,12 +29,9 @@ def engine() -> Echo:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of an adapter with two API keys and a store in memory."""
-    app = OpenAIAdapter(engine(), api_keys=["one", "two"], any_model=True)
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:
+    async with adapting(engine(), api_keys=["one", "two"]) as made:
         made.headers["authorization"] = "Bearer one"
         yield made
-    await app.aclose()
 
 
 async def begun(client: httpx2.AsyncClient, **body: Any) -> Any:
@@ -210,8 +208,7 @@ async def test_ended_responses_are_forgotten_beyond_a_size(
 async def test_a_reader_learns_that_the_server_ends() -> None:
     """A stream that the shutdown ends has the two events of a failed response, and no other."""
     app = OpenAIAdapter(engine(), any_model=True)
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with client_of(app) as client:
         made = await begun(client, **ENDLESS)
         reading = [
             asyncio.create_task(client.get(f"{R}/{made['id']}?stream=true&starting_after={after}"))
@@ -246,8 +243,7 @@ async def test_large_requests_are_forgotten_too(
 async def test_the_end_of_the_server_fails_what_runs() -> None:
     """A response that runs when the server ends is stored as failed, and its stream says why."""
     app = OpenAIAdapter(engine(), any_model=True)
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with client_of(app) as client:
         made = await begun(client, **ENDLESS)
         reading = asyncio.create_task(client.get(f"{R}/{made['id']}?stream=true"))
         await asyncio.sleep(0.05)

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
+from support.clients import adapting
 from support.recordings import DEMO_CHATML
 
 BODY = {"model": "m", "prompt": DEMO_CHATML.format("Hello!"), "max_tokens": 3, "temperature": 0}
@@ -77,31 +77,25 @@ async def test_what_cannot_be_done_is_refused(
 
 
 async def test_strict_refuses_what_is_done_only_nearly(
-    make_backend: Callable[[str], Backend], client_of: Any
+    make_backend: Callable[[str], Backend],
 ) -> None:
     """With `strict` an approximation is an error."""
     backend = make_backend("llama_server")
-    app = OpenAIAdapter(backend, any_model=True, strict=True)
-    async with client_of(app) as client:
+    async with adapting(backend, strict=True) as client:
         reply = await client.post("/v1/completions", json={**BODY, "presence_penalty": 0.5})
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == "presence_penalty"
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
-    await app.aclose()
 
 
-async def test_koboldcpps_repeat_penalty_is_inexact(
-    make_backend: Callable[[str], Backend], client_of: Any
-) -> None:
+async def test_koboldcpps_repeat_penalty_is_inexact(make_backend: Callable[[str], Backend]) -> None:
     """A repeat penalty on koboldcpp is named as inexact as the client spells it, except 1."""
-    app = OpenAIAdapter(make_backend("koboldcpp"), any_model=True, strict=True)
-    async with client_of(app) as client:
+    async with adapting(make_backend("koboldcpp"), strict=True) as client:
         for name in ("repeat_penalty", "repetition_penalty", "rep_pen"):
             error = (await client.post("/v1/completions", json={**BODY, name: 1.1})).json()["error"]
             assert (error["param"], error["code"]) == (name, "unsupported_parameter")
         reply = await client.post("/v1/completions", json={**BODY, "repeat_penalty": 1})
         assert reply.status_code == 200
-    await app.aclose()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Callable
@@ -46,31 +45,6 @@ async def streamed(client: httpx2.AsyncClient, **body: Any) -> tuple[str, Any]:
     return "".join(choice["text"] for choice in choices), arrays
 
 
-def joined(tokens: list[str]) -> bytes:
-    """Return the bytes of some tokens, joined as HELM does it."""
-    data = b""
-    for token in tokens:
-        if token.startswith("bytes:"):
-            data += bytes(int(part, 16) for part in token.removeprefix("bytes:\\x").split("\\x"))
-        else:
-            data += token.encode()
-    return data
-
-
-async def test_generated_tokens_have_log_probabilities(client: httpx2.AsyncClient) -> None:
-    """The four logprobs arrays have equal length, and the joined tokens are the text."""
-    choice = (await complete(client, prompt=CAPITAL, logprobs=2))["choices"][0]
-    logprobs = choice["logprobs"]
-    assert {len(array) for array in logprobs.values()} == {7}
-    assert "".join(logprobs["tokens"]) == choice["text"] == "The capital of France is Paris."
-    for token, logprob, top in zip(
-        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
-    ):
-        assert logprob == top[token] == max(top.values()) <= 0
-        assert 1 <= len(top) <= 3
-        assert list(top.values()) == sorted(top.values(), reverse=True)
-
-
 async def test_engines_agree(client: httpx2.AsyncClient, demo: httpx2.AsyncClient) -> None:
     """All engines return the same tokens and offsets, and logprobs within a small tolerance."""
     for body in (
@@ -91,13 +65,6 @@ async def test_engines_agree(client: httpx2.AsyncClient, demo: httpx2.AsyncClien
                 strict=True,
             ):
                 assert math.isclose(a, b, abs_tol=0.05)
-
-
-async def test_offsets_begin_after_the_prompt(client: httpx2.AsyncClient) -> None:
-    """Without `echo` the first offset is the prompt's length in code points."""
-    prompt = DEMO_CHATML.format("Show me an emoji of fire. 😀")
-    logprobs = (await complete(client, prompt=prompt, logprobs=1))["choices"][0]["logprobs"]
-    assert logprobs["text_offset"][0] == len(prompt)
 
 
 async def test_zero_log_probabilities_are_not_none(client: httpx2.AsyncClient) -> None:
@@ -155,47 +122,6 @@ async def test_what_echo_shows(
     assert arrays["text_offset"][:1] == ([0] if echo else [len(CAPITAL)] if count else [])
 
 
-async def test_an_echoed_prompt_is_streamed_with_its_tokens(scorer: httpx2.AsyncClient) -> None:
-    """An echoed prompt is streamed first, and all chunks add up to the unstreamed arrays."""
-    body = {"prompt": "Zoë 漢 is", "echo": True, "logprobs": 2, "max_tokens": 3, "temperature": 0}
-    choice = (await complete(scorer, **body))["choices"][0]
-    text, arrays = await streamed(scorer, **body)
-    assert text == choice["text"]
-    assert arrays["tokens"] == choice["logprobs"]["tokens"]
-    assert arrays["text_offset"] == choice["logprobs"]["text_offset"]
-    assert arrays["token_logprobs"][0] is None
-
-
-async def test_characters_of_several_tokens(scorer: httpx2.AsyncClient) -> None:
-    """Tokens that split a character are written as bytes and share the character's offset."""
-    prompt = "😀 é 漢"
-    reply = await complete(scorer, prompt=prompt, echo=True, logprobs=1, max_tokens=0)
-    arrays = reply["choices"][0]["logprobs"]
-    assert joined(arrays["tokens"]).decode() == prompt
-    assert "\ufffd" not in "".join(arrays["tokens"])
-    assert arrays["text_offset"] == sorted(arrays["text_offset"])
-    assert max(arrays["text_offset"]) <= len(prompt)
-    fragments = [token for token in arrays["tokens"] if token.startswith("bytes:")]
-    assert fragments
-    assert all(re.fullmatch(r"bytes:(\\x[0-9a-f]{2})+", token) for token in fragments)
-
-
-async def test_an_end_token_keeps_its_entry_under_echo(scorer: httpx2.AsyncClient) -> None:
-    """With `echo` the end token has a logprobs entry, even if the model ends immediately."""
-    prompt = CAPITAL + "The capital of France is Paris."
-    for echo, extra in ((True, 1), (False, 0)):
-        reply = await complete(
-            scorer, prompt=prompt, echo=echo, logprobs=1, max_tokens=1, temperature=0
-        )
-        choice = reply["choices"][0]
-        prompt_tokens = reply["usage"]["prompt_tokens"]
-        assert len(choice["logprobs"]["tokens"]) == (prompt_tokens if echo else 0) + extra
-        assert choice["text"] == (prompt if echo else "")
-        assert choice["finish_reason"] == "stop"
-        assert reply["usage"]["completion_tokens"] == 0
-    assert reply["choices"][0]["logprobs"]["tokens"] == []
-
-
 async def test_ids_are_echoed_verbatim(scorer: httpx2.AsyncClient) -> None:
     """Prompts of token ids are each scored unchanged and returned in order."""
     prompts = [[70, 71, 72], [418, 130, 107], [2, 1, 84]]
@@ -222,20 +148,6 @@ async def test_stops_are_not_looked_for_in_an_echoed_prompt(scorer: httpx2.Async
     assert len(choice["logprobs"]["tokens"]) == 16
 
 
-async def test_prompts_scored_at_once_do_not_mix(scorer: httpx2.AsyncClient) -> None:
-    """Eight prompts scored concurrently get the same logprobs as alone, within a tolerance."""
-    prompts = [f"What is {n} plus {n + 1}? 😀" * (1 + n % 3) for n in range(8)]
-    body = {"echo": True, "logprobs": 1, "max_tokens": 0}
-    together = await asyncio.gather(*(complete(scorer, prompt=p, **body) for p in prompts))
-    for prompt, reply in zip(prompts, together, strict=True):
-        alone = (await complete(scorer, prompt=prompt, **body))["choices"][0]["logprobs"]
-        arrays = reply["choices"][0]["logprobs"]
-        assert arrays["tokens"] == alone["tokens"]
-        assert joined(arrays["tokens"]).decode() == prompt
-        for a, b in zip(arrays["token_logprobs"][1:], alone["token_logprobs"][1:], strict=True):
-            assert math.isclose(a, b, abs_tol=0.4)
-
-
 async def test_the_best_of_several(client: httpx2.AsyncClient) -> None:
     """`best_of` returns the candidates with the highest mean log-probability, best first."""
     body = {"prompt": "Say:", "max_tokens": 1, "logprobs": 0}
@@ -252,14 +164,6 @@ async def test_the_best_of_several(client: httpx2.AsyncClient) -> None:
     ranked = sorted(candidates, key=score, reverse=True)
     assert [c["text"] for c in reply["choices"]] == [c["text"] for c in ranked[:2]]
     assert reply["usage"]["completion_tokens"] == 5
-
-
-async def test_the_best_of_several_without_log_probabilities(client: httpx2.AsyncClient) -> None:
-    """`best_of` without `logprobs` returns no logprobs."""
-    reply = await complete(client, prompt=CAPITAL, best_of=2)
-    assert len(reply["choices"]) == 1
-    assert reply["choices"][0]["logprobs"] is None
-    assert reply["usage"]["completion_tokens"] == 14
 
 
 async def test_the_whole_prompt_may_be_scored(scorer: httpx2.AsyncClient) -> None:

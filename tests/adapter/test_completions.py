@@ -57,15 +57,6 @@ async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) ->
     assert response.headers["openai-version"] == "2020-10-01"
 
 
-async def test_sixteen_tokens_are_the_default(client: httpx2.AsyncClient) -> None:
-    """Without `max_tokens`, or with null, a completion has sixteen tokens."""
-    for body in ({}, {"max_tokens": None}):
-        reply = await complete(client, **body)
-        assert reply["usage"]["completion_tokens"] == 16
-        assert reply["choices"][0]["finish_reason"] == "length"
-        assert reply["choices"][0]["text"] == "1, 2, 3, 4, 5, 6, 7, 8,"
-
-
 async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
     """A stream sends text, one finish reason, and usage last, null before (contract 2.7)."""
     plain = await complete(client, max_tokens=64)
@@ -82,13 +73,6 @@ async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:
     assert [choice["finish_reason"] for choice in choices].count(None) == len(choices) - 1
     assert choices[-1] == {"text": "", "index": 0, "logprobs": None, "finish_reason": "stop"}
     assert "".join(choice["text"] for choice in choices) == plain["choices"][0]["text"]
-
-
-async def test_without_include_usage_there_is_none(client: httpx2.AsyncClient) -> None:
-    """Without `include_usage` no chunk has the key `usage`, and every chunk has a choice."""
-    for options in ({}, {"stream_options": None}, {"stream_options": {"include_usage": False}}):
-        chunks = await chunks_of(client, max_tokens=3, **options)
-        assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +104,6 @@ async def test_a_stop_inside_a_token(client: httpx2.AsyncClient) -> None:
     reply = await complete(client, prompt=FRANCE, max_tokens=64, stop="pit")
     assert reply["choices"][0]["text"] == "The ca"
     assert reply["usage"]["completion_tokens"] == 2
-
-
-async def test_a_stop_in_the_prompt_is_no_stop(client: httpx2.AsyncClient) -> None:
-    """A stop sequence is searched only in generated text, not in an echoed prompt."""
-    reply = await complete(client, max_tokens=64, stop="Count", echo=True)
-    assert reply["choices"][0]["text"] == COUNT + "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."
 
 
 async def test_echo(client: httpx2.AsyncClient) -> None:
@@ -195,25 +173,6 @@ async def test_token_ids(client: httpx2.AsyncClient) -> None:
     ] == (await complete(client, prompt="One day,", max_tokens=4))["choices"][0]["text"]
 
 
-async def test_a_seed_repeats(client: httpx2.AsyncClient) -> None:
-    """A seed repeats its text, and other seeds give other texts."""
-    body = {"prompt": "One day,", "temperature": 1, "max_tokens": 8}
-    texts = [
-        (await complete(client, **body, seed=seed))["choices"][0]["text"] for seed in (7, 7, 8, 9)
-    ]
-    assert texts[0] == texts[1]
-    assert len(set(texts)) > 1
-
-
-async def test_a_bias_bans(client: httpx2.AsyncClient) -> None:
-    """A token with a bias of -100 is never generated."""
-    reply = await complete(client, prompt=FRANCE, max_tokens=20)
-    assert "Paris" in reply["choices"][0]["text"]
-    bias = {str(token): -100 for token in (PARIS,)}
-    reply = await complete(client, prompt=FRANCE, max_tokens=20, logit_bias=bias)
-    assert "Paris" not in reply["choices"][0]["text"]
-
-
 @pytest.mark.parametrize(
     ("engine", "inexact"),
     [("llama_cpp", None), ("llama_server", None), ("koboldcpp", "logit_bias")],
@@ -221,13 +180,12 @@ async def test_a_bias_bans(client: httpx2.AsyncClient) -> None:
 async def test_a_bias_that_cannot_be_checked_is_inexact(
     apps: Callable[[str], Any], client_of: Client, engine: str, inexact: str | None
 ) -> None:
-    """A bias is inexact on koboldcpp, which does not report the size of its vocabulary; elsewhere
-    an id beyond it is a 400."""
+    """A bias bans its token; koboldcpp, which reports no vocabulary size, cannot check its id."""
     body = {"model": "demo", "prompt": FRANCE, "temperature": 0, "max_tokens": 20}
     async with client_of(apps(engine)) as client:
         bias = {str(PARIS): -100}
         reply = await client.post("/v1/completions", json={**body, "logit_bias": bias})
-        assert reply.status_code == 200
+        assert "Paris" not in reply.json()["choices"][0]["text"]
         assert reply.headers.get("x-latimer-inexact") == inexact
         if inexact is None:
             bias = {"99999": 1}
@@ -238,15 +196,3 @@ async def test_a_bias_that_cannot_be_checked_is_inexact(
 
 # The id of " Paris" in the demo model's vocabulary.
 PARIS = 876
-
-
-async def test_best_of_that_asks_for_nothing_more(client: httpx2.AsyncClient) -> None:
-    """`best_of` equal to `n` is accepted, since HELM always sends it."""
-    reply = await complete(client, best_of=1, max_tokens=2)
-    assert len(reply["choices"]) == 1
-
-
-async def test_paths_without_v1(client: httpx2.AsyncClient) -> None:
-    """A base URL without `/v1` works too."""
-    reply = await client.post("/completions", json={"model": "m", "prompt": COUNT, "max_tokens": 0})
-    assert reply.status_code == 200

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
 import pytest
-from support.stored import PIXEL, client_of, error_of
+from support.stored import PIXEL, Keyed, client_of, error_of
 
 C = "/v1/conversations"
 NONE = "conv_0660e9ffc1636faff6bf09c7"
@@ -22,16 +21,10 @@ RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
 THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
 
 
-class Server:
-    """A client of an adapter, with a key of its own."""
+class Server(Keyed):
+    """A client of the operations on conversations."""
 
-    def __init__(self, client: httpx2.AsyncClient, key: str = "") -> None:
-        self.client = client
-        self.headers = {"authorization": f"Bearer {key}"} if key else {}
-
-    async def send(self, method: str, path: str = "", body: Any = None) -> httpx2.Response:
-        """Send a request below the path of conversations."""
-        return await self.client.request(method, C + path, json=body, headers=self.headers)
+    root = C
 
     async def made(self, *items: dict[str, Any], **body: Any) -> str:
         """Create a conversation and return its id."""

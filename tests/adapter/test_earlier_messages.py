@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.schemas.openai.chat import ChatDelta, ChatMessage
 from latimer.schemas.openai.messages import THOUGHTS, AssistantMessage
 from support import scripted
+from support.clients import adapting
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
@@ -44,13 +43,12 @@ def test_every_field_of_a_response_is_a_field_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-async def test_a_response_can_be_sent_back(tmp_path: Path, client_of: Any, strict: bool) -> None:
+async def test_a_response_can_be_sent_back(tmp_path: Path, strict: bool) -> None:
     """The message of a response is accepted in the next request, and no field of it is listed."""
     call = '<tool_call>{"name": "f", "arguments": {"a": 5}}</tool_call>'
     path = scripted.scripted(tmp_path / "model.gguf", [call], scripted.HERMES, ())
-    app = OpenAIAdapter(LlamaCpp(path), any_model=True, strict=strict)
     asked = {"role": "user", "content": "?"}
-    async with client_of(app) as client:
+    async with adapting(LlamaCpp(path), strict=strict) as client:
         body = {"model": "m", "messages": [asked]}
         for tools in ({}, {"tools": [TOOL]}):
             first = await client.post("/v1/chat/completions", json={**body, **tools})
@@ -67,16 +65,17 @@ async def test_a_response_can_be_sent_back(tmp_path: Path, client_of: Any, stric
             reply = await client.post("/v1/chat/completions", json=again)
             assert reply.status_code == 200, reply.text
             assert "x-latimer-ignored" not in reply.headers
-    await app.aclose()
 
 
 async def test_a_refusal_is_part_of_the_prompt(echo: httpx2.AsyncClient) -> None:
-    """An earlier refusal without content has the same prompt as that text as content."""
+    """An earlier refusal, as a field or a part, has the same prompt as that text as content."""
     counts = []
-    for said in ({"content": "I cannot help."}, {"content": None, "refusal": "I cannot help."}):
+    text = "I cannot help."
+    part = {"type": "refusal", "refusal": text}
+    for said in ({"content": text}, {"content": None, "refusal": text}, {"content": [part]}):
         asked = {"role": "user", "content": "?"}
         messages = [asked, {"role": "assistant", **said}, asked]
         body = {"model": "m", "messages": messages, "max_tokens": 1}
         reply = await echo.post("/v1/chat/completions", json=body)
         counts.append(reply.json()["usage"]["prompt_tokens"])
-    assert counts[0] == counts[1]
+    assert len(set(counts)) == 1

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from typing import Any
 
-import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.errors import in_log
 from latimer.adapter.validation import end_user_of
+from support.clients import client_of
 from support.engines.echo import Echo
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
@@ -23,8 +23,7 @@ async def logged(caplog: pytest.LogCaptureFixture, path: str, body: dict[str, An
     """Send a request that fails, and return what is logged."""
     caplog.clear()
     app = OpenAIAdapter(Echo(error=RuntimeError("a fault")), any_model=True)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with client_of(app) as client:
         assert (await client.post(path, json=body)).status_code == 500
     return caplog.text
 

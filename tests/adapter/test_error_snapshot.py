@@ -32,6 +32,7 @@ from latimer.schemas.openai.models import DetokenizeRequest, TokenizeRequest
 from latimer.schemas.openai.responses import ResponseRequest
 from pydantic import BaseModel
 from support import error_page
+from support.clients import adapting
 from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.llama_server import FakeLlamaServer
 from support.engines.mistakes import BODIES
@@ -84,7 +85,7 @@ FAKES: dict[str, tuple[type[Engine], Callable[[str], Backend]]] = {
 
 def requests() -> Iterator[Asked]:
     """Yield the name, method, path and body of each request."""
-    for number, (path, changes, *_) in enumerate(CASES):
+    for number, (path, changes) in enumerate(CASES):
         fields = ", ".join(changes)
         yield f"{path} case {number}: {fields}", "POST", path, body_of(path, changes)
     for path, (schema, right) in ENDPOINTS.items():
@@ -221,20 +222,17 @@ def of_process(requests: Iterable[str]) -> Errors:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", FAKES)
-async def test_errors_of_engines_stay(engine: str, client_of: Any) -> None:
+async def test_errors_of_engines_stay(engine: str) -> None:
     """Errors for faulty responses of an engine stay the same."""
     found: Errors = {}
-    async with faked(engine) as (fake, backend):
-        app = OpenAIAdapter(backend, any_model=True)
-        async with client_of(app) as client:
-            for fault in faults(engine):
-                body = {"model": "demo", "prompt": "Hi", "max_tokens": 4}
-                if fault.startswith("set/first/completion_probabilities"):
-                    body["logprobs"] = 2
-                fake.faults = dict.fromkeys(fake.generations, fault)
-                found[fault] = await error_of(client, "POST", C, body)
-                fake.faults = {}
-        await app.aclose()
+    async with faked(engine) as (fake, backend), adapting(backend) as client:
+        for fault in faults(engine):
+            body = {"model": "demo", "prompt": "Hi", "max_tokens": 4}
+            if fault.startswith("set/first/completion_probabilities"):
+                body["logprobs"] = 2
+            fake.faults = dict.fromkeys(fake.generations, fault)
+            found[fault] = await error_of(client, "POST", C, body)
+            fake.faults = {}
     compare(f"{engine}-faults", {name: error for name, error in found.items() if error})
 
 

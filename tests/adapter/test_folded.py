@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.llama_server import LlamaServer
 from support import scripted
-from support.servers import llama_server
+from support.clients import client_of
 from support.strict_templates import ASKED, SILENT
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -28,12 +26,8 @@ async def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Backend]:
     """Return an engine whose template accepts a system message at the head only."""
-    path = tmp_path_factory.mktemp("strict") / "strict.gguf"
-    scripted.scripted(path, ("It is", " Paris", "."), ASKED)
-    with contextlib.ExitStack() as stack:
-        backend: Backend = LlamaCpp(path)
-        if request.param == "llama_server":
-            backend = LlamaServer(stack.enter_context(llama_server(path, context=512)))
+    folder, script = tmp_path_factory.mktemp("strict"), ("It is", " Paris", ".")
+    async with scripted.scripted_engine(request.param, folder, script, ASKED) as backend:
         yield backend
         await backend.aclose()
 
@@ -41,8 +35,7 @@ async def backend(
 async def ask(backend: Backend, *messages: Any, strict: bool = False) -> httpx2.Response:
     """Return the response to a conversation."""
     app = OpenAIAdapter(backend, any_model=True, strict=strict)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with client_of(app) as client:
         body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 20}
         return await client.post("/v1/chat/completions", json=body)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store import queue
 from latimer.adapter.store.errors import StoreUnavailable
 from support.servers import free_port
 from support.stored import record
@@ -51,18 +50,4 @@ async def test_a_database_that_is_gone_is_reported(
     else:
         state = {"status": "unavailable", "waiting": 1, "lost": 0}
         assert (status, body) == (200, {"status": "ok", "store": state})
-    await app.aclose()
-
-
-async def test_a_full_queue_is_reported(
-    make_backend: Any, client_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A queue that takes nothing more is reported, with the number of lost objects."""
-    monkeypatch.setattr(queue, "MOST", 1)
-    app = OpenAIAdapter(make_backend("llama_server"))
-    store = app._service.store
-    assert store is not None
-    assert [store.keep(record()) for _ in range(3)] == [True, False, False]
-    state = {"status": "full", "waiting": 1, "lost": 2}
-    assert await health(client_of, app) == (200, {"status": "ok", "store": state})
     await app.aclose()

@@ -15,6 +15,7 @@ from latimer.adapter.settings import Settings
 from latimer.backends.base import Backend
 from latimer.backends.errors import RequestError
 from latimer.backends.llama_cpp import LlamaCpp
+from support.clients import adapting
 from support.recordings import DEMO_CHATML
 
 C, H = "/v1/completions", "/v1/chat/completions"
@@ -100,14 +101,12 @@ def text_of(reply: httpx2.Response) -> str:
 
 @pytest.fixture(scope="module", params=["limits", "strict"])
 async def hosted(
-    request: pytest.FixtureRequest, make_backend: Any, client_of: Any
+    request: pytest.FixtureRequest, make_backend: Any
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Return a client of an adapter with OpenAI's limits, set by either option."""
     options: Any = {"limits": "openai"} if request.param == "limits" else {"strict": True}
-    app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True, **options)
-    async with client_of(app) as client:
+    async with adapting(make_backend("llama_cpp"), **options) as client:
         yield client
-    await app.aclose()
 
 
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
@@ -222,18 +221,6 @@ async def test_koboldcpp_names_the_field_of_completions(apps: Any, client_of: An
         body = {"model": "demo", "prompt": "a", "logprobs": 11}
         error = (await client.post(C, json=body)).json()["error"]
     assert (error["param"], error["code"]) == ("logprobs", "unsupported_parameter")
-
-
-async def test_metadata_needs_store(echo: httpx2.AsyncClient) -> None:
-    """Metadata of a response that is not stored is rejected, unless it is empty."""
-    reply = await echo.post(H, json=body_of(H, {"metadata": {"a": "b"}}))
-    assert reply.status_code == 400
-    assert reply.json()["error"]["message"] == (
-        "The 'metadata' parameter is only allowed when 'store' is enabled."
-    )
-    reply = await echo.post(H, json=body_of(H, {"metadata": {}}))
-    assert reply.status_code == 200
-    assert "x-latimer-ignored" not in reply.headers
 
 
 async def test_a_response_names_the_model_that_the_request_omits(

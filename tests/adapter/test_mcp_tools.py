@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
 from latimer.adapter.chat.formats.base import FunctionSchema
 from latimer.adapter.chat.formats.grammar import GrammarRequest, grammar
-from latimer.backends.base import Backend
 from latimer.backends.grammar import check_schema, gbnf
-from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.llama_server import LlamaServer
 from support import scripted
-from support.engines.koboldcpp import koboldcpp
-from support.servers import llama_server
+from support.clients import adapting
 
 TOOLS = json.loads((Path(__file__).parents[1] / "sessions" / "mcp_tools.json").read_text())
 NAME = "mcp__filesystem__read_text_file"
@@ -72,24 +66,11 @@ async def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Return a client of each engine, with a model that calls one of the tools."""
-    path = tmp_path_factory.mktemp("mcp") / "mcp.gguf"
-    async with AsyncExitStack() as stack:
-        backend: Backend
-        if request.param == "koboldcpp":
-            _, backend = await stack.enter_async_context(koboldcpp(TEMPLATE, "".join(SCRIPT)))
-        else:
-            scripted.scripted(path, SCRIPT, TEMPLATE, context=4096)
-            if request.param == "llama_cpp":
-                backend = LlamaCpp(path, context=4096)
-            else:
-                address = stack.enter_context(llama_server(path, slots=1, context=4096))
-                backend = LlamaServer(address)
-        app = OpenAIAdapter(backend, any_model=True)
-        transport = httpx2.ASGITransport(app)
-        yield await stack.enter_async_context(
-            httpx2.AsyncClient(transport=transport, base_url="http://latimer", timeout=60)
-        )
-        await app.aclose()
+    engine = scripted.scripted_engine(
+        request.param, tmp_path_factory.mktemp("mcp"), SCRIPT, TEMPLATE, slots=1, context=4096
+    )
+    async with engine as backend, adapting(backend) as client:
+        yield client
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
@@ -13,14 +12,11 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
-from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.llama_server import LlamaServer
 from latimer.schemas.openai.messages import THOUGHTS
 from support import scripted
+from support.clients import adapting
 from support.replies import chunks_in
-from support.servers import llama_server
 
 TAGS = ("<think>", "</think>")
 CALL_TAGS = ("<tool_call>", "</tool_call>")
@@ -46,19 +42,9 @@ def asking(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     async def ask(
         script: Sequence[str], template: str = scripted.CHATML, marks: Sequence[str] = ()
     ) -> AsyncIterator[Ask]:
-        path = scripted.scripted(tmp_path / "model.gguf", script, template, marks)
-        with contextlib.ExitStack() as stack:
-            backend: Backend = LlamaCpp(path)
-            if request.param == "llama_server":
-                address = stack.enter_context(llama_server(path, context=512))
-                backend = LlamaServer(address)
-            app = OpenAIAdapter(backend, any_model=True)
-            transport = httpx2.ASGITransport(app)
-            async with httpx2.AsyncClient(
-                transport=transport, base_url="http://latimer", timeout=60
-            ) as client:
-                yield _asker(client)
-            await app.aclose()
+        engine = scripted.scripted_engine(request.param, tmp_path, script, template, marks)
+        async with engine as backend, adapting(backend) as client:
+            yield _asker(client)
 
     return ask
 
@@ -156,17 +142,14 @@ def parts_of(message: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", None])
-async def test_the_field_for_thoughts_can_be_chosen(
-    tmp_path: Path, client_of: Any, field: Any
-) -> None:
+async def test_the_field_for_thoughts_can_be_chosen(tmp_path: Path, field: Any) -> None:
     """Messages and deltas have reasoning in the chosen field only; usage always counts it."""
     path = scripted.scripted(
         tmp_path / "model.gguf", (*THOUGHT[1:], *ANSWER), scripted.THINKING, ()
     )
-    app = OpenAIAdapter(LlamaCpp(path), any_model=True, reasoning_field=field)
     wanted = {"content": "It is Paris."} | ({field: "Let me see. Paris?"} if field else {})
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "logprobs": True}
-    async with client_of(app) as client:
+    async with adapting(LlamaCpp(path), reasoning_field=field) as client:
         ask = functools.partial(client.post, "/v1/chat/completions")
         whole = (await ask(json=body)).json()
         assert parts_of(whole["choices"][0]["message"]) == wanted
@@ -183,7 +166,6 @@ async def test_the_field_for_thoughts_can_be_chosen(
             if logprobs:
                 tokens = [e for c in choices if c["logprobs"] for e in c["logprobs"]["content"]]
                 assert tokens == whole["choices"][0]["logprobs"]["content"]
-    await app.aclose()
 
 
 async def test_thoughts_that_differ_are_an_error(echo: httpx2.AsyncClient) -> None:
@@ -338,8 +320,6 @@ async def test_custom_tools_take_text(asking: Any) -> None:
         # A custom tool's input comes with its tokens, as a function's arguments do.
         shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
         assert [one["token"] for one in shown] == list(script[:-1])
-        # A custom tool's input comes with its tokens, as a function's arguments do.
-        shown = (await ask(tools=[custom], logprobs=True))["choices"][0]["logprobs"]["content"]
         spelled = "".join(one["token"] for one in shown)
         assert json.loads(spelled[spelled.index("{") : spelled.rindex("}") + 1])["name"] == "run"
 

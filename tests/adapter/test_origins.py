@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from latimer.adapter.origins import LocalRules, OriginMiddleware
 from latimer.adapter.settings import Settings
 from starlette.routing import Router
 from support.browser import chromium, needs_chromium
-from support.servers import command
+from support.servers import canned, command
 
 BODY = {"model": "demo", "prompt": "Hi", "max_tokens": 1}
 APPS = (
@@ -314,29 +312,11 @@ def test_with_a_key_everybody_may() -> None:
         assert reply.headers["access-control-allow-private-network"] == "true"
 
 
-class Page(BaseHTTPRequestHandler):
-    """A handler that serves an empty web page."""
-
-    def do_GET(self) -> None:
-        """Send the page."""
-        self.send_response(200)
-        self.send_header("content-type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><title>page</title>")
-
-    def log_message(self, *_: object) -> None:
-        """Suppress the log."""
-
-
 @pytest.fixture(scope="module")
 def page() -> Iterator[int]:
     """Return the port of a web server with an empty page."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+    with canned({"*": (200, b"<!doctype html><title>page</title>")}) as (address, _):
+        yield port_of(address)
 
 
 ASK = """

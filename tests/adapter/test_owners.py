@@ -6,6 +6,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.llama_cpp import LlamaCpp
+from support.clients import client_of
 
 KEYS = ("sk-one", "sk-other")
 LONG = [{"role": "user", "content": "one day, the cat and the dog " * 20}]
@@ -23,8 +24,7 @@ async def cached(client: httpx2.AsyncClient, key: str) -> int:
 async def test_what_a_key_has_evaluated_is_its_own(shared: bool) -> None:
     """A key's prompt is reused for the same key, and for other keys only with `share_prefixes`."""
     app = OpenAIAdapter(LlamaCpp(context=2048), api_keys=KEYS, share_prefixes=shared)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with client_of(app) as client:
         counts = [await cached(client, key) for key in (KEYS[0], KEYS[0], KEYS[1], KEYS[1])]
     await app.aclose()
     assert counts[0] == 0

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting
 from support.engines.echo import Echo
@@ -20,12 +19,9 @@ ASK = "What is the capital of France?"
 @pytest.fixture(scope="module")
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of an adapter with two API keys and a store in memory."""
-    app = OpenAIAdapter(Echo("Paris.", context=2048), api_keys=["one", "two"], any_model=True)
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:
+    async with adapting(Echo("Paris.", context=2048), api_keys=["one", "two"]) as made:
         made.headers["authorization"] = "Bearer one"
         yield made
-    await app.aclose()
 
 
 async def created(client: httpx2.AsyncClient, given: Any = ASK, **more: Any) -> dict[str, Any]:
@@ -35,50 +31,6 @@ async def created(client: httpx2.AsyncClient, given: Any = ASK, **more: Any) -> 
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found
-
-
-async def test_a_response_is_retrieved_as_it_was(client: httpx2.AsyncClient) -> None:
-    """A stored response is returned unchanged until it is deleted."""
-    made = await created(client, metadata={"a": "b"})
-    assert made["store"] is True
-    assert (await client.get(f"{R}/{made['id']}")).json() == made
-    gone = await client.delete(f"{R}/{made['id']}")
-    assert gone.json() == {"id": made["id"], "object": "response.deleted", "deleted": True}
-    assert (await client.get(f"{R}/{made['id']}")).status_code == 404
-
-
-async def test_a_continued_response_has_the_same_prompt_as_its_items(
-    client: httpx2.AsyncClient,
-) -> None:
-    """A parent, a reference, and the items in full are the same conversation."""
-    first = await created(client)
-    question = {"role": "user", "content": "And of Italy?"}
-    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
-    whole = [{"role": "user", "content": ASK}, first["output"][0], question]
-    found = [
-        await created(client, [question], previous_response_id=first["id"]),
-        await created(client, [whole[0], reference, question]),
-        await created(client, whole),
-    ]
-    assert len({one["usage"]["input_tokens"] for one in found}) == 1
-    assert len({one["output"][0]["content"][0]["text"] for one in found}) == 1
-    count = await client.post(f"{R}/input_tokens", json={"input": whole})
-    assert count.json()["input_tokens"] == found[0]["usage"]["input_tokens"]
-    listed = (await client.get(f"{R}/{found[1]['id']}/input_items?order=asc")).json()
-    assert [item["role"] for item in listed["data"]] == ["user", "assistant", "user"]
-    assert listed["data"][1] == first["output"][0]
-
-
-async def test_a_response_that_is_not_stored_is_unknown(client: httpx2.AsyncClient) -> None:
-    """With `store: false` a response can be neither retrieved nor continued."""
-    made = await created(client, store=False)
-    assert made["store"] is False
-    assert (await client.get(f"{R}/{made['id']}")).status_code == 404
-    body = {"model": "demo", "input": "x", "previous_response_id": made["id"]}
-    error = (await client.post(R, json=body)).json()["error"]
-    assert (error["param"], error["code"]) == (
-        "previous_response_id", "previous_response_not_found",
-    )  # fmt: skip
 
 
 async def test_a_deleted_response_is_named(client: httpx2.AsyncClient) -> None:
@@ -112,19 +64,6 @@ async def test_another_key_sees_nothing(client: httpx2.AsyncClient) -> None:
         assert reply.status_code in (400, 404)
 
 
-async def test_a_stream_is_stored_before_its_end(client: httpx2.AsyncClient) -> None:
-    """The last event has the stored response, and a replay ends with the same event."""
-    body = {"model": "demo", "input": ASK, "temperature": 0, "stream": True}
-    reply = await client.post(R, json=body)
-    events = [one for one in reply.text.split("\n\n") if one.startswith("event")]
-    last = httpx2.Response(200, text=events[-1].partition("data: ")[2]).json()["response"]
-    assert (await client.get(f"{R}/{last['id']}")).json() == last
-    replay = await client.get(f"{R}/{last['id']}?stream=true&starting_after=3")
-    again = [one for one in replay.text.split("\n\n") if one]
-    assert '"sequence_number":4,' in again[0]
-    assert again[-1].partition('"response":')[2] == events[-1].partition('"response":')[2]
-
-
 async def test_an_incomplete_response_is_continued(client: httpx2.AsyncClient) -> None:
     """A response that the limit cut off is stored, and its text is part of the next prompt."""
     first = await created(client, "Count to 30.", max_output_tokens=16, ignore_eos=True)
@@ -144,34 +83,13 @@ async def test_a_cancelled_response_had_ended(client: httpx2.AsyncClient) -> Non
 
 async def test_without_a_store_nothing_is_stored() -> None:
     """With `store="off"` a response says that it is not stored; asking for it is a 400."""
-    app = OpenAIAdapter(Echo(context=512), store="off", any_model=True)
-    transport = httpx2.ASGITransport(app=app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with adapting(Echo(context=512), store="off") as client:
         assert (await created(client))["store"] is False
         reply = await client.post(R, json={"model": "demo", "input": "x", "store": True})
         assert reply.json()["error"]["param"] == "store"
         body = {"model": "demo", "input": "x", "previous_response_id": "resp_1"}
         assert (await client.post(R, json=body)).json()["error"]["param"] == "previous_response_id"
         assert (await client.get(f"{R}/resp_1")).status_code == 404
-    await app.aclose()
-
-
-async def test_a_conversation_grows_with_each_response(client: httpx2.AsyncClient) -> None:
-    """A response reads the items of its conversation, and appends its input and its output."""
-    made = (await client.post("/v1/conversations", json={"metadata": {"a": "b"}})).json()
-    first = await created(client, conversation=made["id"])
-    assert first["conversation"] == {"id": made["id"]}
-    second = await created(client, "And of Italy?", conversation={"id": made["id"]})
-    apart = await created(client)
-    chained = await created(client, "And of Italy?", previous_response_id=apart["id"])
-    assert second["usage"]["input_tokens"] == chained["usage"]["input_tokens"]
-    path = f"/v1/conversations/{made['id']}"
-    listed = (await client.get(f"{path}/items?order=asc")).json()["data"]
-    assert [item["role"] for item in listed] == ["user", "assistant"] * 2
-    assert [listed[1], listed[3]] == [first["output"][0], second["output"][0]]
-    assert (await client.delete(path)).status_code == 200
-    body = {"model": "demo", "input": "x", "conversation": made["id"]}
-    assert (await client.post(R, json=body)).status_code == 404
 
 
 async def test_a_response_in_a_conversation_is_continued_there(client: httpx2.AsyncClient) -> None:
@@ -222,26 +140,22 @@ async def test_repeated_ids_lose_nothing(client: httpx2.AsyncClient) -> None:
 async def test_a_cut_call_ends_no_conversation(kind: str) -> None:
     """A call that the limit cut is not in the prompt, in every way of continuing it."""
     async with adapting(LlamaCpp(context=2048)) as client:
-        await _continue_a_cut_call(client, kind)
-
-
-async def _continue_a_cut_call(client: httpx2.AsyncClient, kind: str) -> None:
-    tool = {"type": kind, "name": "patch"}
-    if kind == "function":
-        schema = {"type": "object", "properties": {"text": {"type": "string"}}}
-        tool["parameters"] = {**schema, "required": ["text"]}  # type: ignore[assignment]
-    name = (await client.post("/v1/conversations", json={})).json()["id"]
-    more = {"tools": [tool], "tool_choice": {"type": kind, "name": "patch"}}
-    cut = await created(client, "use it", max_output_tokens=16, **more)
-    assert cut["status"] == "incomplete"
-    await created(client, "use it", max_output_tokens=16, conversation=name, **more)
-    replayed = [{"role": "user", "content": "use it"}, *cut["output"]]
-    found = [
-        await created(client, "go on", previous_response_id=cut["id"]),
-        await created(client, [*replayed, {"role": "user", "content": "go on"}]),
-        await created(client, "go on", conversation=name),
-    ]
-    assert len({one["usage"]["input_tokens"] for one in found}) == 1
+        tool = {"type": kind, "name": "patch"}
+        if kind == "function":
+            schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+            tool["parameters"] = {**schema, "required": ["text"]}  # type: ignore[assignment]
+        name = (await client.post("/v1/conversations", json={})).json()["id"]
+        more = {"tools": [tool], "tool_choice": {"type": kind, "name": "patch"}}
+        cut = await created(client, "use it", max_output_tokens=16, **more)
+        assert cut["status"] == "incomplete"
+        await created(client, "use it", max_output_tokens=16, conversation=name, **more)
+        replayed = [{"role": "user", "content": "use it"}, *cut["output"]]
+        found = [
+            await created(client, "go on", previous_response_id=cut["id"]),
+            await created(client, [*replayed, {"role": "user", "content": "go on"}]),
+            await created(client, "go on", conversation=name),
+        ]
+        assert len({one["usage"]["input_tokens"] for one in found}) == 1
 
 
 async def test_only_references_are_replaced(client: httpx2.AsyncClient) -> None:
@@ -288,13 +202,3 @@ async def test_an_item_is_in_a_conversation_once(client: httpx2.AsyncClient) -> 
         assert message.startswith(f"Duplicate item found with id {said['id']}.")
     listed = (await client.get(f"/v1/conversations/{name}/items")).json()["data"]
     assert len(listed) == 2
-
-
-async def test_a_response_has_one_context(client: httpx2.AsyncClient) -> None:
-    """A conversation and a response to continue are mutually exclusive."""
-    made = (await client.post("/v1/conversations", json={})).json()
-    first = await created(client)
-    body = {"previous_response_id": first["id"], "conversation": made["id"]}
-    reply = await client.post(R, json={"model": "demo", "input": "x", **body})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["code"] == "mutually_exclusive_parameters"

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,16 +11,12 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.base import Backend
 from latimer.backends.errors import EngineError
-from latimer.backends.koboldcpp import KoboldCpp
-from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
-from latimer.backends.llama_server import LlamaServer
 from latimer.conformance.published import first_wrong
 from openai.types.responses import Response
 from support import scripted
+from support.clients import adapting
 from support.engines.echo import Slow
-from support.engines.koboldcpp import FakeKoboldcpp, koboldcpp
 from support.response_events import (
     CALL,
     CUSTOM,
@@ -36,7 +28,7 @@ from support.response_events import (
     order_of,
     steady,
 )
-from support.servers import llama_server, restarted_llama_server, serving
+from support.servers import serving
 
 R = "/v1/responses"
 ASK = {"model": "demo", "input": "Count to 5.", "temperature": 0}
@@ -100,64 +92,12 @@ def scripting(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
     @asynccontextmanager
     async def make(script: Sequence[str], template: str, **options: Any) -> AsyncIterator[Ask]:
-        async with contextlib.AsyncExitStack() as stack:
-            marks = [one for one in script if one in (*TAGS, *CALL_TAGS)]
-            path = tmp_path / "model.gguf"
-            if request.param == "koboldcpp":
-                entered = await stack.enter_async_context(koboldcpp(template, "".join(script)))
-                backend: Backend = entered[1]
-            elif request.param == "llama_server":
-                scripted.scripted(path, script, template, marks)
-                url = stack.enter_context(llama_server(path, context=512))
-                backend = LlamaServer(url)
-            else:
-                backend = LlamaCpp(scripted.scripted(path, script, template, marks))
-            app = OpenAIAdapter(backend, any_model=True, **options)
-            stack.push_async_callback(app.aclose)
-            transport = httpx2.ASGITransport(app)
-            client = httpx2.AsyncClient(transport=transport, base_url="http://latimer", timeout=60)
-            yield asker(await stack.enter_async_context(client))
+        marks = [one for one in script if one in (*TAGS, *CALL_TAGS)]
+        engine = scripted.scripted_engine(request.param, tmp_path, script, template, marks)
+        async with engine as backend, adapting(backend, **options) as client:
+            yield asker(client)
 
     return make
-
-
-@pytest.fixture(params=["llama_cpp", "llama_server", "koboldcpp"])
-async def ask(request: pytest.FixtureRequest, client_of: Any) -> AsyncIterator[Ask]:
-    """Return `asker` for the demo model of each engine."""
-    async with contextlib.AsyncExitStack() as stack:
-        if request.param == "koboldcpp":
-            fake = await stack.enter_async_context(FakeKoboldcpp())
-            backend: Backend = KoboldCpp(fake.url)
-        elif request.param == "llama_server":
-            backend = LlamaServer(request.getfixturevalue("llama_server_url"))
-        else:
-            backend = LlamaCpp()
-        app = OpenAIAdapter(backend, any_model=True)
-        stack.push_async_callback(app.aclose)
-        yield asker(await stack.enter_async_context(client_of(app)))
-
-
-async def test_a_text(ask: Ask) -> None:
-    """A text is one message; a stream has its events in order."""
-    reply, events = await ask()
-    assert order_of(events) == [*HEAD, *TEXT, "completed"]
-    assert (reply["status"], reply["incomplete_details"]) == ("completed", None)
-    assert isinstance(reply["completed_at"], int)
-    (item,) = reply["output"]
-    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
-    usage = reply["usage"]
-    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-
-
-async def test_a_limit(scripting: Any) -> None:
-    """A text that the limit cuts off is incomplete, and so is the response; it has its usage."""
-    async with scripting(WORDS, scripted.CHATML) as ask:
-        reply, events = await ask(max_output_tokens=16)
-        assert order_of(events) == [*HEAD, *TEXT, "incomplete"]
-        assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
-        assert (reply["status"], reply["completed_at"]) == ("incomplete", None)
-        assert [item["status"] for item in reply["output"]] == ["incomplete"]
-        assert reply["usage"]["output_tokens"] == 16
 
 
 async def test_a_request_is_echoed(echo: httpx2.AsyncClient) -> None:
@@ -278,39 +218,6 @@ async def test_no_answer_after_the_reasoning(scripting: Any) -> None:
         assert reply["output"][1]["content"][0]["text"] == ""
 
 
-async def test_log_probabilities(echo: httpx2.AsyncClient) -> None:
-    """Deltas, ends and items agree about the tokens, whose bytes are lists; else all are empty."""
-    include = ["message.output_text.logprobs"]
-    ask = asker(echo)
-    # Evaluating a prompt and continuing a cached one round differently; both requests continue it.
-    await echo.post(R, json=ASK)
-    reply, events = await ask(include=include, top_logprobs=2)
-    part = reply["output"][0]["content"][0]
-    tokens = part["logprobs"]
-    assert "".join(token["token"] for token in tokens) == part["text"]
-    assert all(bytes(token["bytes"]).decode() == token["token"] for token in tokens)
-    assert {len(token["top_logprobs"]) for token in tokens} == {2}
-    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-    assert [token for event in deltas for token in event["logprobs"]] == tokens
-    (done,) = (event for event in events if event["type"] == "response.output_text.done")
-    assert done["logprobs"] == tokens
-    reply, events = await ask()
-    assert reply["output"][0]["content"][0]["logprobs"] == []
-    assert not any(event.get("logprobs") for event in events)
-
-
-async def test_obfuscation_on_request(echo: httpx2.AsyncClient) -> None:
-    """Only `include_obfuscation: true` pads deltas, and no other event."""
-    for options in (None, {"include_obfuscation": False}, {"include_obfuscation": True}):
-        body = {**ASK, "stream": True, "stream_options": options}
-        events = events_in((await echo.post(R, json=body)).text)
-        padded = {event["type"] for event in events if "obfuscation" in event}
-        wanted = (
-            {"response.output_text.delta"} if options == {"include_obfuscation": True} else set()
-        )
-        assert padded == wanted
-
-
 async def test_an_error_in_mid_stream() -> None:
     """An engine's error is an event, and the response that failed is the last one."""
     app = OpenAIAdapter(Slow(error=EngineError("lost power")), any_model=True)
@@ -328,41 +235,6 @@ async def test_an_error_in_mid_stream() -> None:
             }  # fmt: skip
             plain = await client.post(R, json=ASK)
             assert (plain.status_code, plain.json()["error"]["code"]) == (502, "engine_error")
-
-
-async def test_an_engine_that_dies(tmp_path: Path) -> None:
-    """The death of a llama-server in a stream is an error and a failed response."""
-    with restarted_llama_server(DEMO_MODEL, tmp_path / "pid") as (engine, _):
-        async with contextlib.AsyncExitStack() as stack:
-            app = OpenAIAdapter(LlamaServer(engine), any_model=True)
-            stack.push_async_callback(app.aclose)
-            url = stack.enter_context(serving(lambda: app))
-            client = await stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=30))
-            body = {**ASK, "stream": True, "ignore_eos": True, "max_output_tokens": 1_500}
-            text = ""
-            async with client.stream("POST", R, json=body) as reply:
-                async for part in reply.aiter_text():
-                    if not text:
-                        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-                    text += part
-    events = events_in(text)
-    assert order_of(events)[-3:] == ["output_text.delta", "error", "failed"]
-    assert events[-1]["response"]["error"]["code"] == "server_error"
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.timed
-async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
-    """When a client disconnects, the engine's job ends."""
-    backend = Slow()
-    with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:
-        async with httpx2.AsyncClient(base_url=address) as client:
-            with pytest.raises(httpx2.ReadTimeout):
-                await client.post(R, json={**ASK, "stream": stream}, timeout=0.3)
-        start = time.monotonic()
-        while backend.running or not backend.left.is_set():
-            assert time.monotonic() - start < 0.5
-            await asyncio.sleep(0.01)
 
 
 async def test_a_shutdown_in_mid_stream() -> None:
@@ -411,17 +283,6 @@ async def test_refused_fields(echo: httpx2.AsyncClient, name: str, stream: bool)
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["param"], error["code"]) == (param, "unsupported_parameter")
-
-
-async def test_too_long_an_input(echo: httpx2.AsyncClient) -> None:
-    """An input beyond the context is a 400 in both of OpenAI's wordings."""
-    for stream in (True, False):
-        reply = await echo.post(R, json={**ASK, "input": "x" * 20_000, "stream": stream})
-        assert reply.status_code == 400
-        error = reply.json()["error"]
-        assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
-        assert error["message"].startswith("This model's maximum context length is ")
-        assert "Your input exceeds the context window of this model." in error["message"]
 
 
 async def test_fields_without_effect_are_listed(echo: httpx2.AsyncClient) -> None:

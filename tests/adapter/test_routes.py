@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.endpoints.models import list_models, retrieve_model
@@ -14,6 +13,7 @@ from latimer.adapter.routes import ROUTES, ApiRoute, Methods, routes_of
 from latimer.adapter.service import Service
 from latimer.backends.llama_cpp import LlamaCpp
 from starlette.routing import Match
+from support.clients import client_of
 from support.engines.echo import Echo
 
 
@@ -113,8 +113,7 @@ async def test_health_needs_no_key_and_no_prefix() -> None:
     backend = LlamaCpp(context=64)
     for prefixes, status in ((PREFIXES, 200), (("/v1",), 404)):
         app = OpenAIAdapter(backend, prefixes, api_keys=["k"])
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+        async with client_of(app) as client:
             assert (await client.get("/health")).status_code == status
             assert (await client.get("/v1/health")).status_code == 404
             assert (await client.get("/v1/models")).status_code == 401
@@ -126,8 +125,7 @@ async def test_a_path_has_several_methods(monkeypatch: pytest.MonkeyPatch) -> No
     for path, methods in TABLE.items():
         monkeypatch.setitem(ROUTES, path, methods)
     backend = Echo(context=64)
-    transport = httpx2.ASGITransport(OpenAIAdapter(backend))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with client_of(OpenAIAdapter(backend)) as client:
         for method in ("GET", "HEAD", "DELETE"):
             reply = await client.request(method, "/v1/things/a")
             assert (reply.status_code, reply.headers["values"]) == (200, "a")
@@ -161,8 +159,7 @@ async def test_a_key_is_known_apart_from_shared_prefixes(
     monkeypatch.setitem(ROUTES, "/owners", {"GET": owners})
     backend = Echo(context=64)
     app = OpenAIAdapter(backend, api_keys=["sk-one"], share_prefixes=shared)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with client_of(app) as client:
         reply = await client.get("/v1/owners", headers={"authorization": "Bearer sk-one"})
     digest = "456f1612bd25c6c8455039437bf441f4"
     assert reply.headers["key"] == digest

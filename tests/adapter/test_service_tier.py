@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.queue import MOST_PASSED
+from support.clients import adapting
 from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.llama_server import FakeLlamaServer
 
@@ -59,44 +59,19 @@ class Engine:
                 await asyncio.sleep(0.001)
 
 
-@asynccontextmanager
-async def in_process() -> AsyncIterator[LlamaCpp]:
-    """The engine in process, with one sequence."""
-    yield LlamaCpp(context=2048, parallel=1, threads=1)
-
-
-@asynccontextmanager
-async def over_llama_server() -> AsyncIterator[LlamaServer]:
-    """A fake llama-server with one slot."""
-    async with FakeLlamaServer(slots=1) as fake:
-        yield LlamaServer(fake.url)
-
-
-@asynccontextmanager
-async def over_koboldcpp() -> AsyncIterator[KoboldCpp]:
-    """A fake koboldcpp."""
-    async with FakeKoboldcpp() as fake:
-        yield KoboldCpp(fake.url)
-
-
-Made = LlamaCpp | LlamaServer | KoboldCpp
-
-ENGINES: dict[str, Callable[[], AbstractAsyncContextManager[Made]]] = {
-    "llama_cpp": in_process,
-    "llama_server": over_llama_server,
-    "koboldcpp": over_koboldcpp,
-}
-
-
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["llama_cpp", "llama_server", "koboldcpp"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     """An engine that runs one choice at a time."""
-    async with ENGINES[request.param]() as backend:
-        app = OpenAIAdapter(backend, any_model=True)
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
-            yield Engine(backend, client, [])
-        await app.aclose()
+    async with AsyncExitStack() as stack:
+        backend: LlamaCpp | LlamaServer | KoboldCpp
+        if request.param == "llama_cpp":
+            backend = LlamaCpp(context=2048, parallel=1, threads=1)
+        elif request.param == "llama_server":
+            backend = LlamaServer((await stack.enter_async_context(FakeLlamaServer(slots=1))).url)
+        else:
+            backend = KoboldCpp((await stack.enter_async_context(FakeKoboldcpp())).url)
+        client = await stack.enter_async_context(adapting(backend))
+        yield Engine(backend, client, [])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,12 @@ import httpx2
 import pytest
 from latimer.adapter.chat.profile import Manner, manner_of
 from latimer.adapter.chat.templates import render
-from latimer.backends.base import Backend, Model
-from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.llama_server import LlamaServer
+from latimer.backends.base import Model
 from support.clients import adapting
 from support.engines.koboldcpp import koboldcpp
 from support.replies import chunks_in
 from support.samples import ALIKE, FULL
-from support.scripted import scripted
-from support.servers import llama_server
+from support.scripted import scripted_engine
 from support.strict_templates import ASKED, OMITTING, ONE_CALL
 
 pytestmark = pytest.mark.slow
@@ -129,20 +125,15 @@ async def test_sessions_over_real_engines(
 ) -> None:
     """A session gets the right calls from a real engine, with the template of each family."""
     family, session = Family(name), SESSIONS[client_name]
-    path = tmp_path / "model.gguf"
-    scripted(
-        path,
+    engine_with = scripted_engine(
+        engine,
+        tmp_path,
         family.script(session["call"]),
         family.template,
         # DeepSeek's template ends the prompt with a tool result, if that is the last message.
         after=family.prompt[-1] + (">" if "tool▁outputs▁end" in family.template else ""),
+        slots=1,
         context=16_384,
     )
-    async with AsyncExitStack() as stack:
-        backend: Backend
-        if engine == "llama_cpp":
-            backend = LlamaCpp(path, context=16_384)
-        else:
-            backend = LlamaServer(stack.enter_context(llama_server(path, slots=1, context=16_384)))
-        client = await stack.enter_async_context(adapting(backend))
+    async with engine_with as backend, adapting(backend) as client:
         await replay(client, session, session["requests"][0 if FULL else -1 :])

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
 from support.engines.echo import Echo
-from support.stored import client_of, error_of, record, store_at
+from support.stored import Keyed, client_of, error_of, opened, record
 from support.turns import measured
 
 H = "/v1/chat/completions"
@@ -21,16 +20,10 @@ HELLO = {"role": "user", "content": "Hello!"}
 LOGPROB = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105]}
 
 
-class Server:
-    """A client of an adapter, with a key of its own."""
+class Server(Keyed):
+    """A client of the operations on chat completions."""
 
-    def __init__(self, client: httpx2.AsyncClient, key: str = "") -> None:
-        self.client = client
-        self.headers = {"authorization": f"Bearer {key}"} if key else {}
-
-    async def send(self, method: str, path: str, body: Any = None) -> httpx2.Response:
-        """Send a request below the path of chat completions."""
-        return await self.client.request(method, H + path, json=body, headers=self.headers)
+    root = H
 
     async def made(self, **body: Any) -> Any:
         """Create a completion, by default a stored one, and return it."""
@@ -65,17 +58,6 @@ async def test_a_completion_is_retrieved_as_it_was_made(server: Server) -> None:
     assert (found["seed"], found["input_user"]) == (7, "ann")
     assert found["request_id"].startswith("req_")
     assert found["request_id"] != reply.headers["x-request-id"]
-
-
-async def test_a_stream_is_stored_as_a_completion(server: Server) -> None:
-    """The id in a stream's chunks is that of a stored completion with the joined text."""
-    body = {"messages": [HELLO], "max_tokens": 4, "store": True, "stream": True, "model": "demo"}
-    events = (await server.send("POST", "", body)).text.split("\n\n")
-    chunks = [orjson.loads(one[6:]) for one in events if one.startswith("data: {")]
-    found = (await server.send("GET", f"/{chunks[0]['id']}")).json()
-    text = "".join(one["choices"][0]["delta"].get("content") or "" for one in chunks)
-    assert found["object"] == "chat.completion"
-    assert found["choices"][0]["message"]["content"] == text
 
 
 async def test_lists_have_pages_and_filters(server: Server) -> None:
@@ -173,16 +155,6 @@ async def test_invalid_queries_are_400(server: Server, query: str, param: str | 
     assert error_of(reply)[0::2] == (400, param)
 
 
-async def test_invalid_updates_are_400(server: Server) -> None:
-    """An update with invalid metadata is a 400 that names it, and changes nothing."""
-    name = (await server.made(metadata={"a": "b"}))["id"]
-    for body in ({}, {"metadata": {"a": 1}}, {"metadata": "a"}, {"metadata": {"a": "\0"}}):
-        status, _, param, _ = error_of(await server.send("POST", f"/{name}", body))
-        assert status == 400
-        assert (param or "").startswith("metadata")
-    assert (await server.send("GET", f"/{name}")).json()["metadata"] == {"a": "b"}
-
-
 async def test_methods(server: Server) -> None:
     """Each path lists its methods in a 405, and `HEAD` is `GET` without its body."""
     for path, allowed in (
@@ -260,9 +232,8 @@ def test_large_responses_leave_the_loop_to_others(tmp_path: Path) -> None:
     choice["logprobs"] = {"content": [token] * 4_000, "refusal": None}
 
     async def keep() -> None:
-        store = store_at(file)
-        assert store.keep(large)
-        await store.aclose()
+        async with opened(file) as store:
+            assert store.keep(large)
 
     asyncio.run(keep())
     app = OpenAIAdapter(Echo(context=64), store=file)

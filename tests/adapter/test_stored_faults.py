@@ -14,8 +14,9 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.store import queue
+from support.clients import client_of
 from support.engines.echo import Echo
-from support.stored import PIXEL, record, store_at
+from support.stored import PIXEL, opened, record
 
 PATH = "/v1/chat/completions"
 SECRET = "Rumpelstiltskin"
@@ -32,8 +33,7 @@ async def client(file: Path, required: bool = False) -> AsyncIterator[httpx2.Asy
     """Yield a client of an adapter that stores in a file."""
     app = OpenAIAdapter(Echo(context=256), store=str(file), store_required=required)
     await app.open_store()
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as made:
+    async with client_of(app) as made:
         yield made
     await app.aclose()
 
@@ -88,9 +88,9 @@ async def test_chat_is_answered_while_the_file_is_locked(
 async def test_a_missing_image_is_a_503(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Messages whose image is gone are a 503, not an empty image; the completion is returned."""
     file = tmp_path / "s.db"
-    store, one = store_at(file), record(SECRET, image=PIXEL)
-    store.keep(one)
-    await store.aclose()
+    one = record(SECRET, image=PIXEL)
+    async with opened(str(file)) as store:
+        store.keep(one)
     shutil.rmtree(tmp_path / "s.media")
     async with client(file) as http:
         reply = await http.get(f"{PATH}/{one.id}/messages")

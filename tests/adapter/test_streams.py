@@ -45,15 +45,19 @@ async def test_an_error_in_mid_stream_is_an_event() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"})]
+)
 @pytest.mark.timed
-async def test_a_client_that_leaves_ends_the_job(stream: bool) -> None:
+async def test_a_client_that_leaves_ends_the_job(
+    path: str, body: dict[str, str], stream: bool
+) -> None:
     """When a client disconnects, the backend's context exits immediately, streaming or not."""
     backend = Slow()
     with serving(lambda: OpenAIAdapter(backend, any_model=True)) as address:
         async with httpx2.AsyncClient(base_url=address) as client:
-            body = {"model": "m", "prompt": "x", "stream": stream}
             with pytest.raises(httpx2.ReadTimeout):
-                await client.post("/v1/completions", json=body, timeout=0.3)
+                await client.post(path, json={"model": "m", **body, "stream": stream}, timeout=0.3)
         start = time.monotonic()
         while backend.running or not backend.left.is_set():
             assert time.monotonic() - start < 0.5

@@ -6,13 +6,20 @@ and the output matrix maps each token of a script to the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
 import gguf
 import numpy as np
+from latimer.backends.base import Backend
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+
+from support.engines.koboldcpp import koboldcpp
+from support.servers import llama_server
 
 WIDTH = 512
 _NO_OTHERS: Mapping[str, Sequence[str]] = MappingProxyType({})
@@ -85,6 +92,31 @@ def scripted(
         follows |= dict(zip(own, [*own[1:], ids["<|im_end|>"]], strict=True))
     _write(writer, len(tokens), follows)
     return path
+
+
+@asynccontextmanager
+async def scripted_engine(
+    engine: str,
+    folder: Path,
+    script: Sequence[str],
+    template: str = CHATML,
+    marks: Sequence[str] = (),
+    *,
+    after: str = "\n",
+    slots: int = 4,
+    context: int = 512,
+) -> AsyncIterator[Backend]:
+    """Yield a backend of an engine that answers every prompt with a script; see `scripted`."""
+    async with AsyncExitStack() as stack:
+        if engine == "koboldcpp":
+            yield (await stack.enter_async_context(koboldcpp(template, "".join(script))))[1]
+            return
+        path = scripted(folder / "model.gguf", script, template, marks, after, context)
+        if engine == "llama_cpp":
+            yield LlamaCpp(path, context=context)
+        else:
+            address = stack.enter_context(llama_server(path, slots=slots, context=context))
+            yield LlamaServer(address)
 
 
 def _begun(path: Path, context: int) -> gguf.GGUFWriter:

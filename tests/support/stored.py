@@ -77,3 +77,21 @@ def error_of(reply: httpx2.Response) -> tuple[int, str, str | None, str | None]:
     error = reply.json()["error"]
     assert error["type"] == "invalid_request_error"
     return reply.status_code, error["message"], error["param"], error["code"]
+
+
+class Keyed:
+    """A client of an adapter, with a key of its own.
+
+    Attributes:
+        root: the path of the operations.
+    """
+
+    root = ""
+
+    def __init__(self, client: httpx2.AsyncClient, key: str = "") -> None:
+        self.client = client
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    async def send(self, method: str, path: str = "", body: Any = None) -> httpx2.Response:
+        """Send a request below the path of the operations."""
+        return await self.client.request(method, self.root + path, json=body, headers=self.headers)

@@ -17,6 +17,7 @@ from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
+from support.clients import client_of
 from support.jobs import run
 from support.recordings import body
 from support.servers import Swapped, swapped_llama_server
@@ -38,8 +39,7 @@ def place() -> Iterator[Swapped]:
 async def served(address: str) -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of an adapter over a server."""
     app = OpenAIAdapter(LlamaServer(address), any_model=True)
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://latimer") as client:
+    async with client_of(app) as client:
         yield client
     await app.aclose()
 
