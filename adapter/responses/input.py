@@ -24,6 +24,7 @@ from ...schemas.openai.messages import (
     InputAudio,
     Message,
     Part,
+    RefusalPart,
     SystemMessage,
     TextPart,
     ToolMessage,
@@ -43,7 +44,6 @@ from ...schemas.openai.response_items import (
     OutputMessage,
     OutputTextPart,
     ReasoningItem,
-    RefusalPart,
     UnservedItem,
     UnservedPart,
 )
