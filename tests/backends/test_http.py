@@ -494,6 +494,7 @@ async def test_idle_connections_are_bounded() -> None:
             await asyncio.sleep(0.01)
         together.set()
         await asyncio.gather(*asking)
+        assert client.pool is not None
         assert len(client.pool._idle) == MOST_IDLE
 
 

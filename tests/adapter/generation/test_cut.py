@@ -142,7 +142,9 @@ async def test_the_engine_learns_of_a_cut_before_its_next_batch(at_end: bool) ->
 async def test_an_end_in_the_batch_of_the_cut_is_cut_too() -> None:
     """The end token of an answer that ends in the batch of the stop sequence does not count."""
     end = Token(9, b"", b"<e>", True, -1.0)
-    batch = [piece("</t>"), piece("a"), piece("x"), Finish(0, "end", None, 3, 3, 0, end)]
+    batch: Batch = [
+        piece("</t>"), piece("a"), piece("x"), Finish(0, "end", None, 3, 3, 0, end)
+    ]  # fmt: skip
     sink = Kept()
     await ran(Engine([batch]), sink)
     assert sink.finishes == [Finish(0, "stop", "x", 3, 2, 0)]

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import httpx2
 import orjson
 import pytest
 from httpcore2 import AsyncConnectionInterface, Request, Response
-from latimer.backends.base import Finish, Generation, Grammar, Prompt, Sampling, Text
+from latimer.backends.base import (
+    Finish,
+    Generation,
+    Grammar,
+    Piece,
+    Prompt,
+    Sampling,
+    Stops,
+    Text,
+)
 from latimer.backends.errors import (
     Busy,
     ContextExceeded,
@@ -187,7 +196,7 @@ async def test_koboldcpp_native_replies_are_untouched(backend: KoboldCpp) -> Non
 Handler = Callable[[httpx2.Request], httpx2.Response]
 
 
-def fake(handler: Handler, **options: Any) -> KoboldCpp:
+def fake(handler: Handler, own: Collection[str] = (), **options: Any) -> KoboldCpp:
     """Return a backend over a fake koboldcpp with recorded responses and one handler."""
     plain = {
         "/api/extra/version": "version",
@@ -199,6 +208,8 @@ def fake(handler: Handler, **options: Any) -> KoboldCpp:
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         path = request.url.path
+        if path in own:
+            return handler(request)
         if path == "/api/extra/tokencount":
             ids = [0] if orjson.loads(request.content)["special"] else [5, 6, 7]
             return httpx2.Response(200, json={"value": len(ids), "ids": ids})
@@ -351,6 +362,48 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
     if replay is not None:
         assert replay.ended
     await backend.aclose()
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+async def test_koboldcpp_ends_a_choice_that_the_reader_has_cut(logprobs: int | None) -> None:
+    """A choice that the reader has cut aborts its generation, and the tokens before the cut count,
+    also where log-probabilities come last."""
+    aborted = asyncio.Event()
+    tokens = ["a", "b", "x", "c"]
+    top = [{"token": token, "token_id": 7, "logprob": -0.5, "top_logprobs": []} for token in tokens]
+
+    async def events() -> AsyncIterator[bytes]:
+        for token in tokens:
+            yield b"data: " + orjson.dumps({"token": token, "finish_reason": None}) + b"\n\n"
+        await aborted.wait()
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/api/extra/abort":
+            aborted.set()
+        if request.url.path == "/api/extra/generate/stream":
+            return httpx2.Response(200, content=events())
+        if request.url.path == "/api/extra/last_logprobs":
+            told = {"content": top, "tokens": tokens, "token_ids": [7] * 4}
+            return httpx2.Response(200, json={"logprobs": told})
+        return perf(0)
+
+    stops = Stops(("x",), by_reader=True)
+    job = Generation(Prompt(COUNT), 500, stops=stops, logprobs=logprobs)
+    text, tokens_read, finish = b"", 0, None
+    async with asyncio.timeout(5), fake(handler, ["/api/extra/last_logprobs"]).open(job) as batches:
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, Piece):
+                    text, tokens_read = text + event.data, tokens_read + len(event.tokens)
+                    if text.endswith(b"x"):
+                        stops.ends[0] = 2
+                elif isinstance(event, Finish):
+                    finish = event
+    assert aborted.is_set()
+    assert text == b"abx"
+    assert tokens_read == (0 if logprobs is None else 3)
+    assert finish is not None
+    assert (finish.reason, finish.completion_tokens) == ("stop", 2)
 
 
 async def test_koboldcpp_seeds_are_requests_of_their_own() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from latimer.backends.base import Event, Finish, Generation, Piece, Prompt, Sampling, Text
+from latimer.backends.base import Event, Finish, Generation, Piece, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_cpp.cache import BLOCK, Cache, States
@@ -21,6 +21,7 @@ from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support.recordings import DEMO_CHATML, prompts
 
 GREEDY = Sampling(temperature=0.0)
+ENDLESS = Sampling(temperature=0.0, extras={"ignore_eos": True})
 RECURRENT = Path(__file__).parent.parent.parent / "models" / "recurrent.gguf"
 
 
@@ -386,3 +387,25 @@ def test_a_small_request_comes_between_the_choices_of_a_large_one(two: Engine) -
     while not large.finished:
         two.scheduler.step()
     assert len(large.finishes) == 20
+
+
+def test_choices_that_the_reader_has_cut_end() -> None:
+    """A step ends the choices that the reader has cut, also one that was preempted, and the others
+    continue."""
+    engine = Engine(limit=3, cells=96)
+    stops = [Stops(("x",), by_reader=True) for _ in range(3)]
+    boxes = [engine.submit("One day", 60, stops=each, sampling=ENDLESS)[1] for each in stops]
+    while not any(choice.begun for choice in engine.scheduler._waiting):
+        engine.scheduler.step()
+    preempted = next(c for c in engine.scheduler._waiting if c.begun is not None).task
+    running = engine.scheduler._running[0].choice.task
+    for task in (preempted, running):
+        task.job.stops.ends[0] = 3
+    engine.scheduler.step()
+    for task in (preempted, running):
+        (finish,) = task.mailbox.finishes  # type: ignore[attr-defined]
+        assert (finish.reason, finish.stop) == ("stop", None)
+    while engine.scheduler.is_busy:
+        engine.scheduler.step()
+    assert sorted(box.finishes[0].reason for box in boxes) == ["length", "stop", "stop"]
+    engine.close()
