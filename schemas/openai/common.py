@@ -129,7 +129,8 @@ def range_error(number: str, sign: str, bound: float, value: object) -> tuple[st
         f"Invalid '{{param}}': {number} {side} {word} value. Expected a value {sign} {bound}, but "
         f"got {value} instead."
     )
-    return message, f"{number}_{side}_{word[:3]}_value"
+    code = f"{number}_{side}_{word[:3]}_value"
+    return message, code
 
 
 def length_error(noun: str, bound: int, size: int) -> tuple[str, str]:
@@ -144,7 +145,9 @@ def length_error(noun: str, bound: int, size: int) -> tuple[str, str]:
         f"got {one} with length {size} instead."
     )
     limit = "properties" if noun == "object" else "length"
-    return message, f"{noun.replace(' ', '_')}_above_max_{limit}"
+    is_name = noun == "property name"
+    code = "property_name_above_max_length" if is_name else f"{noun}_above_max_{limit}"
+    return message, code
 
 
 def unexpected(value: object, expected: str, path: str = "") -> PydanticCustomError:
@@ -158,7 +161,7 @@ def unexpected(value: object, expected: str, path: str = "") -> PydanticCustomEr
 
 def too_long(noun: str, most: int, size: int, path: str = "") -> PydanticCustomError:
     """Return OpenAI's error for a value that is longer than its limit (`length_error`)."""
-    return invalid(*length_error(noun, most, size), path)
+    return invalid(*length_error(noun, most, size), path=path)
 
 
 def empty_string(path: str = "") -> PydanticCustomError:
@@ -240,7 +243,7 @@ def _check_logit_bias(value: object) -> object:
             raise unexpected(bias, "a number", f".{key}")
         if not -100 <= bias <= 100:
             sign, bound = ("<=", 100) if bias > 100 else (">=", -100)
-            raise invalid(*range_error("decimal", sign, bound, bias), f".{key}")
+            raise invalid(*range_error("decimal", sign, bound, bias), path=f".{key}")
     return value
 
 
