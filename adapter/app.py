@@ -35,9 +35,9 @@ from .origins import LocalRules, OriginMiddleware
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, routes_of
-from .service import Fetch, Listing, Policy, ReasoningField, Service
+from .service import Fetch, ModelEntry, Policy, ReasoningField, Service
 from .settings import Settings
-from .store.config import place_of
+from .store.config import store_config_of
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
 
@@ -260,14 +260,14 @@ class OpenAIAdapter(Router):
         limits = options["limits"]
         if limits not in NAMES:
             raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
-        place = place_of(
+        place = store_config_of(
             options["store"],
             options["store_age"],
             options["store_size"],
             options["store_media"],
             options["store_required"],
         )
-        listing = Listing(backend, tuple(options["model_names"]), options["any_model"], policy)
+        listing = ModelEntry(backend, tuple(options["model_names"]), options["any_model"], policy)
         self._service = Service(
             [listing],
             options["max_body"],

@@ -15,13 +15,13 @@ import orjson
 from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
 from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed
 from ..backends.http import ConnectionPool, HttpClient, shown_address
-from ..backends.identity import Deferred
+from ..backends.identity import LazyBackend
 from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
 from .settings import BackendName, Need, Settings, reason_of
-from .store.config import OFF, Place
+from .store.config import OFF, StoreConfig
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
 
@@ -54,7 +54,7 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         if settings.backend == "llama-cpp":
             raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
         name = "unknown" if settings.backend == "auto" else settings.backend
-        return Deferred(_finder(settings, model), name)
+        return LazyBackend(_finder(settings, model), name)
     if settings.backend not in ("auto", "llama-cpp"):
         address = _EXAMPLES.get(settings.backend, _EXAMPLE)
         wanted = f"The backend {settings.backend} needs the URL of its engine, such as {address}"
@@ -228,7 +228,7 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
     return True, [*rows, *_generation(model, backend.capabilities), *vectors]
 
 
-async def describe_store(place: Place | None) -> tuple[bool, tuple[str, str]]:
+async def describe_store(place: StoreConfig | None) -> tuple[bool, tuple[str, str]]:
     """Return False if a store cannot be opened, and its row of the table; nothing is changed."""
     if place is None:
         return True, ("store", OFF)

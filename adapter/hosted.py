@@ -120,7 +120,7 @@ def _with_calls(field: str, body: Body) -> InvalidRequest | None:
     return None
 
 
-_MOST = limits.STRENGTH.most
+_MOST = limits.STRENGTH.maximum
 _SERVED = "may be missing, null or empty if one model is served"
 _MODEL = HostedLimit("model", _named, _SERVED, "required")
 # The limits of embeddings, which all endpoints have.
@@ -130,7 +130,7 @@ _SHARED: tuple[HostedLimit, ...] = (
     HostedLimit(
         "stop",
         _no_longer_than(4),
-        f"{limits.STOPS.most} sequences of {limits.STOP_TEXT.most:,} characters in all",
+        f"{limits.STOPS.maximum} sequences of {limits.STOP_TEXT.maximum:,} characters in all",
         "4 sequences",
     ),
     HostedLimit("temperature", _between("decimal", 0, 2), f"0 to {_MOST}", "0 to 2"),
@@ -159,7 +159,7 @@ CHAT_LIMITS: tuple[HostedLimit, ...] = (
     HostedLimit("max_tokens", _between("integer", 1, None), _UNLIMITED, "at least 1"),
     HostedLimit("max_completion_tokens", _between("integer", 1, None), _UNLIMITED, "at least 1"),
     *(
-        HostedLimit(field, _no_longer_than(128), f"at most {limits.TOOLS.most:,}", "at most 128")
+        HostedLimit(field, _no_longer_than(128), f"at most {limits.TOOLS.maximum:,}", "at most 128")
         for field in ("tools", "functions")
     ),
     HostedLimit("tool_choice", _with("tools"), f"{_HARMLESS} `tools`", "only with `tools`"),

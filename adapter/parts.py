@@ -19,7 +19,7 @@ PART = 262_144
 LEVELS = 6
 
 
-class Parts:
+class ChunkedJson:
     """The parts of a JSON text."""
 
     def __init__(self) -> None:

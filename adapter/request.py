@@ -24,7 +24,7 @@ from .parts import count_values, most_values
 
 T = TypeVar("T")
 
-MAX_NESTING = limits.NESTING.most
+MAX_NESTING = limits.NESTING.maximum
 # Seconds of work before the server begins to watch for a disconnect.
 WATCH_AFTER = 0.02
 
@@ -68,7 +68,7 @@ class Exchange(Request):
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.most
+        self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.maximum
     ) -> None:
         super().__init__(scope, receive, send)
         self._started_at = time.perf_counter()
@@ -264,7 +264,7 @@ def _read(parts: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:
 
 def _object(parts: list[bytes]) -> dict[str, Any]:
     body = b"".join(parts) if len(parts) > 1 else parts[0]
-    if len(body) > limits.CONTAINERS.most < most_values(body):
+    if len(body) > limits.CONTAINERS.maximum < most_values(body):
         _check_count(body)
     try:
         value = orjson.loads(body)
@@ -281,9 +281,9 @@ def _check_count(body: bytes) -> None:
     """Reject a body with more values than any request needs, before it is parsed."""
     most = (limits.CONTAINERS, limits.FIELDS, limits.VALUES)
     for count, limit in zip(count_values(body), most, strict=True):
-        if count > limit.most:
+        if count > limit.maximum:
             raise InvalidRequest(
-                f"Invalid request body: it has {count} {limit.unit}; at most {limit.most} are "
+                f"Invalid request body: it has {count} {limit.unit}; at most {limit.maximum} are "
                 "allowed."
             )
 

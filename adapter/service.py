@@ -15,7 +15,7 @@ from .responses.background import Background
 from .responses.sealed import Seal
 from .store.store import Store
 
-DEFAULT_MAX_BODY = limits.BODY.most
+DEFAULT_MAX_BODY = limits.BODY.maximum
 # The fields that clients read reasoning from.
 ReasoningField: TypeAlias = Literal["reasoning_content", "reasoning"]
 REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning")
@@ -52,7 +52,7 @@ class Policy:
 
 
 @dataclass(slots=True)
-class Served:
+class ServedModel:
     """A backend, its model, and the rules for requests to it.
 
     Args:
@@ -97,7 +97,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ModelEntry:
     """A backend, as `/v1/models` lists it.
 
     Args:
@@ -129,9 +129,9 @@ class Service:
 
     def __init__(
         self,
-        listings: Sequence[Listing],
+        listings: Sequence[ModelEntry],
         max_body: int = DEFAULT_MAX_BODY,
-        observers: Callable[[Served], Sequence[Observer]] = lambda _served: (),
+        observers: Callable[[ServedModel], Sequence[Observer]] = lambda _served: (),
         hosted: bool = False,
         store: Store | None = None,
         seal: Seal | None = None,
@@ -151,7 +151,7 @@ class Service:
         """True if requests that name no model must not have unknown fields."""
         return any(listing.policy.strict for listing in self._listings)
 
-    async def resolve(self, name: str | None) -> Served:
+    async def resolve(self, name: str | None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
 
         A request may omit the name if one model is served.
@@ -173,7 +173,7 @@ class Service:
                 missing = missing or error
                 continue
             if name and (listing.any_model or name in listing.names_of(model)):
-                return Served(listing.backend, model, listing.policy, name)
+                return ServedModel(listing.backend, model, listing.policy, name)
             known += listing.names_of(model)
         if missing is not None:
             raise missing
@@ -188,23 +188,23 @@ class Service:
         )
         raise UnknownModel(name, "" if self.hosted else hint)
 
-    async def first(self) -> Served:
+    async def first(self) -> ServedModel:
         """Return the backend for requests that name no model."""
         listing = self._listings[0]
         model = await listing.backend.model()
-        return Served(listing.backend, model, listing.policy, listing.names_of(model)[0])
+        return ServedModel(listing.backend, model, listing.policy, listing.names_of(model)[0])
 
-    async def models(self) -> dict[str, Served]:
+    async def models(self) -> dict[str, ServedModel]:
         """Return every name that requests may use, with its backend.
 
         Raises:
             EngineUnavailable: an engine is not available.
         """
-        found: dict[str, Served] = {}
+        found: dict[str, ServedModel] = {}
         for listing in self._listings:
             model = await listing.backend.model()
             for name in listing.names_of(model):
-                served = Served(listing.backend, model, listing.policy, name)
+                served = ServedModel(listing.backend, model, listing.policy, name)
                 found.setdefault(name, served)
         return found
 

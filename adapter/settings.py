@@ -36,7 +36,15 @@ from .auth import UnusableKey, check_key, keys_of
 from .chat.instruct import FORMATS
 from .errors import printable
 from .origins import LocalRules
-from .store.config import LARGEST, MEMORY, Place, media_of, place_of, seconds_of, target_of
+from .store.config import (
+    LARGEST,
+    MEMORY,
+    StoreConfig,
+    media_of,
+    seconds_of,
+    store_config_of,
+    target_of,
+)
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 Words = Annotated[list[str], NoDecode]
@@ -323,7 +331,7 @@ class Settings(BaseSettings):
         check=lambda hosts: LocalRules(hosts=hosts),
     )
     max_body: int = client_setting(
-        BODY.most, "Largest request body in bytes.", to=("adapter",), ge=1
+        BODY.maximum, "Largest request body in bytes.", to=("adapter",), ge=1
     )
 
     strict: bool = request_setting(
@@ -471,28 +479,28 @@ class Settings(BaseSettings):
     def unused(self, need: Need) -> list[str]:
         """Return where those settings were set that have no effect without something."""
         return [
-            self.place(name)
+            self.source_of(name)
             for name, field in Settings.model_fields.items()
             if option_of(field).needs == need and name in self.model_fields_set
         ]
 
-    def place(self, name: str) -> str:
+    def source_of(self, name: str) -> str:
         """Return the flag, the variable, or the file and key that set a setting, for messages."""
         return _place(name, self._given, self._file)
 
-    def store_place(self) -> Place | None:
+    def store_place(self) -> StoreConfig | None:
         """Return where objects are stored; None if the store is off.
 
         Raises:
             WrongSettings: the settings of the store contradict each other.
         """
         try:
-            return place_of(
+            return store_config_of(
                 self.store, self.store_age, self.store_size, self.store_media, self.store_required
             )
         except ValueError as error:
             name, _, reason = str(error).partition(": ")
-            raise WrongSettings(f"{self.place(name)}: {reason}.") from None
+            raise WrongSettings(f"{self.source_of(name)}: {reason}.") from None
 
     def adapters(self) -> list[tuple[str, float]]:
         """Return the file and the scale of each LoRA adapter.
@@ -507,7 +515,7 @@ class Settings(BaseSettings):
                 found.append((path, float(scale)))
             except ValueError:
                 raise ValueError(
-                    f"{self.place('lora')}: {one!r} must end with a number after '='"
+                    f"{self.source_of('lora')}: {one!r} must end with a number after '='"
                 ) from None
         return found
 
@@ -524,7 +532,7 @@ class Settings(BaseSettings):
         try:
             keys += [] if file is None else keys_of(file)
         except (OSError, UnicodeError) as error:
-            where, reason = self.place("api_key_file"), reason_of(error)
+            where, reason = self.source_of("api_key_file"), reason_of(error)
             raise WrongSettings(f"{where}: {file} cannot be read: {reason}.") from None
         if not keys and "api_key" in self.model_fields_set:
             # `LATIMER_API_KEY=$UNSET` must not result in a server without keys.

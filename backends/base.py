@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from .queue import Party
+from .queue import Ticket
 
 Reason: TypeAlias = Literal["end", "stop", "length"]
 GrammarKind: TypeAlias = Literal["gbnf", "json_schema", "regex", "lark"]
@@ -178,7 +178,7 @@ class Generation:
     owner: str = ""
     grammar: Grammar | None = None
     preserved_tokens: tuple[str, ...] = ()
-    party: Party | None = None
+    party: Ticket | None = None
     fingerprint: str = ""
 
 
@@ -192,7 +192,7 @@ class Embedding:
     """
 
     inputs: Sequence[Content]
-    party: Party | None = None
+    party: Ticket | None = None
     fingerprint: str = ""
 
 
@@ -212,7 +212,7 @@ class Ranking:
 
     query: str
     documents: Sequence[str]
-    party: Party | None = None
+    party: Ticket | None = None
     fingerprint: str = ""
 
 
@@ -470,11 +470,11 @@ class Backend(Protocol):
         """Return the text of a prompt of token ids, with control tokens spelled out."""
         ...
 
-    async def pieces(self) -> Sequence[bytes] | None:
+    async def token_bytes(self) -> Sequence[bytes] | None:
         """Return the bytes of every token by id, empty for control tokens; None if unknown."""
         ...
 
-    async def specials(self) -> Sequence[Special]:
+    async def special_tokens(self) -> Sequence[Special]:
         """Return the spellings that the tokenizer always reads as one token, as far as known."""
         ...
 

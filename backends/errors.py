@@ -360,7 +360,7 @@ def whole_of(value: Any, least: int = 0, most: int = LARGEST) -> int:
     return value
 
 
-def told_logprob(value: Any) -> float:
+def parse_logprob(value: Any) -> float:
     """Return a log-probability of a response; rounding may put it a little above zero.
 
     Raises:

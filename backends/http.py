@@ -91,7 +91,7 @@ def shown_address(address: str) -> str:
 MOST_ERROR, MOST_BODY = 2**16, 2**28
 
 
-async def whole(status: int, chunks: AsyncIterable[bytes]) -> bytes:
+async def read_whole(status: int, chunks: AsyncIterable[bytes]) -> bytes:
     """Read a whole body; for an error, only as much as a message needs.
 
     Raises:
@@ -408,7 +408,7 @@ class Response:
 
     async def aread(self) -> bytes:
         """Return the whole body; of an error's only the beginning."""
-        return await whole(self.status, self.stream)
+        return await read_whole(self.status, self.stream)
 
     async def aclose(self) -> None:
         """End the exchange; before the end of the body this closes the connection."""

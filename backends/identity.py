@@ -1,6 +1,6 @@
 """The identity of an engine: checks that its model is still the same, and engines that start later.
 
-Until an engine is ready, every call of a `Deferred` raises `EngineUnavailable`. The first call
+Until an engine is ready, every call of a `LazyBackend` raises `EngineUnavailable`. The first call
 after that finds the engine.
 """
 
@@ -36,7 +36,7 @@ from .errors import Busy, EngineError, EngineSilent, EngineUnavailable, LatimerE
 Identity = TypeVar("Identity")
 
 
-class Checks:
+class SharedCheck:
     """A check shared by concurrent callers; each gets a check that began after its call.
 
     Args:
@@ -72,7 +72,7 @@ class Checks:
             self._ended, self._error = self._begun, None
 
 
-class Fresh:
+class Throttled:
     """A check shared by concurrent callers and by callers shortly after it.
 
     Args:
@@ -143,7 +143,7 @@ class IdentityMonitor(ABC, Generic[Identity]):
         self._read_model = read_model
         self._forget = forget
         self._reading = asyncio.Lock()
-        self._checks = Checks(self._check)
+        self._checks = SharedCheck(self._check)
         self._holds = holds
         self._checked_at = -math.inf
 
@@ -229,7 +229,7 @@ MOMENT = 0.1
 PATIENCE = 5.0
 
 
-class Deferred(Backend):
+class LazyBackend(Backend):
     """A backend that is found when its engine answers.
 
     One call at a time asks the engine for its model; the others wait for the result.
@@ -360,12 +360,12 @@ class Deferred(Backend):
         return await (await self._ready()).detokenize(ids)
 
     @override
-    async def pieces(self) -> Sequence[bytes] | None:
-        return await (await self._ready()).pieces()
+    async def token_bytes(self) -> Sequence[bytes] | None:
+        return await (await self._ready()).token_bytes()
 
     @override
-    async def specials(self) -> Sequence[Special]:
-        return await (await self._ready()).specials()
+    async def special_tokens(self) -> Sequence[Special]:
+        return await (await self._ready()).special_tokens()
 
     @override
     async def health(self) -> None:

@@ -22,7 +22,7 @@ from .errors import TooComplex
 SMALL = 16_384
 # Larger inputs have a separate thread, so that smaller work never waits for them.
 LARGE = 262_144
-MOST_SECONDS = float(limits.SECONDS.most)
+MOST_SECONDS = float(limits.SECONDS.maximum)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

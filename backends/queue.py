@@ -28,7 +28,7 @@ class Tier(IntEnum):
     FLEX = 2
 
 
-class Order:
+class FairOrder:
     """The order in which waiting tiers have their turns.
 
     The first waiting tier is next. A tier that waits while others have their turns is next after at
@@ -62,7 +62,7 @@ class Order:
 QUEUE = 1_024
 
 
-class Party:
+class Ticket:
     """The calls of one request; once one of them was admitted, none is rejected as busy.
 
     Args:
@@ -80,7 +80,7 @@ class Party:
         self.turn = 0
 
 
-class Turns:
+class AdmissionQueue:
     """A bounded queue in front of an engine.
 
     Args:
@@ -93,8 +93,8 @@ class Turns:
         self._places = places
         self._taken = 0
         # The requests of each tier in order of their turns; only tiers with requests.
-        self._waiting: dict[Tier, OrderedDict[Party, deque[asyncio.Future[None]]]] = {}
-        self._order = Order()
+        self._waiting: dict[Tier, OrderedDict[Ticket, deque[asyncio.Future[None]]]] = {}
+        self._order = FairOrder()
         self._moved = 0.0
         self._seconds = 1.0
 
@@ -115,7 +115,7 @@ class Turns:
         """True if a call has to wait for a place."""
         return self._taken >= self._places or bool(self._waiting)
 
-    def check(self, party: Party | None = None) -> None:
+    def check(self, party: Ticket | None = None) -> None:
         """Raise `Busy` if the queue is full, unless the request was admitted before."""
         if self._limit is None or self._taken < self._places:
             return
@@ -129,7 +129,7 @@ class Turns:
             wait,
         )
 
-    def try_take(self, party: Party | None = None) -> bool:
+    def try_take(self, party: Ticket | None = None) -> bool:
         """Take a place if one is free and no request waits; return True if taken."""
         if self.is_full:
             return False
@@ -138,7 +138,7 @@ class Turns:
             party.admitted = True
         return True
 
-    async def take(self, party: Party | None = None) -> None:
+    async def take(self, party: Ticket | None = None) -> None:
         """Wait for a place; `release` gives it back.
 
         Args:
@@ -150,7 +150,7 @@ class Turns:
         if self.try_take(party):
             return
         self.check(party)
-        party = party or Party()
+        party = party or Ticket()
         party.admitted = True
         place = asyncio.get_running_loop().create_future()
         if not self._waiting:
@@ -200,7 +200,7 @@ class Turns:
                 return
         self._taken -= 1
 
-    def _leave(self, party: Party, place: asyncio.Future[None]) -> None:
+    def _leave(self, party: Ticket, place: asyncio.Future[None]) -> None:
         parties = self._waiting.get(party.tier)
         calls = None if parties is None else parties.get(party)
         if calls is not None and place in calls:
@@ -208,7 +208,7 @@ class Turns:
             if not calls:
                 self._remove(party)
 
-    def _remove(self, party: Party) -> None:
+    def _remove(self, party: Ticket) -> None:
         """Remove a request without calls from the queue."""
         parties = self._waiting[party.tier]
         del parties[party]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def shown(
+def decode_piece(
     tokens: Sequence[tuple[bytes, bool]], adds_space: bool, text: bytes | None = None
 ) -> list[bytes]:
     """Return each token's bytes without the space that the tokenizer added in front of it.

@@ -24,7 +24,7 @@ EVENT, TOKEN = 128, 512
 
 
 @asynccontextmanager
-async def merged(
+async def merge_streams(
     streams: Iterable[Stream], at_once: int = AT_ONCE
 ) -> AsyncIterator[AsyncIterator[Batch]]:
     """Run streams concurrently; the reader gets all waiting events as one batch.
@@ -113,7 +113,7 @@ def _size(event: Event) -> int:
     return EVENT + tokens + (len(event.data) if isinstance(event, Piece) else 0)
 
 
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently and return their results; the first error cancels the others."""
     tasks: list[asyncio.Task[T]] = []
     try:
@@ -124,7 +124,9 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def in_order(work: Iterable[Coroutine[Any, Any, T]], at_once: int = AT_ONCE) -> list[T]:
+async def map_concurrently(
+    work: Iterable[Coroutine[Any, Any, T]], at_once: int = AT_ONCE
+) -> list[T]:
     """Run many coroutines, few at a time, and return their results in order.
 
     They are taken from `work` when they start, so that thousands do not block the event loop. The
@@ -137,10 +139,10 @@ async def in_order(work: Iterable[Coroutine[Any, Any, T]], at_once: int = AT_ONC
         for index, one in numbered:
             found[index] = await one
 
-    await together(take() for _ in range(at_once))
+    await gather(take() for _ in range(at_once))
     return [found[index] for index in range(len(found))]
 
 
-async def ended(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:
+async def end_at_once(job: Generation, prompt_tokens: int) -> AsyncIterator[Batch]:
     """Yield the batch of a job that wants no tokens: every choice ends at its limit."""
     yield [Finish(choice, "length", None, prompt_tokens, 0) for choice in range(len(job.seeds))]

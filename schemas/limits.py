@@ -13,14 +13,14 @@ class Limit(NamedTuple):
     """An upper bound on a part of a request.
 
     Args:
-        most: the largest value that is accepted.
-        unit: the unit of `most`.
+        maximum: the largest value that is accepted.
+        unit: the unit of `maximum`.
         of: the part of a request that is bounded.
         reason: the reason for the value.
         option: the command-line option that changes it, if there is one.
     """
 
-    most: int
+    maximum: int
     unit: str
     of: str
     reason: str
@@ -150,7 +150,7 @@ SCHEMA_VISITS = Limit(
 )  # fmt: skip
 COPIES = Limit(
     10_000, "schemas", "the copies of a JSON schema's definitions, in process",
-    "llguidance copies what a reference beside other keywords leads to.",
+    "llguidance copies what a reference next to other keywords leads to.",
 )  # fmt: skip
 SCHEMA_DEPTH = Limit(64, "levels", "schemas inside schemas", "OpenAI allows ten.")
 ONE_OF = Limit(64, "schemas", "`oneOf`", "All pairs are compared; `anyOf` has no limit.")
@@ -196,5 +196,5 @@ def table() -> str:
     rows = ["| what | at most | why | option |", "|---|--:|---|---|"]
     for limit in LIMITS:
         option = f"`{limit.option}`" if limit.option else ""
-        rows.append(f"| {limit.of} | {limit.most:,} {limit.unit} | {limit.reason} | {option} |")
+        rows.append(f"| {limit.of} | {limit.maximum:,} {limit.unit} | {limit.reason} | {option} |")
     return "\n".join(rows) + "\n"

@@ -26,7 +26,7 @@ from ...schemas.openai.messages import (
     TextPart,
     ToolMessage,
 )
-from .formats import Place, ToolCallFormat
+from .formats import CallPosition, ToolCallFormat
 from .parsers import INPUT
 from .reasoning import Framed, Tags
 
@@ -96,7 +96,7 @@ def turns_of(
         sees: True if the conversation contains media; the placeholder is then replaced in text.
     """
     turns: list[dict[str, Any]] = []
-    places: dict[str, Place] = {}
+    places: dict[str, CallPosition] = {}
     count = 0
     for message in messages:
         role: str = message.role
@@ -171,7 +171,7 @@ def _add_calls(
     turn: dict[str, Any],
     message: AssistantMessage,
     style: Style,
-    places: dict[str, Place],
+    places: dict[str, CallPosition],
     count: int,
 ) -> int:
     """Add the calls of a message to its turn, and return their number.
@@ -183,12 +183,12 @@ def _add_calls(
     if message.function_call is not None:
         calls.append(("call_function", message.function_call))
     for index, (call_id, function) in enumerate(calls):
-        places[call_id] = Place(function.name, count + index, index)
+        places[call_id] = CallPosition(function.name, count + index, index)
     if not calls:
         return 0
     if not style.calls:
         written = [(function.name, _arguments(function)) for _, function in calls]
-        turn["content"] += style.form.written(written)
+        turn["content"] += style.form.render(written)
         return len(calls)
     if style.null and not turn["content"]:
         turn["content"] = None
@@ -233,15 +233,15 @@ def _as_object(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-_UNKNOWN = Place("", -1, -1)
+_UNKNOWN = CallPosition("", -1, -1)
 
 
 def _make_result(
     turn: dict[str, Any],
     message: ToolMessage | FunctionMessage,
     style: Style,
-    places: Mapping[str, Place],
-) -> Place:
+    places: Mapping[str, CallPosition],
+) -> CallPosition:
     """Make a turn a result of a call, and return the place of the call."""
     place = _UNKNOWN
     if isinstance(message, ToolMessage):
@@ -260,7 +260,7 @@ def _make_result(
 
 
 def _is_joined(
-    turns: Sequence[dict[str, Any]], turn: Mapping[str, Any], place: Place, style: Style
+    turns: Sequence[dict[str, Any]], turn: Mapping[str, Any], place: CallPosition, style: Style
 ) -> bool:
     """Add a result to an earlier turn and return True, if the template takes it there."""
     if style.results == "user" and turns and turns[-1].get("result"):
@@ -277,7 +277,7 @@ def _is_joined(
     return True
 
 
-def _index_of_result(turns: Sequence[Mapping[str, Any]], place: Place) -> int:
+def _index_of_result(turns: Sequence[Mapping[str, Any]], place: CallPosition) -> int:
     """Return the index at which a result follows those of earlier calls of the same message."""
     index = len(turns)
     while (

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import orjson
 
 from ...backends.base import Grammar
-from ...backends.grammar import WS, Unenforced, in_request
+from ...backends.grammar import WS, UnsupportedSchema, in_request
 from ...backends.grammar.gbnf import WrongGrammar, check
 from ...backends.offload import Memo
 from ...schemas.limits import SCHEMA
@@ -62,11 +62,11 @@ def unenforced(tool_set: ToolSet | None, enforced: Mapping[str, Grammar]) -> lis
 def _is_enforceable(key: _Input) -> bool:
     try:
         rules = key.form.rules(FunctionSchema("f", None, False, key.grammar), "root", "f-", 0)
-    except Unenforced:
+    except UnsupportedSchema:
         return False
     try:
         check("".join(f"{name} ::= {rule}\n" for name, rule in {"ws": WS, **rules}.items()),
-              SCHEMA.most)  # fmt: skip
+              SCHEMA.maximum)  # fmt: skip
     except WrongGrammar:
         # The grammar is valid, but an engine cannot enforce it.
         return False

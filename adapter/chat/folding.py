@@ -38,7 +38,7 @@ _CALLING = ("tool_calls", "tool_responses")
 _BETWEEN = "\n\n"
 
 
-class Order(NamedTuple):
+class MessageRules(NamedTuple):
     """The orders of messages that a template accepts, and renders without omitting a message.
 
     Args:
@@ -80,18 +80,18 @@ class Order(NamedTuple):
     model: bool = True
 
 
-ANY = Order()
+ANY = MessageRules()
 # The fields from this one on affect messages with calls only.
-_CALLS = Order._fields.index("parallel")
-STRICTEST = Order(*[False] * len(Order._fields))
+_CALLS = MessageRules._fields.index("parallel")
+STRICTEST = MessageRules(*[False] * len(MessageRules._fields))
 
 
-def strictest(order: Order) -> Order:
+def strictest(order: MessageRules) -> MessageRules:
     """Return the order for a template that rejects messages which `order` accepts."""
     return STRICTEST._replace(said=order.said, said_earlier=order.said_earlier)
 
 
-def folded(turns: Sequence[Turn], order: Order, null: bool = False) -> Sequence[Turn]:
+def fold(turns: Sequence[Turn], order: MessageRules, null: bool = False) -> Sequence[Turn]:
     """Return the messages in an order that the template accepts; the same object if unchanged.
 
     Args:
@@ -117,7 +117,7 @@ def folded(turns: Sequence[Turn], order: Order, null: bool = False) -> Sequence[
 class _Fold:
     """The messages so far, and the system messages that wait for a user message."""
 
-    def __init__(self, order: Order, blank: str | None, answers: int) -> None:
+    def __init__(self, order: MessageRules, blank: str | None, answers: int) -> None:
         self._order = order
         # The content of a message with calls and without text.
         self._blank = blank

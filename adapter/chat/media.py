@@ -25,7 +25,7 @@ from ...schemas.openai.messages import (
     TextPart,
 )
 from ..errors import InvalidRequest
-from ..service import Served
+from ..service import ServedModel
 
 # Formats that llama.cpp reads (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
 _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
@@ -39,7 +39,7 @@ PARTS = 500
 _NAMES = {"image": "images", "audio": "audio"}
 
 
-def _without(kind: MediaKind, served: Served) -> str:
+def _without(kind: MediaKind, served: ServedModel) -> str:
     """Return what a client or its operator can do about a kind that the model does not accept."""
     hint = f"The loaded model does not support {_NAMES[kind]}. Send text parts only"
     if served.model.media:
@@ -48,7 +48,7 @@ def _without(kind: MediaKind, served: Served) -> str:
     return f"{hint}, or load the projector of the model with --mmproj FILE."
 
 
-async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, ...]:
+async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Media, ...]:
     """Return the images and audio of messages, in their order.
 
     Raises:
@@ -67,9 +67,9 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
             if isinstance(part, TextPart | RefusalPart):
                 continue
             here = f"messages[{index}].content[{number}]"
-            if len(found) == limits.IMAGES.most:
+            if len(found) == limits.IMAGES.maximum:
                 raise InvalidRequest(
-                    f"Invalid '{here}': at most {limits.IMAGES.most} images and audio files are "
+                    f"Invalid '{here}': at most {limits.IMAGES.maximum} images and audio files are "
                     "allowed in one request.",
                     here,
                     "array_above_max_length",
@@ -96,7 +96,7 @@ async def media_of(messages: Sequence[Message], served: Served) -> tuple[Media, 
     return tuple(found)
 
 
-async def _image(url: str, param: str, served: Served) -> bytes:
+async def _image(url: str, param: str, served: ServedModel) -> bytes:
     if url.startswith("data:"):
         return await offload.run(len(url), _inline, url, param)
     if not url.startswith(("http://", "https://")):
@@ -132,17 +132,17 @@ def _check_pixels(data: bytes, param: str) -> None:
         raise UnreadableMedia(param) from None
     if width <= 0 or height <= 0:
         raise UnreadableMedia(param)
-    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > limits.SCANS.most:
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > limits.SCANS.maximum:
         raise InvalidRequest(
             f"Invalid '{param}': the progressive JPEG has too many scans; at most "
-            f"{limits.SCANS.most} are allowed. Save it with fewer scans.",
+            f"{limits.SCANS.maximum} are allowed. Save it with fewer scans.",
             param,
             "image_too_large",
         )
-    if width * height > limits.PIXELS.most:
+    if width * height > limits.PIXELS.maximum:
         raise InvalidRequest(
             f"Invalid '{param}': the image has {width} x {height} pixels; at most "
-            f"{limits.PIXELS.most} are allowed. Send a smaller image.",
+            f"{limits.PIXELS.maximum} are allowed. Send a smaller image.",
             param,
             "image_too_large",
         )
@@ -168,10 +168,10 @@ def _check_length(data: bytes, param: str) -> None:
             param,
             "image_parse_error",
         )
-    if sound.duration > limits.SOUND.most:
+    if sound.duration > limits.SOUND.maximum:
         raise InvalidRequest(
             f"Invalid '{param}': the audio is {sound.duration:.0f} s long; at most "
-            f"{limits.SOUND.most} s are allowed. Send shorter audio.",
+            f"{limits.SOUND.maximum} s are allowed. Send shorter audio.",
             param,
             "audio_too_long",
         )

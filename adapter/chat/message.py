@@ -15,7 +15,7 @@ from typing_extensions import override
 from ...schemas.openai.chat import ChatMessage
 from ...schemas.openai.common import FinishReason
 from ..generation.choice import Delta
-from ..generation.frames import Frames
+from ..generation.frames import ChunkEncoder
 from ..generation.logprobs import Entry
 from ..service import REASONING_FIELDS, ReasoningField
 from .custom import InputReader
@@ -131,7 +131,7 @@ _PLAIN = Shape()
 _TEXT = attrgetter("text")
 
 
-class ChatFrames(Frames):
+class ChatEncoder(ChunkEncoder):
     """The chunks of a `/v1/chat/completions` stream."""
 
     def __init__(

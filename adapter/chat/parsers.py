@@ -17,7 +17,7 @@ from ..generation.choice import Parser, Part
 BLANKS = b" \t\r\n"
 
 
-class Plain(Parser):
+class TextParser(Parser):
     """A parser that returns all text as content."""
 
     in_call = False
@@ -64,7 +64,7 @@ class MarkerFinder:
         return longest
 
 
-class Blanks:
+class TrailingSpace:
     """A buffer that holds back whitespace at the end of content until more content follows."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ Bytes: TypeAlias = Generator[None, int, int]
 Steps: TypeAlias = Generator[None, int, None]
 
 
-class Broken(Exception):
+class ParseFailed(Exception):
     """An error for text that is not a call.
 
     Attributes:
@@ -165,7 +165,7 @@ class CallParser:
             except StopIteration:
                 self.done = True
                 return position + 1, self.taken()
-            except Broken as error:
+            except ParseFailed as error:
                 error.at = position
                 raise
         return len(data), self.taken()
@@ -177,7 +177,7 @@ class CallParser:
             Broken: the text ends inside a call.
         """
         if not self._may_end:
-            raise Broken
+            raise ParseFailed
         return self.taken()
 
     def taken(self) -> list[Part]:
@@ -203,12 +203,12 @@ class CallParser:
         name: str | None = None
         given: bytes | None = None
         if byte != ord("{"):
-            raise Broken
+            raise ParseFailed
         byte = yield from self._next()
         while True:
             key = yield from self._string(byte)
             if (yield from self._next()) != ord(":"):
-                raise Broken
+                raise ParseFailed
             byte = yield from self._next()
             if key == self._name and name is None:
                 name = yield from self._string(byte)
@@ -228,7 +228,7 @@ class CallParser:
                 break
             byte = yield from self._next()
         if name is None:
-            raise Broken
+            raise ParseFailed
         if given is None:
             self._fragment += b"{}"
         self._check_whole()
@@ -236,15 +236,15 @@ class CallParser:
     def _object(self, byte: int) -> Steps:
         """Parse arguments that are an object, whose first byte is given."""
         if byte != ord("{"):
-            raise Broken
+            raise ParseFailed
         yield from self._value(byte, self._fragment)
         self._check_whole()
 
     def _check_whole(self) -> None:
-        """Finish a call's arguments; raise `Broken` for checked arguments other than an object."""
+        """Finish a call's arguments; raise `ParseFailed` if checked ones are no object."""
         self._flush()
         if self._check is not None and not isinstance(_loaded(bytes(self._whole)), dict):
-            raise Broken
+            raise ParseFailed
         self._settle()
 
     def _settle(self) -> None:
@@ -267,7 +267,7 @@ class CallParser:
 
     def _begin(self, name: str) -> None:
         if self._check is not None and not self._check(name):
-            raise Broken
+            raise ParseFailed
         self._put("call", name.encode())
         self._whole.clear()
 
@@ -294,7 +294,7 @@ class CallParser:
         while byte != end:
             name.append(byte)
             if byte not in NAME_BYTES or len(name) > LONGEST_NAME:
-                raise Broken
+                raise ParseFailed
             byte = yield
         return name.decode()
 
@@ -307,7 +307,7 @@ class CallParser:
         while text not in markers:
             text += bytes([(yield from self._next()) if not text else (yield)])
             if not any(marker.startswith(text) for marker in markers):
-                raise Broken
+                raise ParseFailed
         self._may_end = False
         return text
 
@@ -315,13 +315,13 @@ class CallParser:
         """Return True if the list or object ends here, False if a comma follows."""
         byte = yield from self._next()
         if byte not in (close, ord(",")):
-            raise Broken
+            raise ParseFailed
         return byte == close
 
     def _string(self, byte: int) -> Generator[None, int, str]:
         raw = bytearray()
         if byte != _QUOTE:
-            raise Broken
+            raise ParseFailed
         yield from self._value(byte, raw)
         text = _loaded(bytes(raw))
         assert isinstance(text, str)
@@ -339,7 +339,7 @@ class CallParser:
             elif byte in _CLOSE:
                 depth -= 1
                 if depth < 0:
-                    raise Broken
+                    raise ParseFailed
             elif not depth:
                 yield from self._scalar(into)
                 return
@@ -375,7 +375,7 @@ def _as_object(raw: bytes) -> bytes:
     if value is None:
         return b"{}"
     if not isinstance(value, dict):
-        raise Broken
+        raise ParseFailed
     return raw
 
 
@@ -383,10 +383,10 @@ def _loaded(raw: bytes) -> object:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
-        raise Broken from None
+        raise ParseFailed from None
 
 
-class Calls(Parser):
+class ToolCallParser(Parser):
     """A parser that separates calls from content.
 
     Args:
@@ -429,7 +429,7 @@ class Calls(Parser):
         self._bare = bare
         self._forced = forced
         self._enforced = enforced
-        self._blanks = Blanks()
+        self._blanks = TrailingSpace()
         self._text = b""
         # The current call: its bytes, how many of them the returned parts account for, and the
         # parts that are held back until it is complete.
@@ -543,7 +543,7 @@ class Calls(Parser):
     def _read(self, parser: CallParser, out: list[Part]) -> bool:
         try:
             size, parts = parser.feed(self._text)
-        except Broken as error:
+        except ParseFailed as error:
             # The first wrong byte is parsed again.
             self._raw += self._text[: error.at]
             self._text = self._text[error.at :]
@@ -599,7 +599,7 @@ class Calls(Parser):
     def _unfinished(self, parser: CallParser) -> list[Part]:
         try:
             self._waiting += parser.end()
-        except Broken:
+        except ParseFailed:
             # An enforced call that was cut off is not content.
             return self._pass_on(True) if self._enforced else self._dropped()
         return self._pass_on(True)

@@ -22,23 +22,23 @@ from ...backends.base import (
     Stops,
 )
 from ...backends.errors import check_length
-from ...backends.grammar import Unenforced
+from ...backends.grammar import UnsupportedSchema
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest
 from ..generation.choice import MessageFormat, Parser
-from ..service import Served
+from ..service import ServedModel
 from . import instruct
 from .conversation import Style, turns_of
 from .custom import enforceable, unenforced
-from .folding import ANY, folded, strictest
+from .folding import ANY, fold, strictest
 from .formats import grammar as calls_grammar
 from .formats.base import FunctionSchema
 from .media import media_of
 from .message import Shape
-from .parsers import Plain
-from .profile import Manner, known_manner_of, manners
-from .reasoning import Tags, Thinking
+from .parsers import TextParser
+from .profile import TemplateProfile, known_profile, known_profiles
+from .reasoning import ReasoningParser, Tags
 from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
 from .templates import AS_USUAL, Conversation, Reasoning, TemplateError, render, variables_of
 from .tools import ToolSet, wrong_schema
@@ -99,7 +99,7 @@ class ChatJob:
 
 
 @dataclass(slots=True)
-class _Special:
+class _Markers:
     """The markers in a model's answer.
 
     Args:
@@ -131,7 +131,7 @@ class _Special:
         return Preamble(self.tags.begin, self.tags.end, self.is_open, self.tokens)
 
 
-async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
+async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     """Return the job that answers a chat request.
 
     Raises:
@@ -140,7 +140,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     if turn.format is not None:
         served = replace(served, model=replace(served.model, template=None))
     model = served.model
-    manner = manners.known(model) or await known_manner_of(model)
+    manner = known_profiles.known(model) or await known_profile(model)
     media: tuple[Media, ...] = ()
     if list in map(type, map(_CONTENT, turn.messages)):
         media = await media_of(turn.messages, served)
@@ -149,7 +149,7 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
     if turn.variables or turn.reasoning is not AS_USUAL:
         variables, dropped = variables_of(turn.variables, turn.reasoning, model)
     prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
-    check_length(len(prompt.text), limits.TOKEN_SIZE.most, model.context, turn.max_tokens)
+    check_length(len(prompt.text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
     if media and prompt.text.count(MEDIA) != len(media):
         raise InvalidRequest(
             "The model's chat template omits some of the images or audio of these messages. Send "
@@ -189,8 +189,8 @@ async def prepare(turn: ChatTurn, served: Served) -> ChatJob:
 
 async def _prompt(
     turn: ChatTurn,
-    served: Served,
-    manner: Manner,
+    served: ServedModel,
+    manner: TemplateProfile,
     variables: Mapping[str, Any],
     has_media: bool,
 ) -> tuple[Rendered, Sequence[str]]:
@@ -209,17 +209,17 @@ async def _prompt(
     arguments = model, turn.messages, functions, manner.style, manner.tags, has_media
     if size <= offload.SMALL:
         turns, tools = turns_of(*arguments)
-        messages = turns if order == ANY else folded(turns, order, null)
+        messages = turns if order == ANY else fold(turns, order, null)
     else:
         turns, tools = await offload.run(size, turns_of, *arguments)
-        messages = await offload.run(size, folded, turns, order, null)
+        messages = await offload.run(size, fold, turns, order, null)
     markers = () if form is None else form.stops(messages)
     conversation: Conversation = {"messages": messages, "variables": variables, "tools": tools}
     try:
         prompt = await _render(turn, served, form, conversation, has_media, messages is not turns)
     except TemplateError:
         # The template rejects an order that no sample conversation covers.
-        again = await offload.run(size, folded, turns, strictest(order), null)
+        again = await offload.run(size, fold, turns, strictest(order), null)
         if model.template is None or again is turns or again == messages:
             raise
         conversation["messages"] = again
@@ -229,7 +229,7 @@ async def _prompt(
 
 async def _render(
     turn: ChatTurn,
-    served: Served,
+    served: ServedModel,
     form: instruct.InstructFormat | None,
     conversation: Conversation,
     has_media: bool,
@@ -266,15 +266,15 @@ async def _render(
 
 
 async def _special_of(
-    turn: ChatTurn, served: Served, manner: Manner, prompt: str, stops: Sequence[str]
-) -> _Special:
+    turn: ChatTurn, served: ServedModel, manner: TemplateProfile, prompt: str, stops: Sequence[str]
+) -> _Markers:
     style, tags = manner.style, manner.tags
     text = prompt.rstrip()
     is_open = tags is not None and text.endswith(tags.begin)
     is_over = tags is not None and text.endswith(tags.end)
     if is_over and tags is not None and not tags.label:
         tags = None
-    found = _Special(style, tags, is_open, is_over)
+    found = _Markers(style, tags, is_open, is_over)
     wanted = {tags.begin, tags.end} if tags is not None else set()
     if turn.tool_set is not None or style.is_one_of_several:
         wanted |= set(style.form.markers)
@@ -289,7 +289,7 @@ async def _special_of(
         # A model that reads about tools in the prompt may write the token, or spell it as text.
         tokens = tokens - set(style.form.markers)
     is_free = turn.tool_set is not None and turn.tool_set.mode == "auto" and turn.answer is None
-    interrupts = style.form.begins if style.form.interrupts and is_free else ()
+    interrupts = style.form.openers if style.form.interrupts and is_free else ()
     return replace(
         found,
         tokens=frozenset(tokens),
@@ -312,7 +312,7 @@ def _functions(tool_set: ToolSet, inputs: Mapping[str, Grammar]) -> tuple[Functi
 
 
 async def _grammar(
-    turn: ChatTurn, served: Served, special: _Special, inputs: Mapping[str, Grammar]
+    turn: ChatTurn, served: ServedModel, special: _Markers, inputs: Mapping[str, Grammar]
 ) -> tuple[Grammar | None, bool]:
     """Return the grammar of each choice, and True if it enforces tool calls.
 
@@ -353,16 +353,16 @@ async def _grammar(
             param,
             "array_above_max_length",
         ) from None
-    except Unenforced as error:
+    except UnsupportedSchema as error:
         index, function = tool_set.functions[int(error.path[0])]
-        error = Unenforced(error.reason, error.path[1:])
+        error = UnsupportedSchema(error.reason, error.path[1:])
         path = f"{tool_set.paths[index]}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
     after = None if special.style.is_one_of_several else special.preamble
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 
-def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
+def _form(special: _Markers, tool_set: ToolSet | None, enforced: bool) -> MessageFormat | None:
     """Return the format that splits an answer into parts; None if all of it is content."""
     if tool_set is None and special.tags is None and not special.style.is_one_of_several:
         return None
@@ -371,13 +371,13 @@ def _form(special: _Special, tool_set: ToolSet | None, enforced: bool) -> Messag
     forced = enforced and tool_set is not None and tool_set.mode != "auto"
 
     def parser() -> Parser:
-        own: Parser = Plain()
+        own: Parser = TextParser()
         if tool_set is not None or special.style.is_one_of_several:
             own = special.style.form.parser(schemas, special.tokens, enforced, forced)
         tags = special.tags
         if tags is None:
             return own
-        return Thinking(tags, special.is_open, special.tokens, own, special.interrupts)
+        return ReasoningParser(tags, special.is_open, special.tokens, own, special.interrupts)
 
     if tool_set is None:
         return MessageFormat(parser)

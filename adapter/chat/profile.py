@@ -25,7 +25,7 @@ from ...schemas.openai.messages import (
     UserMessage,
 )
 from .conversation import Style, turns_of
-from .folding import ANY, MODEL, Order
+from .folding import ANY, MODEL, MessageRules
 from .formats import HERMES, format_of
 from .reasoning import Tags, tags_of
 from .templates import render
@@ -37,7 +37,7 @@ IN_WORDS = (
 )
 
 
-def style_of(model: Model) -> Style:
+def detect_style(model: Model) -> Style:
     """Return the first style in which a model's template shows tools, calls and results."""
     if model.template is None:
         return IN_WORDS[1]
@@ -98,7 +98,7 @@ def _shows(model: Model, style: Style) -> bool:
     said = prompt.removeprefix(asked) if form.bare else prompt[prompt.index("probe_question") :]
     if form.bare:
         return said != prompt and said.lstrip().startswith(("{", "[{", *form.markers))
-    return form.begin in said and any(name in said for name in form.spelled("probe_name"))
+    return form.begin in said and any(name in said for name in form.name_spellings("probe_name"))
 
 
 def _is_framed(model: Model, style: Style, tags: Tags) -> bool:
@@ -133,10 +133,10 @@ def _rendered(
         return ""
 
 
-# The samples for each field of `Order`, one letter per message. The roles are (S)ystem, (U)ser,
-# (A)ssistant, and a tool (R)esult. An assistant message can also be a (C)all, two (P)arallel calls,
-# a call with content (B), a call with content and (T)hought, or one with (M)alformed arguments. (G)
-# is an assistant message with the role `model`.
+# The samples for each field of `MessageRules`, one letter per message. The roles are (S)ystem,
+# (U)ser, (A)ssistant, and a tool (R)esult. An assistant message can also be a (C)all, two
+# (P)arallel calls, a call with content (B), a call with content and (T)hought, or one with (M)alformed
+# arguments. (G) is an assistant message with the role `model`.
 _SAMPLES = {
     "system": ("SU",),
     "kept": ("SUA", "SUCR"),
@@ -171,7 +171,9 @@ _WITH_CALLS = frozenset(
 )
 
 
-def order_of(model: Model, style: Style, functions: Sequence[Function] = ()) -> Order:
+def detect_message_rules(
+    model: Model, style: Style, functions: Sequence[Function] = ()
+) -> MessageRules:
     """Return the orders that a model's template accepts, with or without tools."""
     if model.template is None:
         return ANY
@@ -198,7 +200,7 @@ def order_of(model: Model, style: Style, functions: Sequence[Function] = ()) -> 
         found["model"] = _has_model(model, style, functions)
     if not found["system"]:
         found.pop("kept")
-    return Order(**found)
+    return MessageRules(**found)
 
 
 def _accepts(
@@ -303,7 +305,7 @@ def _said(index: int) -> str:
 
 
 @dataclass(slots=True)
-class Manner:
+class TemplateProfile:
     """A model's conventions.
 
     Args:
@@ -316,24 +318,28 @@ class Manner:
 
     style: Style
     tags: Tags | None
-    order: Order
-    order_with_tools: Order
+    order: MessageRules
+    order_with_tools: MessageRules
     splits: bool
 
 
-def manner_of(model: Model) -> Manner:
+def detect_profile(model: Model) -> TemplateProfile:
     """Return the conventions of a model."""
-    style = style_of(model)
-    order = order_of(model, style)
-    with_tools = order_of(model, style, [FUNCTION]) if style.native else order
+    style = detect_style(model)
+    order = detect_message_rules(model, style)
+    with_tools = detect_message_rules(model, style, [FUNCTION]) if style.native else order
     tags = tags_of(model.template) if model.template is not None else None
-    return Manner(style, tags, order, with_tools, tags is not None or style.is_one_of_several)
+    return TemplateProfile(
+        style, tags, order, with_tools, tags is not None or style.is_one_of_several
+    )
 
 
 # The template takes most of the memory of an entry.
-manners: Memo[Model, Manner] = Memo(1 << 20, lambda model, _: len(model.template or "") + 1_000)
+known_profiles: Memo[Model, TemplateProfile] = Memo(
+    1 << 20, lambda model, _: len(model.template or "") + 1_000
+)
 
 
-async def known_manner_of(model: Model) -> Manner:
+async def known_profile(model: Model) -> TemplateProfile:
     """Return the cached conventions of a model; compiling and trying a template takes 0.1 s."""
-    return await manners.get(model, lambda: manner_of(model))
+    return await known_profiles.get(model, lambda: detect_profile(model))

@@ -81,7 +81,7 @@ def tags_of(template: str) -> Tags | None:
     return found
 
 
-class Enclosed(Parser):
+class AnswerTagParser(Parser):
     """A parser that drops the tags around the answer, and the whitespace next to them.
 
     Args:
@@ -95,7 +95,7 @@ class Enclosed(Parser):
         self._answer = answer
         self._held = b""
         # A plain function, because a bound method would make a reference cycle.
-        self._read = Enclosed._starts
+        self._read = AnswerTagParser._starts
 
     @property
     @override
@@ -117,7 +117,7 @@ class Enclosed(Parser):
     def _rest(self) -> list[Part]:
         """Return the held text: the last tag is dropped, other text belongs to the answer."""
         held, self._held = self._held, b""
-        inside = self._read is Enclosed._inside
+        inside = self._read is AnswerTagParser._inside
         if not held or (inside and held.strip(BLANKS) == self._end):
             return [Part("nothing", b"", len(held))] if held else []
         return self._answer.feed(held)
@@ -125,13 +125,13 @@ class Enclosed(Parser):
     def _starts(self, text: bytes) -> list[Part]:
         bare = text.lstrip(BLANKS)
         if bare.startswith(self._begin):
-            self._read = Enclosed._leads
+            self._read = AnswerTagParser._leads
             size = len(text) - len(bare) + len(self._begin)
             return [Part("nothing", b"", size), *self._leads(text[size:])]
         if self._begin.startswith(bare):
             self._held = text
             return []
-        self._read = Enclosed._passes
+        self._read = AnswerTagParser._passes
         return self._answer.feed(text)
 
     def _leads(self, text: bytes) -> list[Part]:
@@ -140,7 +140,7 @@ class Enclosed(Parser):
         parts = [Part("nothing", b"", len(text) - len(bare))] if len(bare) < len(text) else []
         if not bare:
             return parts
-        self._read = Enclosed._inside
+        self._read = AnswerTagParser._inside
         return parts + self._inside(bare)
 
     def _inside(self, text: bytes) -> list[Part]:
@@ -156,7 +156,7 @@ class Enclosed(Parser):
         return self._answer.feed(text)
 
 
-class Thinking(Parser):
+class ReasoningParser(Parser):
     """A parser that returns the text between two tags at the beginning as reasoning.
 
     A model whose reasoning has a label may reason again, between and after its content and calls.
@@ -194,7 +194,7 @@ class Thinking(Parser):
         self._between = b""
         self._reasoned = False
         # A plain function, because a bound method would make a reference cycle.
-        self._read = Thinking._labels if is_open else Thinking._starts
+        self._read = ReasoningParser._labels if is_open else ReasoningParser._starts
 
     @property
     @override
@@ -209,9 +209,9 @@ class Thinking(Parser):
     def end(self) -> list[Part]:
         """Reasoning without an end tag is still reasoning."""
         held, self._held = self._held, b""
-        if self._read is Thinking._labels:
+        if self._read is ReasoningParser._labels:
             return [Part("nothing", b"", len(held))] if held else []
-        if self._read is Thinking._thinks:
+        if self._read is ReasoningParser._thinks:
             kept = held.rstrip(BLANKS)
             parts = [self._reasoning(kept, len(kept))] if kept else []
             return [*parts, Part("nothing", b"", len(held) - len(kept))]
@@ -231,14 +231,14 @@ class Thinking(Parser):
             self._held = text
             return []
         self._held = b""
-        self._read = Thinking._answers
+        self._read = ReasoningParser._answers
         if not mark:
             return self._answers(text, False)
         return [*(self._answers(before, False) if before else ()), *self._answers(data, True)]
 
     def _started(self, size: int) -> list[Part]:
         self._held = b""
-        self._read = Thinking._labels
+        self._read = ReasoningParser._labels
         return [Part("nothing", b"", size)]
 
     def _labels(self, data: bytes, mark: bool) -> list[Part]:
@@ -247,7 +247,7 @@ class Thinking(Parser):
         if mark:
             if self._label and data == self._begin:
                 return self._started(len(text))
-            self._read = Thinking._thinks
+            self._read = ReasoningParser._thinks
             return self._thinks(data, True)
         bare = text.lstrip(BLANKS)
         # The first tag may be repeated before a label.
@@ -259,7 +259,7 @@ class Thinking(Parser):
             self._held = text
             return []
         self._held = b""
-        self._read = Thinking._thinks
+        self._read = ReasoningParser._thinks
         bare = bare.removeprefix(self._label)
         size = len(text) - len(bare)
         if bare == text.lstrip(BLANKS):
@@ -297,9 +297,9 @@ class Thinking(Parser):
         parts = [self._reasoning(kept, len(kept))] if kept else []
         parts.append(Part("nothing", b"", size - len(kept)))
         self._held = b""
-        self._read = Thinking._leads
+        self._read = ReasoningParser._leads
         if self._around is not None:
-            self._answer = Enclosed(*self._around, self._answer)
+            self._answer = AnswerTagParser(*self._around, self._answer)
             self._around = None
         return parts + (self._leads(rest, False) if rest else [])
 
@@ -309,7 +309,7 @@ class Thinking(Parser):
         parts = [Part("nothing", b"", len(data) - len(bare))] if len(bare) < len(data) else []
         if not bare:
             return parts
-        self._read = Thinking._answers
+        self._read = ReasoningParser._answers
         return parts + self._answers(bare, mark)
 
     def _answers(self, data: bytes, mark: bool) -> list[Part]:
@@ -339,5 +339,5 @@ class Thinking(Parser):
         """Begin reasoning again at its first tag, which cuts off what the answer held back."""
         self._between = b"\n" if self._reasoned else b""
         self._thought = False
-        self._read = Thinking._labels
+        self._read = ReasoningParser._labels
         return self._answer.feed(self._begin, True)

@@ -200,7 +200,7 @@ _known: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
 async def _special_tokens_of(backend: Backend, model: Model) -> _SpecialTokens:
     found = _known.get(backend)
     if found is None or found.fingerprint != model.fingerprint:
-        specials = await backend.specials()
+        specials = await backend.special_tokens()
         if (await backend.model()).fingerprint != model.fingerprint:
             raise EngineUnavailable("The engine has loaded another model. Send the request again.")
         # Some vocabularies have a thousand special tokens; their pattern is slow to compile.
@@ -269,10 +269,10 @@ class _Cutter:
     def _count(self, pieces: int) -> None:
         """Count pieces of text; reject a request that has too many of them."""
         self._pieces += pieces
-        if self._pieces > limits.SPELLED.most:
+        if self._pieces > limits.SPELLED.maximum:
             raise InvalidRequest(
                 "Invalid 'messages': they contain too many control tokens as text; at most "
-                f"{limits.SPELLED.most} pieces are allowed. Remove some of them, or send fewer "
+                f"{limits.SPELLED.maximum} pieces are allowed. Remove some of them, or send fewer "
                 "messages.",
                 "messages",
                 "string_above_max_length",

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...backends.base import Grammar
 from ...backends.errors import Unsupported, shortened
-from ...backends.grammar import Unenforced, check_schema
+from ...backends.grammar import UnsupportedSchema, check_schema
 from ...schemas import limits
 from ...schemas.openai.chat import (
     AllowedToolsChoice,
@@ -116,7 +116,7 @@ def tool_set_of(
 def _check(function: Function, param: str) -> None:
     try:
         check_schema(function.parameters)
-    except Unenforced as error:
+    except UnsupportedSchema as error:
         raise wrong_schema(function.name, error, param) from None
     kind = (function.parameters or {}).get("type", "object")
     if "object" not in (kind if isinstance(kind, list) else [kind]):
@@ -125,7 +125,7 @@ def _check(function: Function, param: str) -> None:
         raise _wrong(function.name, f"{reason}, got 'type: {json.dumps(kind)}'", param)
 
 
-def wrong_schema(name: str, error: Unenforced, param: str) -> InvalidRequest:
+def wrong_schema(name: str, error: UnsupportedSchema, param: str) -> InvalidRequest:
     """Return the error for parameters that are not a valid schema, or cannot be enforced."""
     return _wrong(name, f"In context={error.context}, {error.reason}", param)
 
@@ -288,9 +288,9 @@ def check_count(contents: Iterable[object], field: str) -> None:
     for content in contents:
         if isinstance(content, list):
             parts += len(content)
-    if parts > limits.PARTS.most:
+    if parts > limits.PARTS.maximum:
         raise InvalidRequest(
-            f"Invalid '{field}': it has {parts} content parts; at most {limits.PARTS.most} "
+            f"Invalid '{field}': it has {parts} content parts; at most {limits.PARTS.maximum} "
             "are allowed. Send fewer, larger parts.",
             field,
             "array_above_max_length",

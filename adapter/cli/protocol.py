@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from ...schemas import limits
 from ..errors import InvalidRequest, render
 
-MOST_HEAD = limits.HEAD.most
+MOST_HEAD = limits.HEAD.maximum
 
 
 class _Cycle(RequestResponseCycle):

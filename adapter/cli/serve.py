@@ -204,7 +204,9 @@ def _load_vocabulary(settings: Settings) -> None:
     try:
         load(name)
     except InvalidRequest as error:
-        raise WrongSettings(f"{settings.place('logit_bias_vocabulary')}: {error.message}") from None
+        raise WrongSettings(
+            f"{settings.source_of('logit_bias_vocabulary')}: {error.message}"
+        ) from None
 
 
 async def _listen_when_ready(

@@ -22,7 +22,7 @@ import orjson
 from ..auth import owner_of
 from ..errors import printable
 from ..settings import Settings, WrongSettings
-from ..store.config import LARGEST, Place, bytes_of, seconds_of
+from ..store.config import LARGEST, StoreConfig, bytes_of, seconds_of
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from . import options
 from .terminal import EXIT_START, Output, Progress, WrongUse, end_at_once
@@ -144,7 +144,7 @@ def placed(work: Work) -> Callable[..., None]:
             raise WrongUse(str(error)) from None
         if place is None or not place.durable:
             what = "off" if place is None else "memory"
-            raise WrongUse(f"{settings.place('store')}: {NO_STORE.format(what)}")
+            raise WrongUse(f"{settings.source_of('store')}: {NO_STORE.format(what)}")
         try:
             asyncio.run(work(place, **own))
         except (StoreError, StoreUnavailable) as error:
@@ -160,7 +160,7 @@ def say(text: str) -> None:
 
 
 @asynccontextmanager
-async def opened(place: Place) -> AsyncIterator[Database]:
+async def opened(place: StoreConfig) -> AsyncIterator[Database]:
     """Yield the database of a store that exists, without a change to its schema.
 
     Raises:
@@ -188,7 +188,7 @@ async def opened(place: Place) -> AsyncIterator[Database]:
 @store.command()
 @click.option("--dry-run", is_flag=True, help="Only print which migrations would run.")
 @placed
-async def migrate(place: Place, dry_run: bool) -> None:
+async def migrate(place: StoreConfig, dry_run: bool) -> None:
     """Run the missing migrations of the schema.
 
     A server runs them at its start, too. One that runs already waits while this command migrates.
@@ -214,7 +214,7 @@ async def migrate(place: Place, dry_run: bool) -> None:
 @store.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @placed
-async def stats(place: Place, as_json: bool) -> None:
+async def stats(place: StoreConfig, as_json: bool) -> None:
     """Print the size of the store, and what it contains.
 
     It reads a row of every object: about a second for a million objects on a fast disk.
@@ -243,7 +243,7 @@ async def stats(place: Place, as_json: bool) -> None:
 @click.option("--reasoning", is_flag=True, help="Keep the reasoning, as reasoning_content.")
 @placed
 async def export(
-    place: Place,
+    place: StoreConfig,
     output: Path | None,
     model: str | None,
     metadata: dict[str, str],
@@ -298,7 +298,7 @@ async def export(
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @placed
 async def prune(
-    place: Place,
+    place: StoreConfig,
     older_than: float | None,
     max_size: int | None,
     model: str | None,
@@ -342,7 +342,7 @@ async def prune(
             say("SQLite's log still has deleted text, because another process reads the store.")
 
 
-def table(place: Place, found: Statistics) -> str:
+def table(place: StoreConfig, found: Statistics) -> str:
     """Return the figures of a store as lines of two columns, and then its models."""
     per_object = found["bytes_per_object"]
     rows = [

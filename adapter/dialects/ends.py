@@ -18,7 +18,7 @@ _BEGINS = re.compile(r"""\s*\[?\s*["']""")
 # A quote, or an escape sequence, which is skipped.
 _BARE_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 # A character of a literal can have six: \u0041.
-_LONGEST = 8 * limits.STOP_TEXT.most
+_LONGEST = 8 * limits.STOP_TEXT.maximum
 
 
 def alternatives(draft: Draft, value: Any) -> None:

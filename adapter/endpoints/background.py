@@ -21,8 +21,8 @@ from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
 from ..request import EVENT_STREAM, Exchange
 from ..responses.background import Job
-from ..responses.response import USABLE, BackgroundFrames, Draft
-from ..service import Served, Service
+from ..responses.response import USABLE, BackgroundEncoder, Draft
+from ..service import ServedModel, Service
 
 log = logging.getLogger("latimer")
 
@@ -39,7 +39,7 @@ class Work:
         body: the request's body, as it is stored.
     """
 
-    served: Served
+    served: ServedModel
     plan: Plan
     draft: Draft
     show: Callable[..., Any] | None
@@ -103,7 +103,7 @@ async def _run(
     exchange: Exchange, service: Service, options: StreamOptions, work: Work, job: Job
 ) -> None:
     """Do the work; the last event is added when the response is stored."""
-    frames = BackgroundFrames(work.draft)
+    frames = BackgroundEncoder(work.draft)
     job.fault = _once(frames.error)
     job.log.add(frames.queued())
 

@@ -13,7 +13,7 @@ from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ..chat.message import ChatFrames, Shape, message_of
+from ..chat.message import ChatEncoder, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
 from ..chat.tools import check_messages
 from ..errors import InvalidRequest, in_chat
@@ -24,7 +24,7 @@ from ..generation.sinks import Answer, Result, detailed_usage_of, pass_native, r
 from ..generation.token_ids import in_model_vocabulary
 from ..hosted import CHAT_LIMITS, lacking
 from ..request import Exchange
-from ..service import Served, Service
+from ..service import ServedModel, Service
 from ..store.records import new_id
 from ..validation import check_stream_options, notes, read, refuse_unserved, sampling_of
 from .common import check_store, name_of, party_of, store_reply, turn_of
@@ -85,7 +85,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
 def _answer(
     exchange: Exchange,
     service: Service,
-    served: Served,
+    served: ServedModel,
     request: ChatRequest,
     chat: ChatJob,
     include_usage: bool,
@@ -108,7 +108,7 @@ def _answer(
     frames = None
     if request.stream:
         chunk = {**head, "object": "chat.completion.chunk"}
-        own = ChatFrames(chunk, include_usage, show, chat.shape)
+        own = ChatEncoder(chunk, include_usage, show, chat.shape)
         frames = in_stream(request.stream_options, own)
     store = None
     if exchange.to_store is not None and service.store is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...backends.base import Finish, Generation, Sampling, Text
 from ...backends.errors import EngineError, Unsupported
-from ...backends.queue import Party, Tier
+from ...backends.queue import Ticket, Tier
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
 from ...schemas.openai.messages import Message
 from ...schemas.openai.responses import ResponseRequest
@@ -23,7 +23,7 @@ from ..chat.tools import ToolSet, chat_tools_of
 from ..errors import InvalidRequest, StoreUnavailable, in_log
 from ..generation.constraints import grammar_of
 from ..request import Exchange
-from ..service import Served
+from ..service import ServedModel
 from ..store.records import Record, time_of
 from ..store.store import Store
 from ..validation import seeds_of, stops_of
@@ -39,10 +39,10 @@ _PLACES: Mapping[str | None, Tier] = {
 }
 
 
-def party_of(tier: str | None) -> Party | None:
+def party_of(tier: str | None) -> Ticket | None:
     """Return the request as engines know it; None if it has the default place."""
     place = _PLACES.get(tier)
-    return None if place is None else Party(place)
+    return None if place is None else Ticket(place)
 
 
 def name_of(tier: str) -> str:
@@ -50,7 +50,7 @@ def name_of(tier: str) -> str:
     return _NAMES.get(tier, tier)
 
 
-async def prompt_tokens(served: Served, job: Generation) -> int:
+async def prompt_tokens(served: ServedModel, job: Generation) -> int:
     """Return the number of tokens in the prompt of a job, without an added BOS.
 
     Images and audio have as many tokens as the engine makes of them. It evaluates such a prompt,
@@ -161,7 +161,7 @@ _OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
 def turn_of(
-    exchange: Exchange, request: ChatRequest, served: Served, sampling: Sampling
+    exchange: Exchange, request: ChatRequest, served: ServedModel, sampling: Sampling
 ) -> ChatTurn:
     """Return the `ChatTurn` of a request; a large one is for a thread.
 
@@ -189,7 +189,7 @@ def turn_of(
 def turn_of_response(
     exchange: Exchange,
     request: ResponseRequest,
-    served: Served,
+    served: ServedModel,
     sampling: Sampling,
     messages: Sequence[Message],
     tool_set: ToolSet | None,
@@ -222,7 +222,7 @@ def turn_of_response(
 def _turn(
     exchange: Exchange,
     request: ChatRequest | ResponseRequest,
-    served: Served,
+    served: ServedModel,
     sampling: Sampling,
     messages: Sequence[Message],
     tool_set: ToolSet | None,

@@ -31,14 +31,14 @@ from ..chat.templates import without_bos
 from ..errors import InvalidRequest
 from ..generation.choice import Echo
 from ..generation.constraints import grammar_of
-from ..generation.frames import CompletionFrames, in_stream
+from ..generation.frames import CompletionEncoder, in_stream
 from ..generation.logprobs import Entry, to_legacy
 from ..generation.run import CHOICE, Plan
 from ..generation.sinks import Answer, Result, pass_native, respond, usage_of
 from ..generation.token_ids import in_model_vocabulary, loaded, to_text
 from ..hosted import COMPLETION_LIMITS
 from ..request import Exchange
-from ..service import Served, Service
+from ..service import ServedModel, Service
 from ..validation import check_stream_options, notes, read, sampling_of, seeds_of, stops_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # Prompts to handle before the event loop runs other tasks.
 AT_ONCE = 32
-MOST_CHOICES = limits.CHOICES.most
+MOST_CHOICES = limits.CHOICES.maximum
 
 _REQUEST = TypeAdapter(CompletionRequest)
 
@@ -98,7 +98,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     show = _shape(request)
     frames = None
     if request.stream:
-        frames = in_stream(request.stream_options, CompletionFrames(head, include_usage, show))
+        frames = in_stream(request.stream_options, CompletionEncoder(head, include_usage, show))
     answer = Answer(partial(_whole, head), show, best)
     await respond(exchange, served, plan, answer, frames, service.observers(served))
 
@@ -169,7 +169,7 @@ def _has_ids(prompt: Any) -> bool:
 
 
 def _prompts(
-    request: CompletionRequest, served: Served, encoding: Encoding | None
+    request: CompletionRequest, served: ServedModel, encoding: Encoding | None
 ) -> list[Content]:
     """Return the prompts; `parse_special: false` makes control tokens in them plain text.
 
@@ -185,7 +185,7 @@ def _prompts(
 
     def text(prompt: str) -> Text:
         size = len(prompt) + len(request.suffix or "")
-        check_length(size, limits.TOKEN_SIZE.most, model.context, request.max_tokens)
+        check_length(size, limits.TOKEN_SIZE.maximum, model.context, request.max_tokens)
         return Text(without_bos(prompt, model) if parse_special else prompt, parse_special)
 
     def ids(prompt: Sequence[Any]) -> Content:

@@ -27,16 +27,16 @@ from ...backends.base import (
     Text,
 )
 from ...backends.errors import RequestError, Unsupported, check_length
-from ...backends.queue import Party
+from ...backends.queue import Ticket
 from ...schemas import limits
 from ...schemas.openai.common import range_error
 from ...schemas.openai.embeddings import EmbeddingRequest, RerankRequest, RerankResult
 from ..errors import InvalidRequest, about, worded
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
-from ..parts import Parts
+from ..parts import ChunkedJson
 from ..request import Exchange
-from ..service import Served, Service
+from ..service import ServedModel, Service
 from ..validation import notes, read
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
     if facts is not None and facts.inexact:
         inexact = (*inexact, *facts.inexact)
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict, inexact)
-    job = Embedding(inputs, Party(), served.model.fingerprint)
+    job = Embedding(inputs, Ticket(), served.model.fingerprint)
     try:
         found = await served.backend.embed(job)
     except RequestError as error:
@@ -97,7 +97,7 @@ def _is_list(given: Any) -> bool:
 
 
 async def _inputs(
-    exchange: Exchange, request: EmbeddingRequest, served: Served, facts: EmbeddingModel | None
+    exchange: Exchange, request: EmbeddingRequest, served: ServedModel, facts: EmbeddingModel | None
 ) -> tuple[Sequence[Content], Sequence[str]]:
     """Return the inputs, and the fields that are inexact.
 
@@ -125,7 +125,7 @@ def _param(given: Any, index: int) -> str:
 def _texts(given: Any, each: Sequence[str], context: int | None) -> Sequence[Content]:
     """Return texts, of which none exceeds the context for certain."""
     for index, text in enumerate(each if context is not None else ()):
-        check_length(len(text), limits.TOKEN_SIZE.most, context or 0, None, _param(given, index))
+        check_length(len(text), limits.TOKEN_SIZE.maximum, context or 0, None, _param(given, index))
     return [Text(text, parse_special=False) for text in each]
 
 
@@ -138,7 +138,7 @@ def _decoded(
     return [text for text, _ in found], ("input",) if was_cut else ()
 
 
-def _check_dimensions(wanted: int, size: int, served: Served, service: Service) -> None:
+def _check_dimensions(wanted: int, size: int, served: ServedModel, service: Service) -> None:
     """Reject a size that the model's vectors cannot have.
 
     Raises:
@@ -161,7 +161,7 @@ def _check_dimensions(wanted: int, size: int, served: Served, service: Service) 
 def _vectors(request: EmbeddingRequest, name: str, found: Embeddings) -> Sequence[bytes]:
     """Return the response in parts, encoded vector by vector."""
     encode = _base64 if request.encoding_format == "base64" else _floats
-    parts = Parts()
+    parts = ChunkedJson()
     parts.add(b'{"object":"list","data":[')
     for index, vector in enumerate(found.vectors):
         if request.dimensions is not None and request.dimensions < len(vector):
@@ -204,7 +204,7 @@ async def rerank(exchange: Exchange, service: Service) -> None:
     served = await service.resolve(request.model)
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict)
     documents = [one if isinstance(one, str) else one.text for one in request.documents]
-    job = Ranking(request.query, documents, Party(), served.model.fingerprint)
+    job = Ranking(request.query, documents, Ticket(), served.model.fingerprint)
     found = await served.backend.rank(job)
     parts = await offload.run(exchange.size, _ranking, request, served.name, documents, found)
     await exchange.reply_in_parts(parts)
@@ -215,7 +215,7 @@ def _ranking(
 ) -> Sequence[bytes]:
     """Return the response in parts; of equal scores, the earlier document is first."""
     order = sorted(range(len(documents)), key=lambda index: -found.scores[index])
-    parts = Parts()
+    parts = ChunkedJson()
     parts.add(b'{"object":"list","model":%b,"results":[' % orjson.dumps(name))
     for place, index in enumerate(order[: request.top_n]):
         result: RerankResult = {"index": index, "relevance_score": found.scores[index]}

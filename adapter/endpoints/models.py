@@ -25,10 +25,10 @@ from ...schemas.openai.models import (
     TokenizeRequest,
     TokenizerInfo,
 )
-from ..chat.profile import known_manner_of
+from ..chat.profile import known_profile
 from ..errors import StoreUnavailable
 from ..request import Exchange
-from ..service import Served, Service
+from ..service import ServedModel, Service
 from ..validation import read
 
 # The words of llama-server, Ollama and LM Studio for the capabilities of a model.
@@ -75,11 +75,11 @@ async def retrieve_model(exchange: Exchange, service: Service, name: str) -> Non
     await exchange.reply(200, orjson.dumps(await _described(name, served)))
 
 
-async def _described(name: str, served: Served) -> ModelObject:
+async def _described(name: str, served: ServedModel) -> ModelObject:
     return await object_of(name, served, await served.backend.embedding_model())
 
 
-async def object_of(name: str, served: Served, facts: EmbeddingModel | None) -> ModelObject:
+async def object_of(name: str, served: ServedModel, facts: EmbeddingModel | None) -> ModelObject:
     """Return OpenAI's object for a model; `facts` are those about its embeddings."""
     model, abilities = served.model, await abilities_of(served)
     outputs = _outputs(facts)
@@ -117,19 +117,19 @@ def _outputs(facts: EmbeddingModel | None) -> Sequence[str]:
     return (*text, "rerank" if facts.pooling == "rank" else "embeddings")
 
 
-async def abilities_of(served: Served) -> Abilities:
+async def abilities_of(served: ServedModel) -> Abilities:
     """Return the capabilities of the template that chat requests use by default."""
     model = served.model
     if served.policy.chat_format is not None:
         model = replace(model, template=None)
     if model.template is None:
         return Abilities(tools=False, reasoning=False)
-    manner = await known_manner_of(model)
+    manner = await known_profile(model)
     reasoning = manner.style.reasons or manner.tags is not None
     return Abilities(manner.style.native, reasoning)
 
 
-def _capabilities(served: Served, abilities: Abilities) -> list[str]:
+def _capabilities(served: ServedModel, abilities: Abilities) -> list[str]:
     media = [word for kind in _MEDIA if kind in served.model.media for word in _MEDIA[kind]]
     return [
         "completion",
@@ -140,7 +140,7 @@ def _capabilities(served: Served, abilities: Abilities) -> list[str]:
     ]
 
 
-def _parameters(served: Served, abilities: Abilities) -> list[str]:
+def _parameters(served: ServedModel, abilities: Abilities) -> list[str]:
     capabilities = served.capabilities
     return [
         *(name for name in _PARAMETERS if name not in capabilities.refused),

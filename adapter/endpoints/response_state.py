@@ -66,7 +66,7 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
         Unsupported: nothing is stored here.
     """
     store = service.store
-    references = _references(request, partial(service.seal.open, owner=exchange.key))
+    references = _references(request, partial(service.seal.unseal, owner=exchange.key))
     asked = [name for name in _CONTEXTS if getattr(request, name) is not None]
     if not asked and not references:
         return NO_STATE

@@ -16,7 +16,7 @@ from ...backends.base import Capabilities, Sampling
 from ...backends.errors import LatimerError
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
 from ..chat.prepare import ChatJob, prepare
-from ..chat.profile import known_manner_of
+from ..chat.profile import known_profile
 from ..errors import RESPONSE_NAMES, in_responses
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_response
@@ -28,9 +28,9 @@ from ..responses.files import UnreadPdfs, read_pdfs
 from ..responses.input import Conversation, conversation_of
 from ..responses.items import new_response_id
 from ..responses.output import Shape, Thoughts
-from ..responses.response import Draft, ResponseFrames, begun
+from ..responses.response import Draft, ResponseEncoder, begun
 from ..responses.tools import Tools, tools_of
-from ..service import Served, Service
+from ..service import ServedModel, Service
 from ..validation import check_stream_options, notes, read, refuse_unserved, sampling_of
 from .background import Work, begin
 from .common import name_of, party_of, prompt_tokens, turn_of_response
@@ -69,7 +69,7 @@ _INERT: Mapping[tuple[str, str], frozenset[Any]] = {
 class _Drafted:
     """A request that can be answered, and what its response needs."""
 
-    served: Served
+    served: ServedModel
     chat: ChatJob
     tools: Tools
     conversation: Conversation
@@ -128,7 +128,7 @@ async def _drafted(exchange: Exchange, service: Service, request: ResponseReques
     except LatimerError as error:
         raise in_responses(error, conversation.names) from None
     thoughts = _thoughts(request, served)
-    if thoughts == "summarised" and (await known_manner_of(served.model)).tags is not None:
+    if thoughts == "summarised" and (await known_profile(served.model)).tags is not None:
         inexact = (*inexact, "reasoning.summary")
     await notes(
         exchange,
@@ -145,7 +145,7 @@ async def _drafted(exchange: Exchange, service: Service, request: ResponseReques
         chat.job.party = party_of(request.service_tier)
     seal = None
     if "reasoning.encrypted_content" in (request.include or ()):
-        seal = partial(service.seal.close, owner=exchange.key)
+        seal = partial(service.seal.seal, owner=exchange.key)
     show = None if chat.job.logprobs is None else to_response
     shape = Shape(tools.names, thoughts, show, seal)
     return _Drafted(served, chat, tools, conversation, shape, state, stored)
@@ -159,7 +159,7 @@ async def _understood(
     state: State,
 ) -> _Understood:
     """Return what a request asks for; its PDF files are read first."""
-    unseal = partial(service.seal.open, owner=exchange.key)
+    unseal = partial(service.seal.unseal, owner=exchange.key)
     size = _MORE if state.before else exchange.size
     arguments = request, capabilities, state, unseal
     try:
@@ -187,7 +187,7 @@ def _read(
     return sampling, tools_of(request, state.before), conversation
 
 
-def _thoughts(request: ResponseRequest, served: Served) -> Thoughts:
+def _thoughts(request: ResponseRequest, served: ServedModel) -> Thoughts:
     if served.policy.reasoning is None:
         return "hidden"
     reasoning = request.reasoning
@@ -231,7 +231,7 @@ def _answer(
     if not request.stream:
         answer = Answer(draft.whole, show, store=keep)
         return respond(exchange, served, plan, answer, None, service.observers(served))
-    frames = ResponseFrames(draft)
+    frames = ResponseEncoder(draft)
     answer = Answer(frames.whole, show, keeps=True, store=keep)
     padded = in_stream(request.stream_options, frames)
     return respond(exchange, served, plan, answer, padded, service.observers(served))

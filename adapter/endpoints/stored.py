@@ -26,7 +26,7 @@ from ...schemas.openai.stored import (
 )
 from .. import dialects
 from ..errors import InvalidRequest, not_found
-from ..parts import LEVELS, Parts
+from ..parts import LEVELS, ChunkedJson
 from ..request import EVENT_STREAM, Exchange
 from ..responses.background import KEPT
 from ..responses.items import input_items
@@ -190,7 +190,7 @@ def completion(stored: Stored) -> Sequence[bytes]:
 
 def as_json(value: Mapping[str, Any]) -> Sequence[bytes]:
     """Return an object as JSON in parts."""
-    parts = Parts()
+    parts = ChunkedJson()
     parts.add_value(value, LEVELS - 1)
     return parts.end()
 
@@ -209,7 +209,7 @@ def listed_completion(stored: Stored) -> Listed:
 
 def joined(found: Sequence[Listed], has_more: bool) -> Sequence[bytes]:
     """Return OpenAI's envelope of a list of encoded elements as JSON in parts."""
-    parts = Parts()
+    parts = ChunkedJson()
     parts.add(b'{"object":"list","data":[')
     for index, one in enumerate(found):
         parts.add(b"," if index else b"")
@@ -304,7 +304,7 @@ def page_of(items: Sequence[Any], has_more: bool, empty: str | None = None) -> S
     Args:
         empty: the first and the last id of an empty list.
     """
-    parts = Parts()
+    parts = ChunkedJson()
     parts.add(b'{"object":"list","data":')
     parts.add_value(items)
     parts.add(_ends([item["id"] for item in items], has_more, empty))

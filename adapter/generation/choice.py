@@ -1,6 +1,6 @@
 """Turn the events of one choice into deltas and a finish reason (sans-I/O).
 
-Text is content, reasoning or tool calls. A `Parser` tells them apart; without one, all is content.
+Text is content, reasoning or tool calls. A `Parser` separates them; without one, all is content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...backends.base import Finish, Piece, PromptTokens, Token
 from ...backends.errors import EngineError
 from ...backends.stops import StopMatcher, begun_before
 from ...schemas.openai.common import FinishReason
-from .logprobs import Entry, Placer
+from .logprobs import Entry, TokenAligner
 
 _DATA, _TOKENS = attrgetter("data"), attrgetter("tokens")
 
@@ -76,7 +76,7 @@ class MessageFormat(NamedTuple):
     parallel: bool = True
 
 
-class Cutter:
+class StopFilter:
     """A parser that cuts content at stop sequences, but not reasoning or tool calls.
 
     Attributes:
@@ -233,7 +233,7 @@ class Choice:
         self._echo = echo
         self._parts = None if form is None else _Parts(form, stops, late)
         self._assembler = TextAssembler(stops if form is None else ())
-        self._placer: Placer | None = None
+        self._placer: TokenAligner | None = None
         self.finish: Finish | None = None
 
     def start(self) -> Sequence[Delta]:
@@ -336,9 +336,9 @@ class Choice:
     def _delta(self, text: str, entries: Sequence[Entry] = ()) -> Sequence[Delta]:
         return (Delta(text, entries),) if text or entries else ()
 
-    def _placed(self) -> Placer:
+    def _placed(self) -> TokenAligner:
         if self._placer is None:
-            self._placer = Placer(self._echo.base)
+            self._placer = TokenAligner(self._echo.base)
         return self._placer
 
 
@@ -351,7 +351,7 @@ class _Parts:
 
     def __init__(self, form: MessageFormat, stops: Sequence[str], late: bool) -> None:
         self._form = form
-        self._cutter = Cutter(form.parser(), stops)
+        self._cutter = StopFilter(form.parser(), stops)
         self._late = late
         # The parts of pieces that were read ahead, and the number of bytes of all others.
         self._ahead: deque[Sequence[Part]] = deque()
@@ -389,7 +389,7 @@ class _Parts:
         self._ahead.append(self._parsed(piece))
         return None if self.stop is None else self._cutter.released
 
-    def take(self, piece: Piece, placer: Placer | None) -> list[Delta]:
+    def take(self, piece: Piece, placer: TokenAligner | None) -> list[Delta]:
         if not self._late:
             return self._shown(
                 self._ahead.popleft() if self._ahead else self._parsed(piece), placer
@@ -399,7 +399,7 @@ class _Parts:
         self._count(piece.tokens, 0)
         return self._shown(self._rest(), placer)
 
-    def end(self, placer: Placer | None) -> list[Delta]:
+    def end(self, placer: TokenAligner | None) -> list[Delta]:
         deltas = self._shown([*self._rest(), *self._cutter.end()], placer)
         # An answer has content or tool calls. The tokens of a character that the limit cut off
         # were generated, so they are shown.
@@ -478,7 +478,7 @@ class _Parts:
         self._ahead.clear()
         return parts
 
-    def _shown(self, parts: Sequence[Part], placer: Placer | None) -> list[Delta]:
+    def _shown(self, parts: Sequence[Part], placer: TokenAligner | None) -> list[Delta]:
         deltas: list[Delta] = []
         for part in parts:
             start = self._shown_bytes

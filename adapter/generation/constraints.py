@@ -6,7 +6,7 @@ import orjson
 
 from ...backends.base import Capabilities, Grammar
 from ...backends.errors import Unsupported, shortened
-from ...backends.grammar import Unenforced, check_schema
+from ...backends.grammar import UnsupportedSchema, check_schema
 from ...schemas.openai.chat import ChatRequest
 from ...schemas.openai.common import GRAMMAR_FIELDS, Request
 from ...schemas.openai.completions import CompletionRequest
@@ -129,6 +129,6 @@ def _check_known(form: Request, field: str, schema: str) -> None:
 def _check(schema: object, name: str, param: str) -> None:
     try:
         check_schema(schema)
-    except Unenforced as error:
+    except UnsupportedSchema as error:
         where = f"In context={error.context}, " if error.path else ""
         raise InvalidRequest(f"Invalid schema{name}: {where}{error.reason}.", param) from None

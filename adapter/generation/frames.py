@@ -25,7 +25,7 @@ from .choice import Delta
 from .logprobs import Entry
 
 
-class Frames:
+class ChunkEncoder:
     """The frames of one response, each a server-sent event.
 
     Args:
@@ -93,7 +93,7 @@ class Frames:
         raise NotImplementedError
 
 
-class CompletionFrames(Frames):
+class CompletionEncoder(ChunkEncoder):
     """Chunks of `/v1/completions`."""
 
     @override
@@ -127,10 +127,10 @@ class CompletionFrames(Frames):
 STEP = 16
 
 
-class Obfuscated(Frames):
+class ObfuscatedEncoder(ChunkEncoder):
     """The frames of another response, each with the key `obfuscation` at its end."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: ChunkEncoder) -> None:
         self._frames = frames
         self.keeps = frames.keeps
 
@@ -160,9 +160,13 @@ class Obfuscated(Frames):
         return self._frames.error(error)
 
 
-def in_stream(options: StreamOptions | ResponseStreamOptions | None, frames: Frames) -> Frames:
+def in_stream(
+    options: StreamOptions | ResponseStreamOptions | None, frames: ChunkEncoder
+) -> ChunkEncoder:
     """Return the frames of a stream, padded if the request asks for it."""
-    return Obfuscated(frames) if options is not None and options.include_obfuscation else frames
+    return (
+        ObfuscatedEncoder(frames) if options is not None and options.include_obfuscation else frames
+    )
 
 
 def _padded(data: bytes) -> bytes:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from ...backends.base import Backend
 from ...backends.errors import LatimerError
-from ...backends.queue import Party
+from ...backends.queue import Ticket
 from ..request import EVENT_STREAM, Exchange
 
 COMMENT = b": keep-alive\n\n"
@@ -46,7 +46,7 @@ class KeepAlive:
         self._is_sending = False
         self.idle = 0
         self.writing: asyncio.Task[None] | None = None
-        self.party = Party()
+        self.party = Ticket()
 
     async def during(self, work: Awaitable[None], seconds: float) -> None:
         """Await the work of a stream; send a comment for each `seconds` of silence."""

@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     offset: int
 
 
-class Placer:
+class TokenAligner:
     """A queue that sets the offsets of tokens, until no stop sequence can cut them off.
 
     A token is kept if its first byte comes before the cut (contract 2.5). It is released as soon

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from ...backends import offload
 from ...backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
 from ...backends.errors import EngineError, LatimerError
-from ...backends.queue import Party
-from ...backends.streams import merged
+from ...backends.queue import Ticket
+from ...backends.streams import merge_streams
 from ...schemas.openai.common import Usage
 from ..service import Observer
 from .choice import NO_ECHO, Choice, Echo, MessageFormat
@@ -43,7 +43,7 @@ class Plan:
     echoes: Sequence[Echo] = ()
     form: MessageFormat | None = None
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
-    party: Party | None = None
+    party: Ticket | None = None
 
 
 class Sink(Protocol):
@@ -176,8 +176,8 @@ def _opened(backend: Backend, plan: Plan) -> Stream:
     if len(jobs) == 1:
         jobs[0].party = plan.party
         return backend.open(jobs[0])
-    party = plan.party or Party()
-    return merged(
+    party = plan.party or Ticket()
+    return merge_streams(
         _shifted(backend.open(replace(job, party=party)), i * plan.choices)
         for i, job in enumerate(jobs)
     )

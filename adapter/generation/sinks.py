@@ -15,14 +15,14 @@ from typing_extensions import override
 from ...backends import offload
 from ...backends.base import Backend, Batch, Finish, Generation, Piece
 from ...backends.errors import EngineError, LatimerError
-from ...backends.http import whole
+from ...backends.http import read_whole
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from ..errors import DONE, StoreUnavailable, error_event
 from ..request import EVENT_STREAM, Exchange
-from ..service import Observer, Served
+from ..service import Observer, ServedModel
 from ..validation import note_inexact
 from .choice import Choice, Delta
-from .frames import Frames
+from .frames import ChunkEncoder
 from .keepalive import SENDING, KeepAlive
 from .logprobs import Entry, mean
 from .run import CHOICE, Plan, Sink, run
@@ -92,7 +92,7 @@ class Answer:
         return Result(everything, reason, shown, mean(generated, end.end))
 
 
-class Collected(Sink):
+class JsonSink(Sink):
     """A sink that sends a plain response.
 
     The response equals the joined chunks of the same request's stream. The bytes of a choice are
@@ -101,7 +101,7 @@ class Collected(Sink):
 
     at_once = False
 
-    def __init__(self, exchange: Exchange, served: Served, answer: Answer) -> None:
+    def __init__(self, exchange: Exchange, served: ServedModel, answer: Answer) -> None:
         self._exchange = exchange
         self._served = served
         self._answer = answer
@@ -182,7 +182,7 @@ class Collected(Sink):
         return False
 
 
-class Streamed(Sink):
+class StreamSink(Sink):
     """A sink that sends a stream, with one send for each batch of events.
 
     No choice appears before the one with the next lower index: the stream helper of OpenAI's SDK
@@ -192,7 +192,9 @@ class Streamed(Sink):
         comments: the comments of the stream, which are sent between two frames.
     """
 
-    def __init__(self, exchange: Exchange, served: Served, answer: Answer, frames: Frames) -> None:
+    def __init__(
+        self, exchange: Exchange, served: ServedModel, answer: Answer, frames: ChunkEncoder
+    ) -> None:
         self.at_once = answer.show is not None and served.capabilities.late_logprobs
         self._exchange = exchange
         self._served = served
@@ -340,10 +342,10 @@ class Streamed(Sink):
 
 def respond(
     exchange: Exchange,
-    served: Served,
+    served: ServedModel,
     plan: Plan,
     answer: Answer,
-    frames: Frames | None,
+    frames: ChunkEncoder | None,
     observers: Sequence[Observer],
 ) -> Awaitable[None]:
     """Run a plan and send the response.
@@ -355,9 +357,9 @@ def respond(
         wanted = answer.store is not None or any(one.keeps for one in observers)
         answer.keeps = answer.keeps or wanted
     if frames is None:
-        return run(served.backend, plan, Collected(exchange, served, answer), observers)
+        return run(served.backend, plan, JsonSink(exchange, served, answer), observers)
     exchange.fault = frames.error
-    sink = Streamed(exchange, served, answer, frames)
+    sink = StreamSink(exchange, served, answer, frames)
     seconds = served.policy.keepalive
     # A response that is sent in one piece needs its end before its head.
     if not seconds or sink.at_once:
@@ -380,7 +382,7 @@ def _cost(answer: Answer, results: Sequence[Result], usage: Usage) -> int:
     return CHOICE * len(results) + shown
 
 
-def _note(exchange: Exchange, served: Served, finishes: Sequence[Finish]) -> None:
+def _note(exchange: Exchange, served: ServedModel, finishes: Sequence[Finish]) -> None:
     """Name the inexact parts of the response in a header; under `strict`, reject the request."""
     names = set(chain.from_iterable(map(_INEXACT, finishes)))
     if names:
@@ -444,7 +446,7 @@ async def pass_native(exchange: Exchange, backend: Backend, job: Generation, str
         content_type = reply.content_type.encode("latin-1")
         if not stream:
             # The body is read first, so that a truncated one becomes an error response.
-            body = await whole(reply.status, reply.body)
+            body = await read_whole(reply.status, reply.body)
             await exchange.reply(reply.status, body, content_type)
             return
         exchange.fault = _last_event

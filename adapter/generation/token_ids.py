@@ -21,7 +21,7 @@ from ...backends.base import Backend, Sampling, Text
 from ...backends.errors import EngineError, LatimerError, Unsupported, shortened, summed_up
 from ...schemas.openai.common import EngineExtras
 from ..errors import InvalidRequest
-from ..service import Served
+from ..service import ServedModel
 
 if TYPE_CHECKING:
     from tiktoken import Encoding as Encoding
@@ -174,7 +174,7 @@ async def to_model(name: str, biases: Biases, backend: Backend) -> tuple[Biases,
         Unsupported: the engine does not report the bytes of its tokens.
     """
     encoding = await loaded(name)
-    pieces = await backend.pieces()
+    pieces = await backend.token_bytes()
     if pieces is None:
         capabilities = backend.capabilities
         field = "logit_bias_vocabulary"
@@ -301,7 +301,7 @@ async def _first(
 
 
 async def in_model_vocabulary(
-    request: EngineExtras, sampling: Sampling, served: Served
+    request: EngineExtras, sampling: Sampling, served: ServedModel
 ) -> tuple[Sampling, Sequence[str]]:
     """Return the sampling with biases of the model's tokens, and the fields that are inexact."""
     vocabulary = request.logit_bias_vocabulary or served.policy.vocabulary

@@ -72,7 +72,7 @@ def check_pdfs(items: Iterable[Placed], texts: Mapping[str, str]) -> list[str]:
     size = 0
     for pdf in found:
         size += len(texts[pdf.data])
-        if size > limits.PDF_TEXT.most:
+        if size > limits.PDF_TEXT.maximum:
             raise too_long(pdf.path)
     paths = [pdf.path for pdf in found]
     return [path if path.startswith("input") else path.partition("[")[0] for path in paths]
@@ -81,7 +81,7 @@ def check_pdfs(items: Iterable[Placed], texts: Mapping[str, str]) -> list[str]:
 def too_long(path: str) -> InvalidRequest:
     """Return the error for PDF files with too much text."""
     return InvalidRequest(
-        f"Invalid '{path}': the text of PDF files is too long; at most {limits.PDF_TEXT.most} "
+        f"Invalid '{path}': the text of PDF files is too long; at most {limits.PDF_TEXT.maximum} "
         "characters are allowed in one request. Send fewer pages.",
         path,
         "file_too_large",
@@ -181,7 +181,7 @@ _REASONS = {
 # The texts that were used last, by the owner of the request and the file's hash: each turn of a
 # conversation sends its files again. The threads only wait for processes.
 _texts: Memo[tuple[str, bytes], str] = Memo(
-    2 * PDF_TEXT.most,
+    2 * PDF_TEXT.maximum,
     lambda _, text: len(text),
     ThreadPoolExecutor(AT_ONCE, "latimer-pdf"),
     seconds=None,
@@ -198,7 +198,7 @@ class _Refused(Exception):
 
 
 async def read_pdfs(
-    pdfs: Sequence[Pdf], owner: str, seconds: float = PDF_SECONDS.most
+    pdfs: Sequence[Pdf], owner: str, seconds: float = PDF_SECONDS.maximum
 ) -> dict[str, str]:
     """Return the text of each PDF file, by its data as the client sent it.
 
@@ -232,8 +232,8 @@ def _read(data: bytes, seconds: float, spent: list[float]) -> str:
     """Return the text of a PDF file, in a thread; add the seconds that it took to `spent`."""
     start = time.monotonic()
     ended = sandbox.run(
-        _READER, data, str(PDF_PAGES.most), str(PDF_TEXT.most),
-        cpu=PDF_SECONDS.most, memory=PDF_MEMORY.most << 20, wait=seconds,
+        _READER, data, str(PDF_PAGES.maximum), str(PDF_TEXT.maximum),
+        cpu=PDF_SECONDS.maximum, memory=PDF_MEMORY.maximum << 20, wait=seconds,
     )  # fmt: skip
     spent.append(time.monotonic() - start)
     if ended.status is None or ended.status < 0:
@@ -261,12 +261,12 @@ def _invalid(path: str, refused: _Refused) -> InvalidRequest:
         return InvalidRequest(f"Invalid '{path}': {message}", path, "invalid_value")
     if reason == "pages":
         message = (
-            f"the PDF file has {refused.count} pages; at most {PDF_PAGES.most} are allowed. Send "
-            "fewer pages."
+            f"the PDF file has {refused.count} pages; at most {PDF_PAGES.maximum} are allowed. "
+            "Send fewer pages."
         )
     else:
         message = (
-            f"PDF files take more than {PDF_SECONDS.most} s or {PDF_MEMORY.most} MiB to read. Send "
-            "their text, or their pages as images."
+            f"PDF files take more than {PDF_SECONDS.maximum} s or {PDF_MEMORY.maximum} MiB to "
+            "read. Send their text, or their pages as images."
         )
     return InvalidRequest(f"Invalid '{path}': {message}", path, "file_too_large")

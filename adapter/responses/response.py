@@ -20,7 +20,7 @@ from ...schemas.openai.messages import TextFormat
 from ...schemas.openai.responses import FlatFormat, FlatSchemaFormat, ResponseRequest
 from ..errors import render
 from ..generation.choice import Delta
-from ..generation.frames import Frames
+from ..generation.frames import ChunkEncoder
 from ..generation.sinks import Result
 from .output import Event, Output, Shape
 from .tools import Tools
@@ -185,7 +185,7 @@ _QUEUED = ("response.created", "response.queued")
 _NUMBERS = tuple(b"%d" % number for number in range(2_048))
 
 
-class ResponseFrames(Frames):
+class ResponseEncoder(ChunkEncoder):
     """The events of a `/v1/responses` stream.
 
     Args:
@@ -295,7 +295,7 @@ class ResponseFrames(Frames):
         self._after = (b"," if item.after else b"") + after[1:] + b"\n\n"
 
 
-class BackgroundFrames(ResponseFrames):
+class BackgroundEncoder(ResponseEncoder):
     """The events of a response in the background; `queued` comes before all others."""
 
     def __init__(self, draft: Draft) -> None:

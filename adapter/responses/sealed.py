@@ -36,7 +36,7 @@ class Seal:
         given = secrets.token_bytes(32) if secret is None else secret.encode()
         self._key = hashlib.blake2b(given, digest_size=32, person=b"latimer seal").digest()
 
-    def close(self, text: str, owner: str) -> str:
+    def seal(self, text: str, owner: str) -> str:
         """Return a sealed text.
 
         Args:
@@ -46,7 +46,7 @@ class Seal:
         sealed = self._cipher.encrypt(nonce, text.encode(), _of(owner))
         return PREFIX + urlsafe_b64encode(nonce + sealed).decode()
 
-    def open(self, sealed: str, owner: str) -> str | None:
+    def unseal(self, sealed: str, owner: str) -> str | None:
         """Return the text, or None if another server, key or owner sealed it."""
         if not sealed.startswith(PREFIX):
             return None

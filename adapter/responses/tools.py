@@ -89,10 +89,10 @@ def tools_of(request: ResponseRequest, before: Sequence[Item] = ()) -> Tools:
     for index, item in enumerate(request.input if isinstance(request.input, list) else ()):
         if isinstance(item, ToolsItem):
             reader.read(item.tools, f"input[{index}].tools")
-    if len(reader.offered) > limits.TOOLS.most:
+    if len(reader.offered) > limits.TOOLS.maximum:
         raise InvalidRequest(
-            f"Invalid 'tools': array too long. Expected at most {limits.TOOLS.most} tools, those "
-            f"of namespaces included, but got {len(reader.offered)} instead.",
+            f"Invalid 'tools': array too long. Expected at most {limits.TOOLS.maximum} tools, "
+            f"those of namespaces included, but got {len(reader.offered)} instead.",
             "tools",
             "array_above_max_length",
         )

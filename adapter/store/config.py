@@ -42,7 +42,7 @@ _BUCKET = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[^@?#]*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreConfig:
     """A database for stored objects, and its limits.
 
     Args:
@@ -91,13 +91,13 @@ class Place:
         return f"PostgreSQL at {shown}:{parts.port or _PORT}/{name}"
 
 
-def place_of(
+def store_config_of(
     store: str,
     age: str | float | None = None,
     size: int | None = None,
     media: str | None = None,
     required: bool = False,
-) -> Place | None:
+) -> StoreConfig | None:
     """Return the place that the options of a store name; None for `off`.
 
     Args:
@@ -124,7 +124,7 @@ def place_of(
     longest, largest = (_AGE, _SIZE) if kind == "memory" else (None, None)
     if kind == "memory" and media is not None:
         raise ValueError("store_media: expected a database on disk: store is memory")
-    return Place(
+    return StoreConfig(
         kind,
         target,
         values.get("store_age", longest),
@@ -135,7 +135,7 @@ def place_of(
 
 
 def target_of(store: str) -> tuple[Kind, str] | None:
-    """Return the kind of a store and its target (see `Place`); None for `off`.
+    """Return the kind of a store and its target (see `StoreConfig`); None for `off`.
 
     Raises:
         ValueError: the text names no store.

@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
 from .blobs import Files, of
-from .config import Place
+from .config import StoreConfig
 from .errors import Deadlock, Rejected, StoreError, StoreUnavailable, damage, errors, opening
 from .schema import NEWEST, check, migrate, schema, version_of
 
@@ -146,7 +146,7 @@ class Database:
         files: the media of the objects, and what transactions leave to be deleted.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreConfig) -> None:
         self.place = place
         self.files = Files(None if place.media is None else of(place.media))
         self.checkpoints = Checkpoints(self.checkpoint)
@@ -395,7 +395,7 @@ def _migrated(connection: Connection) -> tuple[int, int]:
         return migrate(connection)
 
 
-def _engine(place: Place, reads_only: bool = False) -> Engine:
+def _engine(place: StoreConfig, reads_only: bool = False) -> Engine:
     """Return an engine; one that only reads does not change the mode of an SQLite file."""
     url, first = _url(place)
     if reads_only:
@@ -470,7 +470,7 @@ def _postgresql(url: URL, common: Mapping[str, Any]) -> Engine:
         raise StoreError("The options host and port in the URL of the store are wrong.") from None
 
 
-def _url(place: Place) -> tuple[URL, tuple[str, ...]]:
+def _url(place: StoreConfig) -> tuple[URL, tuple[str, ...]]:
     """Return the address of a database, and the first statements of each connection."""
     if place.kind == "postgresql":
         return make_url(place.target).set(drivername="postgresql+psycopg"), ()

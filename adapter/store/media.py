@@ -1,8 +1,8 @@
 """Take images, audio and files out of the JSON of a request, and put them back.
 
 A medium is base64 in one of a few fields. Its bytes are stored once, by their SHA-256. The field is
-then an empty string, and its `Place` is stored apart from the request, so no text of a client can
-be taken for a reference to a medium.
+then an empty string, and its `MediaRef` is stored apart from the request, so no text of a client
+can be taken for a reference to a medium.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MediaRef:
     """A field of a request that had a medium.
 
     Args:
@@ -53,7 +53,7 @@ class Place:
 class Medium(NamedTuple):
     """The bytes of a medium and the field that had them."""
 
-    place: Place
+    place: MediaRef
     data: bytes
 
 
@@ -64,7 +64,7 @@ class Restored(NamedTuple):
     """
 
     request: dict[str, Any]
-    missing: list[Place]
+    missing: list[MediaRef]
 
 
 def extract(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Medium]]:
@@ -80,7 +80,7 @@ def extract(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Medium]
         data = None if start is None else _decoded(text, start)
         if data:
             digest = hashlib.sha256(data).hexdigest()
-            place = Place(path, text[:start], digest)
+            place = MediaRef(path, text[:start], digest)
             found.append(Medium(place, once.setdefault(digest, data)))
     if not found:
         return request, found
@@ -88,7 +88,7 @@ def extract(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Medium]
 
 
 def restore(
-    request: Mapping[str, Any], places: Iterable[Place], read: Callable[[str], bytes | None]
+    request: Mapping[str, Any], places: Iterable[MediaRef], read: Callable[[str], bytes | None]
 ) -> Restored:
     """Return a request with the media that were extracted from it.
 
@@ -114,14 +114,14 @@ def restore(
         raise ValueError("these places are not of this request") from None
 
 
-def dumps(places: Sequence[Place]) -> str:
+def dumps(places: Sequence[MediaRef]) -> str:
     """Return places as JSON."""
     return orjson.dumps(places).decode()
 
 
-def loads(text: str | bytes) -> list[Place]:
+def loads(text: str | bytes) -> list[MediaRef]:
     """Return the places of a JSON text."""
-    return [Place(tuple(one["path"]), one["prefix"], one["hash"]) for one in orjson.loads(text)]
+    return [MediaRef(tuple(one["path"]), one["prefix"], one["hash"]) for one in orjson.loads(text)]
 
 
 def _candidates(request: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:

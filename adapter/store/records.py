@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import orjson
 
-from ..parts import PART, Parts
+from ..parts import PART, ChunkedJson
 from .media import LISTS, Medium, dumps, extract
 
 T = TypeVar("T")
@@ -272,7 +272,7 @@ def _json(value: Mapping[str, Any], size: int) -> str:
     """Return JSON; a large value is encoded in parts, so that other threads run meanwhile."""
     if size <= PART:
         return orjson.dumps(value).decode()
-    parts = Parts()
+    parts = ChunkedJson()
     parts.add_value(value)
     return b"".join(parts.end()).decode()
 

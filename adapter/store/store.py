@@ -17,7 +17,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .config import Place
+from .config import StoreConfig
 from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
 from .queue import DELAY, MEMORY_DELAY, QUIET, Writer
 from .records import CONVERSATION, Key, Page, Query, Record, Status, Stored, new_id
@@ -52,7 +52,7 @@ class Store:
         place: the database and its limits.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreConfig) -> None:
         self.place = place
         self._writer = Writer(self.write, DELAY if place.durable else MEMORY_DELAY)
         self._database: Database | None = None
@@ -443,7 +443,7 @@ class Store:
             log.warning("old objects were not deleted: %s", error.detail)
 
 
-def _database(place: Place) -> Database:
+def _database(place: StoreConfig) -> Database:
     """Return a database, and import the modules that need SQLAlchemy.
 
     That takes 0.3 s and 27 MB, so it runs in a thread, and only when a store is used.

@@ -10,7 +10,7 @@ from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
 from ..offload import Memo
 from .dialects import CONSTRAINTS, TYPES, allowed, are_disjoint, check_schema, merged, modern
-from .gbnf import MAX_SIZE, Unenforced, WrongGrammar, check
+from .gbnf import MAX_SIZE, UnsupportedSchema, WrongGrammar, check
 from .lark import embedded
 from .notation import GEMMA, JSON, MARK, PYTHON_CALL, WS, Notation, as_gemma, as_python
 from .preamble import after, renamed, token_or_text, until
@@ -32,7 +32,7 @@ __all__ = [
     "WS",
     "Encoding",
     "Notation",
-    "Unenforced",
+    "UnsupportedSchema",
     "Within",
     "Work",
     "allowed",
@@ -75,17 +75,17 @@ def gbnf_of(grammar: Grammar) -> str:
         text = schema_to_gbnf(text)
     elif grammar.kind == "regex":
         text = regex_to_gbnf(text)
-    check(text, SCHEMA.most)
+    check(text, SCHEMA.maximum)
     if grammar.after is not None:
         text = after(text, grammar.after)
-        check(text, SCHEMA.most)
+        check(text, SCHEMA.maximum)
     return text
 
 
 def check_length(grammar: Grammar) -> None:
     """Raise `WrongGrammar` for a text that is too long to parse."""
     is_schema = grammar.kind == "json_schema" or grammar.is_own
-    most = SCHEMA.most if is_schema else MAX_SIZE
+    most = SCHEMA.maximum if is_schema else MAX_SIZE
     if len(grammar.text) > most:
         raise WrongGrammar(f"it is {len(grammar.text)} characters long; at most {most} are allowed")
 
@@ -98,13 +98,13 @@ def as_gbnf(grammar: Grammar) -> str:
     """
     try:
         return gbnf_of(grammar)
-    except (Unenforced, WrongGrammar) as error:
+    except (UnsupportedSchema, WrongGrammar) as error:
         raise in_request(error, grammar) from None
 
 
-def in_request(error: Unenforced | WrongGrammar, grammar: Grammar) -> InvalidGrammar:
+def in_request(error: UnsupportedSchema | WrongGrammar, grammar: Grammar) -> InvalidGrammar:
     """Return the error of a grammar with the name of the request's field."""
-    if isinstance(error, Unenforced):
+    if isinstance(error, UnsupportedSchema):
         return InvalidGrammar(grammar.param + error.where, error.reason)
     return InvalidGrammar(grammar.param, str(error))
 
@@ -127,6 +127,6 @@ async def with_gbnf(job: Generation) -> Generation:
         return job
     try:
         text = await _known.get(grammar._replace(param=""), lambda: gbnf_of(grammar))
-    except (Unenforced, WrongGrammar) as error:
+    except (UnsupportedSchema, WrongGrammar) as error:
         raise in_request(error, grammar) from None
     return replace(job, grammar=Grammar("gbnf", text, grammar.param))

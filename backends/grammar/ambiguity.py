@@ -133,7 +133,7 @@ class _Follower:
             rest = self._stack(place.rest, way.below) if place.rest is not None else way.below
             for one in self._open(rest):
                 found[one] = found.get(one, 0) + paths
-            if self.steps - before > MOST_STEPS or len(found) > WAYS.most:
+            if self.steps - before > MOST_STEPS or len(found) > WAYS.maximum:
                 raise TooManyWays
         return found
 
@@ -154,7 +154,7 @@ class _Follower:
         before = self.steps
         while todo:
             self.steps += 1
-            if self.steps - before > MOST_STEPS or len(found) > WAYS.most:
+            if self.steps - before > MOST_STEPS or len(found) > WAYS.maximum:
                 raise TooManyWays
             stack = todo.pop()
             place = stack.place
@@ -263,14 +263,14 @@ def _check_token(follower: _Follower, ways: Ways) -> None:
     for step in range(MIXED_TOKEN):
         tried = [follower.after(matching) for _, matching in _next(follower, ahead)[:MOST_GREEDY]]
         ahead = max(tried, key=_paths, default={})
-        if _paths(ahead) > PATHS.most:
+        if _paths(ahead) > PATHS.maximum:
             raise TooManyWays
         if not ahead or (step >= UNTIL_AMBIGUOUS and _paths(ahead) == len(ahead)):
             break
     for character, matching in _next(follower, ways)[:MOST_GREEDY]:
         for _ in range(LONGEST_TOKEN):
             ahead = follower.after(matching)
-            if _paths(ahead) > PATHS.most:
+            if _paths(ahead) > PATHS.maximum:
                 raise TooManyWays
             matching = [(way, paths) for way, paths in ahead.items() if way.allows(character)]
             if not matching or _paths(ahead) == len(ahead) == 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from .gbnf import Unenforced
+from .gbnf import UnsupportedSchema
 
 Path = tuple[str | int, ...]
 
@@ -103,7 +103,7 @@ def _both(key: str, one: Any, other: Any, path: Path) -> Any:
         return min(one, other)
     if key == "additionalProperties" and False in (one, other):
         return False
-    raise Unenforced(
+    raise UnsupportedSchema(
         f"two different values of '{key}' that both apply are not enforced", (*path, key)
     )
 
@@ -116,12 +116,12 @@ def _identity(value: Any) -> bytes:
 
 
 def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
-    """Raise `Unenforced` if `additionalProperties` of one schema limits properties of the other."""
+    """Raise `UnsupportedSchema` if `additionalProperties` of one limits properties of the other."""
     for closed, open_ in ((one, other), (other, one)):
         if closed.get("additionalProperties", True) is True:
             continue
         if open_.get("properties", {}).keys() - closed.get("properties", {}).keys():
-            raise Unenforced(
+            raise UnsupportedSchema(
                 "'additionalProperties' together with properties of another schema is not enforced",
                 (*path, "additionalProperties"),
             )
@@ -169,7 +169,7 @@ def allowed(schema: Any, values: Sequence[Any], path: Path) -> list[Any]:
         return [value for value in values if validator.is_valid(value)]
     except (jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError, ValueError):
         reason = "'enum' or 'const' together with references or invalid patterns is not enforced"
-        raise Unenforced(reason, path) from None
+        raise UnsupportedSchema(reason, path) from None
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
@@ -207,7 +207,7 @@ _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
 def check_schema(schema: Any) -> None:
-    """Raise `Unenforced` with a path for a value that is not a JSON schema.
+    """Raise `UnsupportedSchema` with a path for a value that is not a JSON schema.
 
     A `$schema` or `$ref` is never fetched.
     """
@@ -215,7 +215,7 @@ def check_schema(schema: Any) -> None:
     if errors and not _meta_schema(LATEST).is_valid(modern(schema)):
         # The error nearest to the root is the most helpful.
         path, message = min(errors, key=lambda error: len(error[0]))
-        raise Unenforced(message, path)
+        raise UnsupportedSchema(message, path)
 
 
 def _dialect(schema: Any) -> str:

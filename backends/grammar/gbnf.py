@@ -19,7 +19,7 @@ from ..errors import shortened, summed_up
 from .ambiguity import GrammarPart, TooManyWays, check_ways
 
 
-class Unenforced(Exception):
+class UnsupportedSchema(Exception):
     """A schema keyword or a part of a regular expression that a grammar cannot enforce.
 
     Args:
@@ -44,12 +44,12 @@ class Unenforced(Exception):
         return shortened(str(self.path))
 
 
-MAX_SIZE = limits.GRAMMAR.most
-MAX_NESTING = limits.GROUPS.most
-MAX_REPETITION = limits.REPETITIONS.most
+MAX_SIZE = limits.GRAMMAR.maximum
+MAX_NESTING = limits.GROUPS.maximum
+MAX_REPETITION = limits.REPETITIONS.maximum
 # The largest number of items with repetitions expanded, and of paths through the beginnings of
 # rules.
-MAX_ITEMS = limits.ITEMS.most
+MAX_ITEMS = limits.ITEMS.maximum
 MAX_PATHS = 20_000_000
 
 _CHAR = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\\"\[\]-])"

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 from ..base import Grammar
 from ..errors import shortened
-from .gbnf import MAX_NESTING, MAX_SIZE, Unenforced, WrongGrammar
+from .gbnf import MAX_NESTING, MAX_SIZE, UnsupportedSchema, WrongGrammar
 from .regex import Encoding, Range, encoded, normal
 
 _TOKEN = re.compile(
@@ -84,7 +84,7 @@ def rules_of(text: str, name: str, prefix: str, encoding: Encoding) -> dict[str,
     try:
         return _Reader(text, prefix, encoding).rules(name)
     except RecursionError:
-        raise Unenforced(
+        raise UnsupportedSchema(
             "a Lark grammar that is nested this deeply is not enforced; "
             f"use at most {MAX_NESTING} levels of groups"
         ) from None
@@ -98,7 +98,7 @@ def _tokens(text: str) -> list[_Token]:
             raise WrongGrammar(f"line {line}: unexpected {shortened(text[at : at + 20])!r}")
         kind = str(match.lastgroup)
         if kind == "foreign" or (kind == "directive" and match[0] not in _DIRECTIVES):
-            raise Unenforced(f"'{match[0]}' in a Lark grammar is not enforced")
+            raise UnsupportedSchema(f"'{match[0]}' in a Lark grammar is not enforced")
         if kind != "blank":
             found.append(_Token(kind, match[0], line))
         line += match[0].count("\n")
@@ -196,13 +196,13 @@ class _Reader:
     def _import(self) -> None:
         """Read the names after `%import common`, which is the only library."""
         if self._take().text != "common":
-            raise Unenforced("an import from another library than 'common' is not enforced")
+            raise UnsupportedSchema("an import from another library than 'common' is not enforced")
         many = self._next.text == "("
         self._expect("(" if many else ".")
         while True:
             name = self._take().text
             if name not in COMMON:
-                raise Unenforced(f"'common.{shortened(name)}' is not enforced")
+                raise UnsupportedSchema(f"'common.{shortened(name)}' is not enforced")
             own = name
             if self._next.text == "->":
                 self._take()
@@ -220,7 +220,7 @@ class _Reader:
             self._take()
             self._take()
         if self._next.text in ("{", "["):
-            raise Unenforced("templates and attributes of Lark rules are not enforced")
+            raise UnsupportedSchema("templates and attributes of Lark rules are not enforced")
         self._expect(":")
         if name in self._bodies:
             raise WrongGrammar(f"rule '{shortened(name)}' is defined twice")
@@ -265,7 +265,7 @@ class _Reader:
                 most = self._count()
             return _Item(f"({item.text}){{{least},{most}}}")
         if self._next.text == "{":
-            raise Unenforced("templates and '{…}' in a Lark grammar are not enforced")
+            raise UnsupportedSchema("templates and '{…}' in a Lark grammar are not enforced")
         return item
 
     def _count(self) -> int:
@@ -319,7 +319,9 @@ class _Reader:
     def _regex(self, token: _Token) -> str:
         body, _, flags = token.text[1:].rpartition("/")
         if flags:
-            raise Unenforced("flags of regular expressions in a Lark grammar are not enforced")
+            raise UnsupportedSchema(
+                "flags of regular expressions in a Lark grammar are not enforced"
+            )
         return f"({encoded(body.replace(chr(92) + '/', '/'), self._encoding)})"
 
 
@@ -384,7 +386,9 @@ def embedded(grammar: Grammar, name: str, prefix: str, encoding: Encoding) -> di
         parser.parse(grammar.text)
     except re.error as error:
         if error.msg.startswith(_FOREIGN):
-            raise Unenforced(f"a regular expression with a {error.msg} is not enforced") from None
+            raise UnsupportedSchema(
+                f"a regular expression with a {error.msg} is not enforced"
+            ) from None
         raise WrongGrammar(f"it is not a valid regular expression: {error}") from None
     except (RecursionError, OverflowError, ValueError):
         # The conversion below raises the error.

@@ -9,15 +9,15 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .ambiguity import LAST
-from .gbnf import Unenforced
+from .gbnf import UnsupportedSchema
 from .preamble import states, until
 from .regex import (
     IN_JSON,
     IN_SINGLE,
     SPECIAL,
     Encoding,
+    NotExpressible,
     Range,
-    Unsaid,
     any_of,
     complement,
     containing,
@@ -236,14 +236,14 @@ def matching(pattern: str, notation: Notation) -> str:
     for character in dict.fromkeys(notation.end):
         try:
             found = containing(pattern, _without(character))
-        except Unsaid:
+        except NotExpressible:
             continue
         if found == whole:
             options = [found]
             break
         options.append(found)
     if not options:
-        raise Unenforced("this model's tool-call format cannot express its matches")
+        raise UnsupportedSchema("this model's tool-call format cannot express its matches")
     return f"{quote} {any_of(options)} {quote}"
 
 
@@ -287,7 +287,7 @@ def _without(character: str) -> Encoding:
         outside = [*complement(ranges), *map(only, character)]
         wanted = complement(outside)
         if not wanted:
-            raise Unsaid
+            raise NotExpressible
         return one_of(complement([*outside, *UNUSUAL]) or wanted)
 
     return Encoding(one, literal)

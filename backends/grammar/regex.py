@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from ...schemas import limits
 from .ambiguity import LAST, joined, others
-from .gbnf import Unenforced
+from .gbnf import UnsupportedSchema
 
 # UTF-8 cannot encode them.
 _SURROGATES = (0xD800, 0xDFFF)
 
 
-class Unsaid(Exception):
+class NotExpressible(Exception):
     """An error for a set of characters, none of which can be written at its place."""
 
 
@@ -241,7 +241,7 @@ def _joined(*parts: str) -> str:
 
 
 # llama.cpp's limit for repetitions (src/llama-grammar.cpp).
-MOST_TIMES = limits.REPETITIONS.most
+MOST_TIMES = limits.REPETITIONS.maximum
 
 _ANY = [Range(0, LAST)]
 _DIGITS = [Range(0x30, 0x39)]
@@ -294,16 +294,18 @@ def encoded(pattern: str, encoding: Encoding, around: str = "") -> str:
             warnings.simplefilter("ignore")
             parsed = parser.parse(pattern)
         if parsed.state.flags & ~re.UNICODE:
-            raise Unenforced("a regular expression with inline flags is not enforced")
+            raise UnsupportedSchema("a regular expression with inline flags is not enforced")
         tree = list(parsed)
         return _Converter(encoding.one).found(tree, around, around) or _NOTHING
     except RecursionError:
-        raise Unenforced(
+        raise UnsupportedSchema(
             "a regular expression that is nested this deeply is not enforced; "
-            f"use at most {limits.GROUPS.most} levels of groups"
+            f"use at most {limits.GROUPS.maximum} levels of groups"
         ) from None
     except (re.error, OverflowError, ValueError) as error:
-        raise Unenforced(f"'{pattern:.100}' is not a valid regular expression: {error}") from None
+        raise UnsupportedSchema(
+            f"'{pattern:.100}' is not a valid regular expression: {error}"
+        ) from None
 
 
 class _Converter:
@@ -343,12 +345,12 @@ class _Converter:
             return _branches(value[1], lambda branch: self._sequence(list(branch)))
         if code is codes.SUBPATTERN:
             if value[1] or value[2]:
-                raise Unenforced("a regular expression with inline flags is not enforced")
+                raise UnsupportedSchema("a regular expression with inline flags is not enforced")
             inner = self._sequence(list(value[3]))
             return f"({inner})" if inner else ""
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
             return self._repeated(*value)
-        raise Unenforced(
+        raise UnsupportedSchema(
             "a regular expression with lookaround, a backreference or an inner anchor is not "
             "enforced"
         )
@@ -356,7 +358,7 @@ class _Converter:
     def _repeated(self, least: int, most: int, nodes: Any) -> str:
         try:
             inner = self._sequence(list(nodes))
-        except Unsaid:
+        except NotExpressible:
             if least:
                 raise
             return ""
@@ -364,7 +366,7 @@ class _Converter:
             return ""
         endless = most is codes.MAXREPEAT
         if (least if endless else most) > MOST_TIMES:
-            raise Unenforced(f"at most {MOST_TIMES} repetitions are enforced")
+            raise UnsupportedSchema(f"at most {MOST_TIMES} repetitions are enforced")
         times = {(0, True): "*", (1, True): "+"}.get((least, endless))
         if times is None:
             times = f"{{{least},}}" if endless else f"{{{least},{most}}}"
@@ -377,10 +379,10 @@ def _branches(branches: Sequence[Any], convert: Callable[[Any], str]) -> str:
     for branch in branches:
         try:
             options.append(convert(branch) or _NOTHING)
-        except Unsaid:
+        except NotExpressible:
             continue
     if not options:
-        raise Unsaid
+        raise NotExpressible
     return f"({' | '.join(options)})"
 
 

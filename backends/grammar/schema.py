@@ -25,15 +25,15 @@ from .dialects import (
     merged,
     modern,
 )
-from .gbnf import Unenforced
+from .gbnf import UnsupportedSchema
 from .notation import JSON, Notation, by_name, counted, matching, primitives
 from .regex import MOST_TIMES, Range, any_of, complement, holds, integers, literal, numbers
 
-MOST_DEEP = limits.SCHEMA_DEPTH.most
-MOST_VISITS = limits.SCHEMA_VISITS.most
-MOST_SIZE = limits.SCHEMA.most
-MOST_OPTIONS = limits.ONE_OF.most
-MOST_KEY = limits.KEY.most
+MOST_DEEP = limits.SCHEMA_DEPTH.maximum
+MOST_VISITS = limits.SCHEMA_VISITS.maximum
+MOST_SIZE = limits.SCHEMA.maximum
+MOST_OPTIONS = limits.ONE_OF.maximum
+MOST_KEY = limits.KEY.maximum
 
 Schema = Mapping[str, Any]
 
@@ -144,7 +144,7 @@ class _Converter:
         # A reference with other keywords is expanded, so a reference to itself would never end.
         if self._depth == MOST_DEEP:
             reason = f"it is nested more than {MOST_DEEP} schemas deep, or is circular"
-            raise Unenforced(f"{reason}; use fewer levels and references", path[:8])
+            raise UnsupportedSchema(f"{reason}; use fewer levels and references", path[:8])
         self._visits += 1
         self._depth += 1
         try:
@@ -155,7 +155,7 @@ class _Converter:
         self._size += len(found)
         if self._visits > MOST_VISITS or self._size > MOST_DEEP * MOST_SIZE:
             reason = f"its grammar is longer than {MOST_SIZE} characters"
-            raise Unenforced(f"{reason}; use fewer properties and values", path[:8])
+            raise UnsupportedSchema(f"{reason}; use fewer properties and values", path[:8])
         return found
 
     def arguments(self, schema: Any, notation: Notation) -> str:
@@ -168,17 +168,19 @@ class _Converter:
                 keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword])
             ):
                 reason = f"'{keyword}' is not enforced in this model's tool-call format"
-                raise Unenforced(reason, (keyword,))
+                raise UnsupportedSchema(reason, (keyword,))
         return self._object(schema, (), notation)
 
     def _visited(self, schema: Any, path: Path) -> str:
         if schema is True:
             return self._primitive("value")
         if schema is False:
-            raise Unenforced("no value satisfies 'false'; send a schema that allows a value", path)
+            raise UnsupportedSchema(
+                "no value satisfies 'false'; send a schema that allows a value", path
+            )
         for keyword in schema:
             if keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword]):
-                raise Unenforced(f"'{keyword}' cannot be enforced", (*path, keyword))
+                raise UnsupportedSchema(f"'{keyword}' cannot be enforced", (*path, keyword))
         if "$ref" in schema:
             return self._reference(schema, path)
         if "allOf" in schema:
@@ -218,12 +220,12 @@ class _Converter:
         if keyword == "oneOf":
             if len(options) > MOST_OPTIONS:
                 reason = f"'oneOf' is enforced for up to {MOST_OPTIONS} schemas; use 'anyOf'"
-                raise Unenforced(reason, (*path, keyword))
+                raise UnsupportedSchema(reason, (*path, keyword))
             for index, option in enumerate(options):
                 for other in options[:index]:
                     if not are_disjoint(option, other, path):
                         reason = "'oneOf' is enforced only if its schemas exclude each other"
-                        raise Unenforced(f"{reason}; use 'anyOf'", (*path, keyword))
+                        raise UnsupportedSchema(f"{reason}; use 'anyOf'", (*path, keyword))
         found = []
         for index, (option, given) in enumerate(zip(options, schema[keyword], strict=True)):
             here = (*path, keyword, index)
@@ -243,10 +245,10 @@ class _Converter:
             values = allowed(rest, values, path)
         if not values:
             reason = "no value satisfies it and the other keywords; allow at least one value"
-            raise Unenforced(reason, (*path, keyword))
+            raise UnsupportedSchema(reason, (*path, keyword))
         if not all(map(self._notation.says, values)):
             reason = "this model's tool-call format cannot express one of the values"
-            raise Unenforced(reason, (*path, keyword))
+            raise UnsupportedSchema(reason, (*path, keyword))
         return any_of([literal(self._notation.written(value)) for value in values])
 
     def _typed(self, schema: Schema, path: Path) -> str:
@@ -278,7 +280,7 @@ class _Converter:
                 properties[name] = schema.get("additionalProperties", True)
             if properties[name] is False:
                 reason = f"'{name}' is required but not allowed"
-                raise Unenforced(reason, (*path, "required"))
+                raise UnsupportedSchema(reason, (*path, "required"))
         _check_names(schema, properties, notation, path)
         if notation.is_sorted:
             properties = {name: properties[name] for name in by_name(properties)}
@@ -296,7 +298,7 @@ class _Converter:
         if extra is not False:
             if any(len(name) > MOST_KEY for name in properties):
                 reason = f"with other properties, names of up to {MOST_KEY} characters are enforced"
-                raise Unenforced(reason, (*path, "additionalProperties"))
+                raise UnsupportedSchema(reason, (*path, "additionalProperties"))
             inner = self.visit(extra, (*path, "additionalProperties"))
             # A name without marks around it is not empty.
             unsaid = [""] if notation.mark == '""' else []
@@ -336,7 +338,7 @@ class _Converter:
             first, items = items, schema.get("additionalItems", True)
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if max(least, most or 0) > MOST_TIMES:
-            raise Unenforced(f"at most {MOST_TIMES} items are enforced", path)
+            raise UnsupportedSchema(f"at most {MOST_TIMES} items are enforced", path)
         if not first and items is True and not least and most is None:
             return self._primitive("array")
         ws = self._primitive("ws")
@@ -351,7 +353,7 @@ class _Converter:
         ):  # fmt: skip
             item = self._rule(self.visit(items, (*path, "items")))
         elif least > len(places):
-            raise Unenforced("no array has such a length", (*path, "minItems"))
+            raise UnsupportedSchema("no array has such a length", (*path, "minItems"))
         rest = None if most is None else most - len(places)
         body = _listed(places, item, least, rest, comma)
         return f'"[" {ws} {body} {ws} "]"' if body else f'"[" {ws} "]"'
@@ -363,26 +365,26 @@ class _Converter:
             return self._primitive("string")
         if named and (len(named) > 1 or schema.keys() & {"minLength", "maxLength"}):
             reason = f"'{named[0]}' is enforced alone, not with 'format' or a length"
-            raise Unenforced(reason, (*path, named[0]))
+            raise UnsupportedSchema(reason, (*path, named[0]))
         if named:
             pattern = schema[named[0]]
             if named[0] == "format":
                 if pattern not in FORMATS:
                     listed = ", ".join(sorted(FORMATS))
-                    raise Unenforced(
+                    raise UnsupportedSchema(
                         f"the format '{pattern}' is not enforced; supported formats are: {listed}",
                         (*path, "format"),
                     )
                 pattern = FORMATS[pattern]
             try:
                 return self._rule(matching(pattern, self._notation))
-            except Unenforced as error:
-                raise Unenforced(error.reason, (*path, named[0])) from None
+            except UnsupportedSchema as error:
+                raise UnsupportedSchema(error.reason, (*path, named[0])) from None
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         if max(least, most or 0) > MOST_TIMES:
-            raise Unenforced(f"lengths up to {MOST_TIMES} are enforced", path)
+            raise UnsupportedSchema(f"lengths up to {MOST_TIMES} are enforced", path)
         if most is not None and least > most:
-            raise Unenforced("no string has such a length", (*path, "minLength"))
+            raise UnsupportedSchema("no string has such a length", (*path, "minLength"))
         if most == 0:
             return f"{quote} {quote}"
         if not least and most is None:
@@ -405,7 +407,7 @@ class _Converter:
         make = integers if kind == "integer" else numbers
         found = make(max(lows, default=None), min(highs, default=None))
         if found is None:
-            raise Unenforced("a range is enforced only if it contains an integer", path)
+            raise UnsupportedSchema("a range is enforced only if it contains an integer", path)
         return self._rule(found)
 
     def _rule(self, body: str) -> str:
@@ -442,17 +444,17 @@ def _check_names(schema: Schema, names: Iterable[str], notation: Notation, path:
     listed = "properties" in schema and unsaid in schema["properties"]
     key = ("properties", unsaid) if listed else ("required", schema["required"].index(unsaid))
     reason = f"this model's tool-call format cannot express the name '{unsaid:.100}'"
-    raise Unenforced(reason, (*path, *key))
+    raise UnsupportedSchema(reason, (*path, *key))
 
 
 def _check_count(schema: Schema, least: int, most: int | None, path: Path) -> None:
     """Reject limits of the number of properties that the properties do not already satisfy."""
     if schema.get("minProperties", 0) > least:
         reason = "'minProperties' is enforced only up to the number of required properties"
-        raise Unenforced(reason, (*path, "minProperties"))
+        raise UnsupportedSchema(reason, (*path, "minProperties"))
     if "maxProperties" in schema and (most is None or most > schema["maxProperties"]):
         reason = "'maxProperties' is enforced only if no more properties are allowed"
-        raise Unenforced(reason, (*path, "maxProperties"))
+        raise UnsupportedSchema(reason, (*path, "maxProperties"))
 
 
 def _listed(places: list[str], item: str | None, least: int, rest: int | None, comma: str) -> str:
@@ -510,7 +512,7 @@ class Work:
         self._left = most
 
     def take(self, schema: Any, path: Path) -> None:
-        """Account for a schema; raise `Unenforced` beyond the limit."""
+        """Account for a schema; raise `UnsupportedSchema` beyond the limit."""
         size = 1
         if isinstance(schema, Mapping):
             size += len(schema) + sum(
@@ -518,7 +520,7 @@ class Work:
             )
         self._left -= size
         if self._left < 0:
-            raise Unenforced("it has too many alternatives, or is circular", path)
+            raise UnsupportedSchema("it has too many alternatives, or is circular", path)
 
 
 def pointer(target: str) -> Path:
@@ -530,7 +532,9 @@ def pointer(target: str) -> Path:
 def target_of(root: Any, target: str, path: Path) -> Any:
     """Return the schema that a reference points to; `path` is the place of the reference."""
     if target != "#" and not target.startswith("#/"):
-        raise Unenforced(f"'$ref' points outside the schema: '{target:.100}'", (*path, "$ref"))
+        raise UnsupportedSchema(
+            f"'$ref' points outside the schema: '{target:.100}'", (*path, "$ref")
+        )
     at = root
     keys = pointer(target)
     for key in keys:
@@ -539,7 +543,7 @@ def target_of(root: Any, target: str, path: Path) -> Any:
         elif isinstance(at, dict) and str(key) in at:
             at = at[str(key)]
         else:
-            raise Unenforced(f"'$ref' cannot be resolved: '{target:.100}'", (*path, "$ref"))
+            raise UnsupportedSchema(f"'$ref' cannot be resolved: '{target:.100}'", (*path, "$ref"))
     if not _is_place_of_schema(keys):
         check_schema(at)
     return at
@@ -569,7 +573,7 @@ def resolved(schema: Any, root: Any, path: Path, work: Work | None = None) -> An
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         at = target_of(root, schema["$ref"], path)
         schema = merged([at, rest], path) if rest.keys() & CONSTRAINTS else at
-    raise Unenforced("'$ref' is circular", (*path, "$ref"))
+    raise UnsupportedSchema("'$ref' is circular", (*path, "$ref"))
 
 
 def flattened(schema: Any, root: Any, path: Path, work: Work) -> Any:
@@ -592,4 +596,4 @@ def flattened(schema: Any, root: Any, path: Path, work: Work) -> Any:
         if not inner or not isinstance(schema, dict):
             return schema
         schema["allOf"] = inner
-    raise Unenforced("'allOf' is circular", (*path, "allOf"))
+    raise UnsupportedSchema("'allOf' is circular", (*path, "allOf"))

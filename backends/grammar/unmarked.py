@@ -13,7 +13,7 @@ from operator import or_
 from typing import TypeAlias
 
 from .ambiguity import GrammarPart, terminals
-from .gbnf import Unenforced, WrongGrammar, parts_of
+from .gbnf import UnsupportedSchema, WrongGrammar, parts_of
 from .preamble import follow
 from .regex import Range, complement, holds, literal, normal, one_of, only
 
@@ -40,7 +40,7 @@ def unmarked(rules: dict[str, str], name: str, mark: str) -> dict[str, str]:
         parts = parts_of("".join(f"{own} ::= {rule}\n" for own, rule in rules.items()))
     except WrongGrammar as error:
         # An engine cannot follow it.
-        raise Unenforced(str(error)) from None
+        raise UnsupportedSchema(str(error)) from None
     if not _Follower(parts, mark).allows_mark(name):
         return rules
     runs = _Runs(parts, name, mark)
@@ -55,7 +55,9 @@ def unmarked(rules: dict[str, str], name: str, mark: str) -> dict[str, str]:
     found |= runs.rules
     again = parts_of("".join(f"{own} ::= {rule}\n" for own, rule in found.items()))
     if _Follower(again, mark).allows_mark(name):
-        raise Unenforced(f"a text of this grammar can contain '{mark.strip()}', which ends it")
+        raise UnsupportedSchema(
+            f"a text of this grammar can contain '{mark.strip()}', which ends it"
+        )
     return found
 
 
@@ -95,11 +97,11 @@ class _Follower:
         found = self._same
         self._steps += len(parts)
         if self._steps > _MOST_STEPS:
-            raise Unenforced("it is too large for this model's tool-call format")
+            raise UnsupportedSchema("it is too large for this model's tool-call format")
         for part in parts:
             once = self._terminal(part.text) if part.rule is None else self._found.get(part.rule)
             if once is None:
-                raise Unenforced(f"there is no rule '{part.rule}'")
+                raise UnsupportedSchema(f"there is no rule '{part.rule}'")
             found = self._then(found, self._times(once, part.least))
             if part.most != part.least:
                 found = self._then(found, self._up_to(once, part.most, part.least))

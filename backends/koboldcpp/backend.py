@@ -29,7 +29,7 @@ from ..errors import NotServed, Unsupported, read_from
 from ..grammar import with_gbnf
 from ..http import HttpClient
 from ..queue import QUEUE
-from ..streams import ended
+from ..streams import end_at_once
 from . import tokens as tokens_of
 from .call import Run, counted, payload_of
 from .embeddings import NO_RANKS, embed, embedding_model
@@ -95,7 +95,7 @@ class KoboldCpp(Backend):
         job = await with_gbnf(job)
         max_tokens = model.context - count if job.max_tokens is None else job.max_tokens
         if max_tokens == 0:
-            yield ended(job, tokens)
+            yield end_at_once(job, tokens)
             return
         run = Run(server, job, model, prompt, max_tokens, tokens)
         await run.take()
@@ -161,13 +161,13 @@ class KoboldCpp(Backend):
         return await self.server.detokenize(ids)
 
     @override
-    async def pieces(self) -> None:
+    async def token_bytes(self) -> None:
         pass
 
     @override
-    async def specials(self) -> Sequence[Special]:
+    async def special_tokens(self) -> Sequence[Special]:
         """Return those of the template and of a fixed list."""
-        return await self.server.specials()
+        return await self.server.special_tokens()
 
     @override
     async def health(self) -> None:

@@ -29,7 +29,7 @@ from ..errors import (
     whole_of,
 )
 from ..http import Response
-from ..queue import Party
+from ..queue import Ticket
 from ..sse import EventParser
 from . import tokens as tokens_of
 from .server import Server, new_genkey
@@ -135,7 +135,7 @@ async def _is_of(
     if joined(tokens) == text:
         return True
     if not shows_control:
-        control = {special.spelling for special in await server.specials()}
+        control = {special.spelling for special in await server.special_tokens()}
         if joined(tokens, control) == text:
             return True
     # Tokens inside a character are empty in the list, but detokenizing all ids restores them.
@@ -185,7 +185,7 @@ class Run:
         self._generations: int | None = None
         self._response: Response | None = None
         self._running = False
-        self._party = job.party or Party()
+        self._party = job.party or Ticket()
         self._has_turn = False
 
     async def take(self) -> None:

@@ -22,7 +22,7 @@ from ..errors import (
     read_from,
     whole_of,
 )
-from ..queue import Party
+from ..queue import Ticket
 from .server import Embedder, Server
 from .translate import ENGINE
 
@@ -74,7 +74,7 @@ async def embedding_model(server: Server) -> EmbeddingModel | None:
     if server.embeds and server.embedder is None and server.turns.is_full:
         # Unknown until a place was free once.
         return EmbeddingModel(None, None, None, server.generates, INEXACT)
-    facts = await _embedder(server, model, Party())
+    facts = await _embedder(server, model, Ticket())
     if facts.hint:
         return None
     return EmbeddingModel(facts.dimensions, None, None, server.generates, INEXACT)
@@ -92,7 +92,7 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
     """
     server.turns.check(job.party)
     model = await server.monitor.get_for(job)
-    party = job.party or Party()
+    party = job.party or Ticket()
     facts = await _embedder(server, model, party)
     if facts.hint:
         raise NotServed("embed", ENGINE, facts.hint)
@@ -136,7 +136,7 @@ def _texts(inputs: Sequence[Content]) -> list[str]:
     return texts
 
 
-async def _embedder(server: Server, model: Model, party: Party) -> Embedder:
+async def _embedder(server: Server, model: Model, party: Ticket) -> Embedder:
     """Return the facts about the embedding model; the first call embeds two short texts."""
     if not server.embeds:
         return Embedder(hint=NOT_STARTED)
@@ -154,7 +154,7 @@ async def _embedder(server: Server, model: Model, party: Party) -> Embedder:
     return facts
 
 
-async def _failed(server: Server, model: Model, param: str, party: Party) -> LatimerError:
+async def _failed(server: Server, model: Model, param: str, party: Ticket) -> LatimerError:
     """Return the error for an input without a vector; the engine reports no reason."""
     short = (await _call(server, model, TEST[:1], party))[0][0]
     if short is None:
@@ -163,7 +163,7 @@ async def _failed(server: Server, model: Model, param: str, party: Party) -> Lat
 
 
 async def _call(
-    server: Server, model: Model, texts: Sequence[str], party: Party
+    server: Server, model: Model, texts: Sequence[str], party: Ticket
 ) -> tuple[list[array[float] | None], int]:
     """Embed texts with one call in a turn; return a vector or None for each, and the tokens."""
     await server.turns.take(party)

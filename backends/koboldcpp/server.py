@@ -26,8 +26,8 @@ from ..errors import (
     whole_of,
 )
 from ..http import HttpClient
-from ..identity import Fresh
-from ..queue import Turns
+from ..identity import Throttled
+from ..queue import AdmissionQueue
 from .identity import Identity, ServerMonitor
 from .translate import ENGINE, to_error, to_native
 
@@ -70,9 +70,9 @@ class Server:
     def __init__(self, client: HttpClient, max_waiting: int, silence: float) -> None:
         self.client = client
         self.silence = silence
-        self.turns = Turns(max_waiting)
+        self.turns = AdmissionQueue(max_waiting)
         self.monitor = ServerMonitor(client.address, self.ask, self._read_model, self._forget)
-        self._health = Fresh(self._ask_health)
+        self._health = Throttled(self._ask_health)
         self._specials: Sequence[Special] | None = None
         self.embedder: Embedder | None = None
         self._tokenizing = asyncio.Lock()
@@ -107,7 +107,7 @@ class Server:
         with read_from(ENGINE, "/api/extra/detokenize"):
             return text_of(reply["result"]).encode()
 
-    async def specials(self) -> Sequence[Special]:
+    async def special_tokens(self) -> Sequence[Special]:
         """Return the spellings of the template, and well-known ones, that are a single token."""
         specials = self._specials
         if specials is None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...schemas.native.koboldcpp import LastLogprobs, TokenLogprob
 from ..base import Alternative, Generation, Sampling, Token
-from ..errors import EngineError, Unsupported, told_logprob
+from ..errors import EngineError, Unsupported, parse_logprob
 from .translate import ENGINE
 
 MOST = 10
@@ -138,6 +138,6 @@ def _token(entry: TokenLogprob, data: bytes, top: int, control: frozenset[str]) 
         b"" if is_control else data,
         spelling if is_control else data,
         is_control,
-        told_logprob(entry["logprob"]),
+        parse_logprob(entry["logprob"]),
         alternatives[:top],
     )

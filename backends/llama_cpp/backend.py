@@ -43,8 +43,8 @@ from ..errors import (
     check_ids,
     ends_with_media,
 )
-from ..queue import QUEUE, Party
-from ..streams import ended
+from ..queue import QUEUE, Ticket
+from ..streams import end_at_once
 from .embeddings import embed, facts_of, not_generated, rank
 from .options import (
     BATCH,
@@ -187,7 +187,7 @@ class LlamaCpp(Backend):
         )
         task, mailbox = self._task(job, engine, constraint, prompt)
         if task.max_tokens == 0 and job.prompt.logprobs is None:
-            yield ended(job, task.prompt_tokens)
+            yield end_at_once(job, task.prompt_tokens)
             return
         with self._let_in(task.party):
             engine.loop.submit(generator.scheduler, task)
@@ -207,7 +207,7 @@ class LlamaCpp(Backend):
             await offload.run(offload.SMALL + 1, prepare, vocabulary, dry)
 
     @contextlib.contextmanager
-    def _let_in(self, party: Party) -> Iterator[None]:
+    def _let_in(self, party: Ticket) -> Iterator[None]:
         """Count a job of a request while it runs.
 
         Raises:
@@ -244,13 +244,13 @@ class LlamaCpp(Backend):
     async def embed(self, job: Embedding) -> Embeddings:
         """Inputs of several jobs are evaluated together."""
         engine = await self._engine()
-        with self._let_in(job.party or Party()):
+        with self._let_in(job.party or Ticket()):
             return await embed(engine, job)
 
     @override
     async def rank(self, job: Ranking) -> Scores:
         engine = await self._engine()
-        with self._let_in(job.party or Party()):
+        with self._let_in(job.party or Ticket()):
             return await rank(engine, job)
 
     @override
@@ -273,11 +273,11 @@ class LlamaCpp(Backend):
         return await offload.run(len(ids), text)
 
     @override
-    async def pieces(self) -> Sequence[bytes]:
+    async def token_bytes(self) -> Sequence[bytes]:
         return (await self._engine()).vocabulary.pieces
 
     @override
-    async def specials(self) -> Sequence[Special]:
+    async def special_tokens(self) -> Sequence[Special]:
         vocabulary = (await self._engine()).vocabulary
         return await offload.run(vocabulary.size, lambda: vocabulary.specials)
 
@@ -372,7 +372,7 @@ class LlamaCpp(Backend):
         max_tokens = room if job.max_tokens is None else job.max_tokens
         task = Task(
             job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks,
-            job.party or Party(),
+            job.party or Ticket(),
         )  # fmt: skip
         return task, mailbox
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from .library import Context
 
 
-class Span(NamedTuple):
+class MediaSpan(NamedTuple):
     """The embeddings of one chunk of media in a sequence.
 
     Args:
@@ -39,7 +39,7 @@ class Span(NamedTuple):
     positions: int
 
 
-def whole(spans: Sequence[Span], length: int) -> int:
+def longest_cut(spans: Sequence[MediaSpan], length: int) -> int:
     """Return the largest length up to `length` at which a sequence can be cut."""
     for span in spans:
         if span.start < length < span.end:
@@ -47,12 +47,12 @@ def whole(spans: Sequence[Span], length: int) -> int:
     return length
 
 
-def surplus(spans: Sequence[Span]) -> int:
+def surplus(spans: Sequence[MediaSpan]) -> int:
     """Return how many more tokens than positions some spans have."""
     return sum(span.end - span.start - span.positions for span in spans)
 
 
-def before(spans: Sequence[Span], length: int) -> tuple[Span, ...]:
+def before(spans: Sequence[MediaSpan], length: int) -> tuple[MediaSpan, ...]:
     """Return the spans among the first `length` tokens, which must not end inside one."""
     return tuple(span for span in spans if span.end <= length)
 
@@ -77,7 +77,7 @@ class State:
     owner: str
     tokens: list[int]
     data: NDArray[Any]
-    spans: tuple[Span, ...] = ()
+    spans: tuple[MediaSpan, ...] = ()
 
 
 class States:
@@ -163,7 +163,7 @@ def reusable(
     tokens: list[int],
     cuts: bool,
     block: int,
-    spans: Sequence[Span] = (),
+    spans: Sequence[MediaSpan] = (),
 ) -> int:
     """Return how many tokens of a prompt can be reused; its last one is always evaluated.
 
@@ -175,7 +175,7 @@ def reusable(
         return len(known) if len(known) <= most and known == tokens[: len(known)] else 0
     if known[:block] != tokens[:block]:
         return 0
-    shared = whole(spans, min(common(known, tokens), most))
+    shared = longest_cut(spans, min(common(known, tokens), most))
     return shared if shared >= block else 0
 
 
@@ -208,7 +208,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     reused: int = 0
-    spans: tuple[Span, ...] = ()
+    spans: tuple[MediaSpan, ...] = ()
     surplus: int = 0
 
 
@@ -256,12 +256,12 @@ class Cache:
         """
         source, length = self._longest(tokens, owner) if reuse else (None, 0)
         state, saved = self._states.longest(owner, tokens) if reuse else (None, 0)
-        whole = len(tokens) + spare
+        longest_cut = len(tokens) + spare
         # A state is restored as a whole before its surplus tokens are removed.
-        needed = max(whole, len(state.tokens)) if state is not None else whole
+        needed = max(longest_cut, len(state.tokens)) if state is not None else longest_cut
         if state is not None and saved > length and self._can_have(needed, None, 0):
             return self._taken_back(state, saved, needed)
-        if not self._can_have(whole - length, source, length):
+        if not self._can_have(longest_cut - length, source, length):
             return None
         if source is not None and source.id in self._resting and self._ends_here(source, length):
             slot = self._taken_over(source, length)
@@ -270,7 +270,7 @@ class Cache:
             if source is not None and length:
                 self._share(source, slot, length)
                 slot.reused = length
-        self.make_room(whole - length)
+        self.make_room(longest_cut - length)
         return slot
 
     def fork(self, source: Slot) -> Slot | None:
@@ -296,7 +296,7 @@ class Cache:
         """Assign cells to a chunk of media that is evaluated next, and takes some positions."""
         start = len(slot.tokens)
         self.extend(slot, ids)
-        self._set_spans(slot, (*slot.spans, Span(start, len(slot.tokens), positions)))
+        self._set_spans(slot, (*slot.spans, MediaSpan(start, len(slot.tokens), positions)))
 
     def make_room(self, count: int) -> bool:
         """Swap out idle slots, oldest first, until `count` cells are free; return True if so."""
@@ -402,7 +402,7 @@ class Cache:
         slot.tokens, slot.cells = source.tokens[:length], source.cells[:length]
         self._owners.update(slot.cells)
 
-    def _set_spans(self, slot: Slot, spans: tuple[Span, ...]) -> None:
+    def _set_spans(self, slot: Slot, spans: tuple[MediaSpan, ...]) -> None:
         slot.spans, slot.surplus = spans, surplus(spans)
 
     def _disown(self, cells: Sequence[int]) -> None:

@@ -26,7 +26,15 @@ from ...schemas.limits import COPIES, ITEMS, MULTIPLE, PROPERTIES, TRIAL, TRIAL_
 from .. import offload, sandbox
 from ..base import Grammar
 from ..errors import shortened
-from ..grammar import Unenforced, check_length, gbnf, gbnf_of, in_request, path_to, repetitions
+from ..grammar import (
+    UnsupportedSchema,
+    check_length,
+    gbnf,
+    gbnf_of,
+    in_request,
+    path_to,
+    repetitions,
+)
 from ..grammar.dialects import NAMED, VALUES
 from ..grammar.schema import target_of
 from ..offload import DeepThreads, Memo
@@ -51,8 +59,8 @@ _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp), because a model that may write
 # unlimited whitespace sometimes does.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
-_TOO_MANY_PARTS = f"its repetitions expand to more than {ITEMS.most} items"
-# Keywords that llguidance ignores next to a reference; beside any other it merges copies.
+_TOO_MANY_PARTS = f"its repetitions expand to more than {ITEMS.maximum} items"
+# Keywords that llguidance ignores next to a reference; next to any other it merges copies.
 _ANNOTATIONS = frozenset(
     {
         "$anchor", "$defs", "definitions", "$schema", "$id", "id", "$comment", "title",
@@ -218,7 +226,7 @@ class Trials:
         seconds: the CPU time that a trial may take.
     """
 
-    def __init__(self, limits: Mapping[str, int], seconds: int = TRIAL.most) -> None:
+    def __init__(self, limits: Mapping[str, int], seconds: int = TRIAL.maximum) -> None:
         self._limits = json.dumps(limits)
         self._seconds = seconds
         # These threads only wait for processes.
@@ -233,8 +241,8 @@ class Trials:
         """
         if not await self._tried.get(text, lambda: self._can_compile(text)):
             raise gbnf.WrongGrammar(
-                f"it takes more than {self._seconds} s or {TRIAL_MEMORY.most} MiB to compile; use "
-                "fewer or smaller intersections, repetitions and multiples"
+                f"it takes more than {self._seconds} s or {TRIAL_MEMORY.maximum} MiB to compile; "
+                "use fewer or smaller intersections, repetitions and multiples"
             )
 
     def close(self) -> None:
@@ -243,7 +251,7 @@ class Trials:
         self._tried.clear()
 
     def _can_compile(self, text: str) -> bool:
-        memory = (TRIAL_MEMORY.most << 20) + STACK
+        memory = (TRIAL_MEMORY.maximum << 20) + STACK
         wait = PATIENCE * self._seconds
         try:
             ended = sandbox.run(
@@ -283,7 +291,7 @@ class Grammars:
             if is_hard:
                 await self._trials.check(text)
             return await self._compiled.get(key, lambda: self._guidance(key, text))
-        except (Unenforced, gbnf.WrongGrammar) as error:
+        except (UnsupportedSchema, gbnf.WrongGrammar) as error:
             raise in_request(error, grammar) from None
 
     def close(self) -> None:
@@ -302,7 +310,7 @@ class Grammars:
             found = _KEYS.search(reason) if grammar.kind == "json_schema" else None
             path = None if found is None else path_to(json.loads(grammar.text), found[1])
             if found is not None and path is not None:
-                raise Unenforced(f"'{shortened(found[1])}' cannot be enforced", path)
+                raise UnsupportedSchema(f"'{shortened(found[1])}' cannot be enforced", path)
             raise gbnf.WrongGrammar(reason)
         return Guidance(matcher, self._vocabulary)
 
@@ -345,7 +353,7 @@ def _checked(grammar: Grammar) -> tuple[str, bool]:
     expressions = [grammar.text] if grammar.kind == "regex" else []
     if grammar.kind == "lark":
         expressions = _EXPRESSION.findall(grammar.text)
-    if sum(map(repetitions, expressions)) > ITEMS.most:
+    if sum(map(repetitions, expressions)) > ITEMS.maximum:
         raise gbnf.WrongGrammar(_TOO_MANY_PARTS)
     is_hard = _is_hard(grammar)
     if grammar.kind == "json_schema":
@@ -379,28 +387,28 @@ def _check_schema(schema: Any) -> None:
         elif isinstance(value, dict):
             own = value.get("properties")
             properties += len(own) if isinstance(own, dict) else 0
-            if properties > PROPERTIES.most:
-                reason = f"the schema has more than {PROPERTIES.most} properties"
-                raise Unenforced(reason, (*path, "properties"))
+            if properties > PROPERTIES.maximum:
+                reason = f"the schema has more than {PROPERTIES.maximum} properties"
+                raise UnsupportedSchema(reason, (*path, "properties"))
             expression = value.get("pattern")
             if isinstance(expression, str):
                 parts += repetitions(expression)
-                if parts > ITEMS.most:
-                    raise Unenforced(_TOO_MANY_PARTS, (*path, "pattern"))
+                if parts > ITEMS.maximum:
+                    raise UnsupportedSchema(_TOO_MANY_PARTS, (*path, "pattern"))
             step = value.get("multipleOf")
             if isinstance(step, int | float) and step > 0:
                 digits = int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits)))
                 common = lcm(common, digits)
-                if common > MULTIPLE.most:
-                    reason = f"'multipleOf' is enforced up to {MULTIPLE.most}"
-                    raise Unenforced(reason, (*path, "multipleOf"))
+                if common > MULTIPLE.maximum:
+                    reason = f"'multipleOf' is enforced up to {MULTIPLE.maximum}"
+                    raise UnsupportedSchema(reason, (*path, "multipleOf"))
             todo += [(inner, (*path, key)) for key, inner in value.items()]
 
 
 def _check_copies(schema: Any) -> bool:
     """Reject a schema of which llguidance would make too many copies.
 
-    It compiles a reference once, except beside other keywords: there it merges a copy of the
+    It compiles a reference once, except next to other keywords: there it merges a copy of the
     target, and 26 definitions with two such references each become 67 million schemas.
 
     Returns:
@@ -408,10 +416,10 @@ def _check_copies(schema: Any) -> bool:
     """
     if "$ref" not in json.dumps(schema):
         return False
-    if _copies(schema, all_in_copies=False) > COPIES.most:
-        reason = f"its references beside other keywords need more than {COPIES.most} copies"
-        raise Unenforced(f"{reason}; use fewer of them, or references alone")
-    return _copies(schema, all_in_copies=True) > COPIES.most
+    if _copies(schema, all_in_copies=False) > COPIES.maximum:
+        reason = f"its references next to other keywords need more than {COPIES.maximum} copies"
+        raise UnsupportedSchema(f"{reason}; use fewer of them, or references alone")
+    return _copies(schema, all_in_copies=True) > COPIES.maximum
 
 
 def _copies(schema: Any, all_in_copies: bool) -> int:
@@ -426,7 +434,7 @@ def _copies(schema: Any, all_in_copies: bool) -> int:
     compiled: set[str] = set()
     # Schemas, or lists of them; True in a copy; True where they merge; and the open references.
     todo: list[tuple[Any, bool, bool, frozenset[str]]] = [(schema, False, False, frozenset())]
-    while todo and count <= COPIES.most:
+    while todo and count <= COPIES.maximum:
         value, is_copy, merges, around = todo.pop()
         if isinstance(value, list):
             todo += [(one, is_copy, merges, around) for one in value]
@@ -440,7 +448,7 @@ def _copies(schema: Any, all_in_copies: bool) -> int:
             if target not in targets:
                 targets[target] = _target(schema, target)
             if copies and target in around and all_in_copies:
-                return COPIES.most + 1
+                return COPIES.maximum + 1
             if target not in (around if copies else compiled):
                 compiled |= set() if copies else {target}
                 inside = around | {target} if copies else frozenset()
@@ -459,7 +467,7 @@ def _target(schema: Any, reference: str) -> Any:
     """Return the target of a reference; True if llguidance has to report that there is none."""
     try:
         return target_of(schema, reference, ())
-    except Unenforced:
+    except UnsupportedSchema:
         return True
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import attrgetter
 
-from ..queue import Order, Tier
+from ..queue import FairOrder, Tier
 from .tasks import TaskChoice
 
 _TURN = attrgetter("turn")
 
 
-class Line:
+class ChoiceQueue:
     """A queue of choices; those of a higher tier go first (`tiers.py`).
 
     A choice gets the number after its request's last one, or after the number that its tier served
@@ -27,7 +27,7 @@ class Line:
         # The other choices of each tier by their numbers; only tiers with choices.
         self._waiting: dict[Tier, list[TaskChoice]] = {}
         self._served = dict.fromkeys(Tier, 0)
-        self._order = Order()
+        self._order = FairOrder()
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._preempted)

@@ -15,7 +15,7 @@ from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
 from .grammars import Candidates, TooComplex
 from .library import Context, DecodeFailed
-from .line import Line
+from .line import ChoiceQueue
 from .projector import Projector
 from .sampling import DeadEnd, LongSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
@@ -50,7 +50,7 @@ class Scheduler:
         self._limit = limit
         self._post = post
         self._projector = projector
-        self._waiting = Line()
+        self._waiting = ChoiceQueue()
         self._running: list[Run] = []
         # True if the next choice did not fit: nothing is admitted until a sequence ends.
         self._full = False

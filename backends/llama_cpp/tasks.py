@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..base import Batch, Event, Finish, Generation, Token, TokenIds
 from ..errors import LatimerError
-from ..queue import Party
+from ..queue import Ticket
 from ..stops import TokenCut
 from .cache import Slot
 from .grammars import Constraint
@@ -76,7 +76,7 @@ class Task:
     mailbox: Mailbox
     constraint: Constraint | None = None
     chunks: Mapping[int, Chunk] = field(default_factory=dict)
-    party: Party = field(default_factory=Party)
+    party: Ticket = field(default_factory=Ticket)
     cancelled: bool = False
 
     @property

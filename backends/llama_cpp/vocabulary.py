@@ -20,7 +20,7 @@ import llama_cpp
 from ...schemas.limits import WORD
 from ..base import Special, TokenIds
 from ..errors import EngineError, WordTooLong
-from ..sentencepiece import shown
+from ..sentencepiece import decode_piece
 from .library import LoadedModel
 
 # The minimum size of a piece in bytes; the last piece may be smaller.
@@ -143,7 +143,7 @@ class Vocabulary:
             WordTooLong: a word or a run of whitespace is too long.
             EngineError: the engine was shut down.
         """
-        if len(text) > WORD.most:
+        if len(text) > WORD.maximum:
             _check_runs(text)
         data = text.encode()
         with self._kept():
@@ -180,8 +180,8 @@ class Vocabulary:
         return b"".join(self.shown(ids))
 
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
-        """Return the bytes that each token of a prompt shows; see `pieces.shown`."""
-        return shown([self.token(token) for token in ids], self.adds_space, text)
+        """Return the bytes that each token of a prompt shows; see `pieces.decode_piece`."""
+        return decode_piece([self.token(token) for token in ids], self.adds_space, text)
 
     def token(self, token: int) -> tuple[bytes, bool]:
         """Return a token's spelling, and True if it is a control token."""
@@ -284,5 +284,5 @@ class Vocabulary:
 def _check_runs(text: str) -> None:
     """Reject a word, or a run of whitespace, that overflows the stack in llama.cpp's recursion."""
     for run in _RUN.finditer(text):
-        if run.end() - run.start() > WORD.most:
-            raise WordTooLong(WORD.most, run[0][:20])
+        if run.end() - run.start() > WORD.maximum:
+            raise WordTooLong(WORD.maximum, run[0][:20])

@@ -30,8 +30,8 @@ from ..base import (
 from ..errors import check_ids
 from ..grammar import with_gbnf
 from ..http import ConnectionPool, HttpClient
-from ..queue import QUEUE, Party
-from ..streams import ended, merged
+from ..queue import QUEUE, Ticket
+from ..streams import end_at_once, merge_streams
 from .call import Call
 from .embeddings import embed, embedding_model, rank
 from .prompt import check_biases, native_prompt, prompt_ids
@@ -82,21 +82,21 @@ class LlamaServer(Backend):
     def open(self, job: Generation) -> Stream:
         """Run each choice as a native call; the calls wait for free slots."""
         if job.party is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):
-            job = replace(job, party=Party())
+            job = replace(job, party=Ticket())
         if job.prompt.logprobs is not None:
             return self._scored(job)
         if job.max_tokens == 0:
             return self._nothing(job)
         if len(job.seeds) == 1:
             return Call(self.server, job, 0)
-        return merged([Call(self.server, job, choice) for choice in range(len(job.seeds))])
+        return merge_streams([Call(self.server, job, choice) for choice in range(len(job.seeds))])
 
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """Run a job of no tokens without the server, which would generate one token."""
         model = await self.server.monitor.get_for(job)
         _ids, count = await prompt_ids(self.server, job, model)
-        yield ended(job, count)
+        yield end_at_once(job, count)
 
     @asynccontextmanager
     async def _scored(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
@@ -163,13 +163,13 @@ class LlamaServer(Backend):
         return await offload.run(len(ids), text)
 
     @override
-    async def pieces(self) -> Sequence[bytes]:
+    async def token_bytes(self) -> Sequence[bytes]:
         return (await self.server.facts()).vocabulary.pieces
 
     @override
-    async def specials(self) -> Sequence[Special]:
+    async def special_tokens(self) -> Sequence[Special]:
         """Read the vocabulary on the first call."""
-        return await self.server.specials()
+        return await self.server.special_tokens()
 
     @override
     async def health(self) -> None:

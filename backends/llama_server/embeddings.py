@@ -37,8 +37,8 @@ from ..errors import (
     read_from,
     whole_of,
 )
-from ..queue import Party
-from ..streams import in_order
+from ..queue import Ticket
+from ..streams import map_concurrently
 from .server import RERANKING_OFF, Embedder, Server
 from .translate import ENGINE, to_error
 
@@ -180,7 +180,7 @@ async def embedding_model(server: Server) -> EmbeddingModel | None:
     model = await server.monitor.get()
     if server.embedder is None and server.turns.is_full and await _served(server) is None:
         return EmbeddingModel(None, None, context_of(model))
-    facts = await embedder(server, model, Party())
+    facts = await embedder(server, model, Ticket())
     if facts.hint and not facts.ranks:
         return None
     generates = await _generates(server, model)
@@ -197,20 +197,20 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
     """
     server.turns.check(job.party)
     model = await server.monitor.get_for(job)
-    party = job.party or Party()
+    party = job.party or Ticket()
     facts = await embedder(server, model, party)
     if facts.hint:
         raise NotServed("embed", ENGINE, facts.hint)
     ids, count = await _input_ids(server, job.inputs, facts, model)
     most = min(max(REPLY // (NUMBER * facts.dimensions), 1), MOST_INPUTS)
-    found = await in_order(
+    found = await map_concurrently(
         _vectors(server, model, facts, ids, group, party)
         for group in grouped(map(len, ids), most, CALL_TOKENS)
     )
     return Embeddings([vector for part in found for vector in part], count)
 
 
-async def embedder(server: Server, model: Model, party: Party) -> Embedder:
+async def embedder(server: Server, model: Model, party: Ticket) -> Embedder:
     """Return the facts about the server's embeddings; the first call asks for them."""
     facts = server.embedder
     if facts is None:
@@ -247,7 +247,7 @@ async def _served(server: Server) -> Embedder | None:
     return Embedder(hint=RANKS_ONLY, rank_hint="")
 
 
-async def _read_embedder(server: Server, party: Party) -> Embedder:
+async def _read_embedder(server: Server, party: Ticket) -> Embedder:
     facts = await _served(server)
     if facts is not None:
         return facts
@@ -277,7 +277,7 @@ async def _generates(server: Server, model: Model) -> bool:
     if generates is None:
         first = (await server.tokenize(WORD, add_special=True, parse_special=False))[:1]
         test = {"prompt": first, "n_predict": 1, "stream": False, "cache_prompt": False}
-        status, data = await _post(server, "/completion", test, Party())
+        status, data = await _post(server, "/completion", test, Ticket())
         error = None if status == 200 else to_error(status, data)
         if isinstance(error, EngineUnavailable):
             raise error
@@ -287,7 +287,7 @@ async def _generates(server: Server, model: Model) -> bool:
     return generates
 
 
-async def _post(server: Server, path: str, payload: Any, party: Party) -> tuple[int, bytes]:
+async def _post(server: Server, path: str, payload: Any, party: Ticket) -> tuple[int, bytes]:
     return await server.call(path, orjson.dumps(payload), party)
 
 
@@ -349,7 +349,7 @@ async def _tokenized(server: Server, texts: list[str], model: Model) -> list[Tok
         with read_from(ENGINE, "/tokenize"):
             return await offload.run(length, parted, reply["tokens"], len(group), size)
 
-    found = await in_order(ids(group) for group in grouped(sizes, MOST_INPUTS, TOKENIZED))
+    found = await map_concurrently(ids(group) for group in grouped(sizes, MOST_INPUTS, TOKENIZED))
     return [one for part in found for one in part]
 
 
@@ -359,7 +359,7 @@ async def _vectors(
     facts: Embedder,
     ids: list[TokenIds],
     group: range,
-    party: Party,
+    party: Ticket,
 ) -> list[array[float]]:
     """Embed a group of inputs with one call."""
     own = ids[group.start : group.stop]
@@ -400,13 +400,13 @@ async def rank(server: Server, job: Ranking) -> Scores:
     """
     server.turns.check(job.party)
     model = await server.monitor.get_for(job)
-    party = job.party or Party()
+    party = job.party or Ticket()
     facts = await embedder(server, model, party)
     if not facts.ranks:
         raise NotServed("rank", ENGINE, facts.rank_hint)
     query = len(job.query.encode())
     sizes = [query + len(document.encode()) for document in job.documents]
-    found = await in_order(
+    found = await map_concurrently(
         _scores(server, model, job, list(group), sizes, party)
         for group in grouped(sizes, MOST_DOCUMENTS, CALL_BYTES)
     )
@@ -421,7 +421,7 @@ async def _scores(
     job: Ranking,
     group: list[int],
     sizes: list[int],
-    party: Party,
+    party: Ticket,
 ) -> tuple[dict[int, float], int]:
     """Return the score of each document of a group, by its index, and the number of tokens."""
     payload: RerankPayload = {

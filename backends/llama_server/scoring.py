@@ -22,10 +22,10 @@ import orjson
 
 from .. import offload
 from ..base import Alternative, Batch, Generation, PromptTokens, Text, Token, TokenIds
-from ..errors import EngineError, Unsupported, read_from, told_logprob
-from ..queue import Party
-from ..streams import together
-from .server import Facts, Server
+from ..errors import EngineError, Unsupported, parse_logprob, read_from
+from ..queue import Ticket
+from ..streams import gather
+from .server import Server, ServerInfo
 from .translate import ENGINE, NEUTRAL, OtherModel, Vocabulary, check_model, ends_inside, to_error
 
 # Shorter runs need more calls than they save in time; longer runs need large grammars.
@@ -181,7 +181,7 @@ def alternatives(entry: Any, top: int, vocabulary: Vocabulary) -> tuple[Alternat
 
 def logprob_of(entry: Any) -> float:
     """Return the log-probability of an entry or of one of its alternatives."""
-    value = told_logprob(entry["logprob"])
+    value = parse_logprob(entry["logprob"])
     return value if value > ZERO else -math.inf
 
 
@@ -199,7 +199,7 @@ def speculative() -> Unsupported:
 
 
 async def prompt_tokens(
-    server: Server, job: Generation, ids: TokenIds, count: int, facts: Facts
+    server: Server, job: Generation, ids: TokenIds, count: int, facts: ServerInfo
 ) -> Batch:
     """Return the event with the tokens of a job's prompt.
 
@@ -221,7 +221,7 @@ async def prompt_tokens(
 
 
 async def score(
-    server: Server, ids: TokenIds, start: int, top: int, party: Party | None = None
+    server: Server, ids: TokenIds, start: int, top: int, party: Ticket | None = None
 ) -> list[Score]:
     """Return the log-probabilities of the tokens from `start` on, each given all earlier ones.
 
@@ -230,7 +230,7 @@ async def score(
     """
     facts = await server.facts()
     calls = plan(ids, start, facts.vocabulary, facts.slots)
-    scores = await together(_score(server, call, ids, top, facts, party) for call in calls)
+    scores = await gather(_score(server, call, ids, top, facts, party) for call in calls)
     return [score for part in scores for score in part]
 
 
@@ -239,8 +239,8 @@ async def _score(
     call: ScoringCall,
     ids: TokenIds,
     top: int,
-    facts: Facts,
-    party: Party | None,
+    facts: ServerInfo,
+    party: Ticket | None,
 ) -> list[Score]:
     scores: list[Score] = []
     calls = [call]
@@ -263,7 +263,7 @@ async def _score(
 
 
 async def _read_scores(
-    server: Server, call: ScoringCall, ids: TokenIds, top: int, body: bytes, facts: Facts
+    server: Server, call: ScoringCall, ids: TokenIds, top: int, body: bytes, facts: ServerInfo
 ) -> tuple[list[Score], list[ScoringCall]]:
     try:
         with read_from(ENGINE, "the log-probabilities of a prompt"):

@@ -28,8 +28,8 @@ from ..errors import (
     read_from,
 )
 from ..http import HttpClient
-from ..identity import Fresh
-from ..queue import Party, Turns
+from ..identity import Throttled
+from ..queue import AdmissionQueue, Ticket
 from .identity import ServerMonitor
 from .translate import ENGINE, Vocabulary, read_pieces, to_error
 
@@ -38,7 +38,7 @@ Reply = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerInfo:
     """Facts about a server that reporting tokens needs.
 
     Args:
@@ -56,7 +56,7 @@ class Facts:
     rolls_back: bool
 
 
-async def read_facts(reply: Reply, ask: Ask, model: Model, slots: int) -> Facts:
+async def read_info(reply: Reply, ask: Ask, model: Model, slots: int) -> ServerInfo:
     """Ask a server for its facts.
 
     Args:
@@ -72,7 +72,7 @@ async def read_facts(reply: Reply, ask: Ask, model: Model, slots: int) -> Facts:
     adds_space = any(pieces[token][:1] == b" " for token in first)
     vocabulary = Vocabulary(pieces, await _names(control, pieces, ask), adds_space)
     await offload.run(len(pieces), vocabulary.index)
-    return Facts(
+    return ServerInfo(
         model,
         vocabulary,
         slots,
@@ -258,16 +258,16 @@ class Server:
 
     def __init__(self, client: HttpClient, max_waiting: int) -> None:
         self.client = client
-        self.turns = Turns(max_waiting)
-        self._batches = Turns(max_waiting)
+        self.turns = AdmissionQueue(max_waiting)
+        self._batches = AdmissionQueue(max_waiting)
         self._most_batches = 1
         # Calls made inside a call that already has a place, which must not wait for each other.
-        self._asides = Turns(None)
-        self._questions = Turns(None, QUESTIONS)
+        self._asides = AdmissionQueue(None)
+        self._questions = AdmissionQueue(None, QUESTIONS)
         self.monitor = ServerMonitor(client, self._read_model, self._forget, self._restarted)
-        self._health = Fresh(self._ask_health)
+        self._health = Throttled(self._ask_health)
         self.names: frozenset[str] = frozenset()
-        self._facts: Facts | None = None
+        self._facts: ServerInfo | None = None
         self.infill: InfillTokens | None = None
         self._specials: Sequence[Special] | None = None
         self.embedder: Embedder | None = None
@@ -276,7 +276,7 @@ class Server:
         self.learning_embedder = asyncio.Lock()
 
     async def call(
-        self, path: str, payload: bytes, party: Party | None, model: Model | None = None
+        self, path: str, payload: bytes, party: Ticket | None, model: Model | None = None
     ) -> tuple[int, bytes]:
         """Wait for a place, make a call without streaming, and return its status and body.
 
@@ -302,7 +302,7 @@ class Server:
             turns.release()
 
     async def batch(
-        self, path: str, payload: bytes, party: Party, model: Model
+        self, path: str, payload: bytes, party: Ticket, model: Model
     ) -> tuple[int, bytes]:
         """Make a call of many inputs; at most two run at a time, which keep the server busy.
 
@@ -335,7 +335,7 @@ class Server:
         with read_from(ENGINE, "/tokenize"):
             return await offload.run(len(text), ids_of_text, reply["tokens"], text, size)
 
-    async def specials(self) -> Sequence[Special]:
+    async def special_tokens(self) -> Sequence[Special]:
         """Return its special spellings; the first call reads the vocabulary."""
         specials = self._specials
         if specials is None:
@@ -420,7 +420,7 @@ class Server:
         size = self.monitor.identity.vocabulary if self.monitor.identity is not None else None
         return size if size is not None else len((await self.facts()).vocabulary)
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> ServerInfo:
         """Return the facts that reporting tokens needs; the first call reads them."""
         facts = self._facts
         if facts is None:
@@ -430,7 +430,7 @@ class Server:
                 if facts is None:
                     slots = self.monitor.identity.slots if self.monitor.identity is not None else 1
                     with read_from(ENGINE, "its vocabulary"):
-                        facts = await read_facts(self.reply, self.ask, model, slots)
+                        facts = await read_info(self.reply, self.ask, model, slots)
                     self.monitor.check_is(model)
                     self._facts = facts
         return facts

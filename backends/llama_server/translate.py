@@ -39,7 +39,7 @@ from ..errors import (
     summed_up,
     whole_of,
 )
-from ..sentencepiece import shown
+from ..sentencepiece import decode_piece
 from ..stops import begun_before, cut
 
 ENGINE = "llama-server"
@@ -162,8 +162,8 @@ class Vocabulary:
         return (data, False) if data else (self._names.get(token, b""), True)
 
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
-        """Return the text of each token of a prompt; see `pieces.shown`."""
-        return shown([self.token(token) for token in ids], self._adds_space, text)
+        """Return the text of each token of a prompt; see `pieces.decode_piece`."""
+        return decode_piece([self.token(token) for token in ids], self._adds_space, text)
 
     def marks(self, spellings: Iterable[str]) -> dict[int, bytes]:
         """Return the spellings that are tokens, by token id."""

@@ -167,7 +167,7 @@ class ChatRequest(EngineExtras):
     """Body of `POST /v1/chat/completions`."""
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES.most)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES.maximum)]
     adapter: InstructAdapter | None = None
     audio: Audio | None = None
     add_generation_prompt: bool | None = None
@@ -176,7 +176,7 @@ class ChatRequest(EngineExtras):
     enable_thinking: bool | None = None
     frequency_penalty: Penalty | None = None
     function_call: LegacyChoice | None = None
-    functions: Annotated[list[Function], Field(max_length=limits.TOOLS.most)] | None = None
+    functions: Annotated[list[Function], Field(max_length=limits.TOOLS.maximum)] | None = None
     logit_bias: LogitBias = None
     logprobs: bool | None = None
     max_completion_tokens: MaxTokens = None
@@ -204,7 +204,7 @@ class ChatRequest(EngineExtras):
     stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
     tool_choice: ToolChoice | None = None
-    tools: Annotated[list[Tool], Field(max_length=limits.TOOLS.most)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=limits.TOOLS.maximum)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: str | None = None

@@ -39,8 +39,8 @@ def read_schema(text: str) -> object:
     """
     if not text:
         return None
-    if len(text) > limits.SCHEMA.most:
-        raise ValueError(f"it has {len(text)} characters; {limits.SCHEMA.most} are allowed")
+    if len(text) > limits.SCHEMA.maximum:
+        raise ValueError(f"it has {len(text)} characters; {limits.SCHEMA.maximum} are allowed")
     try:
         found: object = orjson.loads(text)
     except ValueError:
@@ -74,8 +74,8 @@ RepeatPenalty = Annotated[float, Field(ge=0), AfterValidator(lambda value: value
 Gbnf = Annotated[str | None, AfterValidator(lambda value: value or None)]
 Breakers = Annotated[
     Annotated[
-        list[Annotated[str, Field(max_length=limits.BREAKER.most)]],
-        Field(max_length=limits.BREAKERS.most),
+        list[Annotated[str, Field(max_length=limits.BREAKER.maximum)]],
+        Field(max_length=limits.BREAKERS.maximum),
     ]
     | None,
     BeforeValidator(_listed),
@@ -83,8 +83,8 @@ Breakers = Annotated[
 
 
 # OpenAI's limits are 2 and -2 to 2; the engines have none.
-Temperature = Annotated[float, Field(ge=0, le=limits.STRENGTH.most)]
-Penalty = Annotated[float, Field(ge=-limits.STRENGTH.most, le=limits.STRENGTH.most)]
+Temperature = Annotated[float, Field(ge=0, le=limits.STRENGTH.maximum)]
+Penalty = Annotated[float, Field(ge=-limits.STRENGTH.maximum, le=limits.STRENGTH.maximum)]
 Count = Annotated[int, Field(ge=1, le=128)]
 # OpenAI documents int64; JSON parsers of other languages do not read larger values as integers.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -185,7 +185,7 @@ class Request(BaseModel):
     is_stored_by_default: ClassVar[bool] = False
 
 
-MOST_STOP = limits.STOP.most
+MOST_STOP = limits.STOP.maximum
 
 
 def _check_stop(value: object) -> object:
@@ -199,13 +199,13 @@ def _check_stop(value: object) -> object:
         if not isinstance(item, str):
             raise unexpected(item, "a string", f"[{index}]")
         _check_stop_length(item, f"[{index}]")
-    if len(value) > limits.STOPS.most:
-        raise too_long("array", limits.STOPS.most, len(value))
+    if len(value) > limits.STOPS.maximum:
+        raise too_long("array", limits.STOPS.maximum, len(value))
     size = sum(map(len, value))
-    if size > limits.STOP_TEXT.most:
+    if size > limits.STOP_TEXT.maximum:
         raise invalid(
-            f"Invalid '{{param}}': too long. Expected at most {limits.STOP_TEXT.most} characters "
-            f"in all, but got {size} instead.",
+            f"Invalid '{{param}}': too long. Expected at most {limits.STOP_TEXT.maximum} "
+            f"characters in all, but got {size} instead.",
             "array_above_max_length",
         )
     return value
@@ -230,8 +230,8 @@ def _check_logit_bias(value: object) -> object:
         return None
     if not isinstance(value, dict):
         return value
-    if len(value) > limits.BIASES.most:
-        raise too_long("object", limits.BIASES.most, len(value))
+    if len(value) > limits.BIASES.maximum:
+        raise too_long("object", limits.BIASES.maximum, len(value))
     for key, bias in value.items():
         if not key.isascii() or not key.isdigit() or len(key) > 10:
             raise invalid(

@@ -25,7 +25,7 @@ from .common import (
 from .inputs import check_inputs
 from .messages import ResponseFormat
 
-MOST_PROMPTS = limits.PROMPTS.most
+MOST_PROMPTS = limits.PROMPTS.maximum
 
 
 def _check_prompt(value: object) -> object:

@@ -16,7 +16,7 @@ from .inputs import Inputs, check_inputs
 
 
 def _check_input(value: object) -> object:
-    return check_inputs(value, limits.INPUTS.most, allow_empty=False)
+    return check_inputs(value, limits.INPUTS.maximum, allow_empty=False)
 
 
 class EmbeddingRequest(Request):
@@ -87,7 +87,7 @@ def _check_documents(value: object) -> object:
 
 Documents = Annotated[
     list[str | Document],
-    Field(min_length=1, max_length=limits.INPUTS.most),
+    Field(min_length=1, max_length=limits.INPUTS.maximum),
     BeforeValidator(_check_documents),
 ]
 

@@ -52,10 +52,10 @@ def _check_count(prompts: list[object], first: type | None) -> None:
         count = len(prompts)
     else:
         count = sum(len(one) for one in prompts if isinstance(one, list))
-    if count > limits.IDS.most:
+    if count > limits.IDS.maximum:
         raise invalid(
-            f"Invalid '{{param}}': array too long. Expected at most {limits.IDS.most} token ids, "
-            f"but got {count} instead.",
+            f"Invalid '{{param}}': array too long. Expected at most {limits.IDS.maximum} token "
+            f"ids, but got {count} instead.",
             "array_above_max_length",
         )
 

@@ -55,7 +55,7 @@ class ModelList(TypedDict):
 class TokenizeRequest(Request):
     """Body of `POST /tokenize`."""
 
-    prompt: Annotated[str, Field(max_length=limits.TEXT.most)]
+    prompt: Annotated[str, Field(max_length=limits.TEXT.maximum)]
     model: str | None = None
     add_special_tokens: bool | None = None
 
@@ -72,7 +72,7 @@ class DetokenizeRequest(Request):
     """Body of `POST /detokenize`."""
 
     tokens: Annotated[
-        list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=limits.IDS.most)
+        list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=limits.IDS.maximum)
     ]
     model: str | None = None
 

@@ -136,7 +136,7 @@ def _check_input(value: object) -> object:
 
 Input = Annotated[
     Annotated[str, Tag("string")]
-    | Annotated[Annotated[list[Item], Field(max_length=limits.MESSAGES.most)], Tag("array")],
+    | Annotated[Annotated[list[Item], Field(max_length=limits.MESSAGES.maximum)], Tag("array")],
     Discriminator(form_of),
     BeforeValidator(_check_input),
 ]
@@ -206,7 +206,7 @@ class ResponseRequest(EngineExtras):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     text: Annotated[TextOptions | None, BeforeValidator(_drop_nulls)] = None
     tool_choice: FlatToolChoice | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=limits.TOOLS.most)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=limits.TOOLS.maximum)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None

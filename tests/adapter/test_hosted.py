@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.hosted import CHAT_LIMITS, COMPLETION_LIMITS, table
-from latimer.adapter.service import Listing, Service
+from latimer.adapter.service import ModelEntry, Service
 from latimer.adapter.settings import Settings
 from latimer.backends.base import Backend
 from latimer.backends.errors import RequestError
@@ -238,7 +238,9 @@ async def test_a_response_names_the_model_that_the_request_omits(
 async def test_of_several_models_one_must_be_named(make_backend: Any) -> None:
     """With several models, the error for a missing or unknown name lists their names."""
     inside: Backend = LlamaCpp(gpu_layers=0)
-    service = Service([Listing(inside, ["one"]), Listing(make_backend("llama_server"), ["two"])])
+    service = Service(
+        [ModelEntry(inside, ["one"]), ModelEntry(make_backend("llama_server"), ["two"])]
+    )
     for name in (None, ""):
         with pytest.raises(RequestError, match=r"^you must .* Expected one of: one, two\.$"):
             await service.resolve(name)

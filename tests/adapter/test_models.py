@@ -9,7 +9,7 @@ import httpx2
 import openai
 import pytest
 from latimer.adapter.endpoints.models import abilities_of, object_of
-from latimer.adapter.service import Policy, Served
+from latimer.adapter.service import Policy, ServedModel
 from latimer.backends.base import EmbeddingModel, Model
 from latimer.backends.llama_server import LlamaServer
 
@@ -85,15 +85,17 @@ async def test_abilities_come_from_the_template(
     text = (TEMPLATES / f"{template}.jinja").read_text() if template else None
     model = Model("m", 1000, text, "<s>", "</s>", False, "fp_0", 7)
     backend = LlamaServer("http://127.0.0.1:1")
-    assert await abilities_of(Served(backend, model, Policy())) == (tools, reasoning)
+    assert await abilities_of(ServedModel(backend, model, Policy())) == (tools, reasoning)
     other = Policy(chat_format="alpaca")
-    assert await abilities_of(Served(backend, model, other)) == (False, False)
+    assert await abilities_of(ServedModel(backend, model, other)) == (False, False)
 
 
 async def test_images_are_named(echo: httpx2.AsyncClient) -> None:
     """A model that accepts images is listed with the words of llama-server and of Ollama."""
     model = Model("m", 9, None, "", "", False, "fp_0", 7, frozenset({"image", "audio"}))
-    found = await object_of("m", Served(LlamaServer("http://127.0.0.1:1"), model, Policy()), None)
+    found = await object_of(
+        "m", ServedModel(LlamaServer("http://127.0.0.1:1"), model, Policy()), None
+    )
     assert found["architecture"]["input_modalities"] == ["text", "image", "audio"]
     assert found["capabilities"] == ["completion", "multimodal", "vision", "audio"]
     assert (await listed(echo))["capabilities"][0] == "completion"
@@ -114,7 +116,7 @@ async def test_what_a_model_makes(
 ) -> None:
     """A model is listed with what it makes, and a length of 512 if it only embeds so much."""
     model = Model("m", 9, None, "", "", False, "fp_0", 7)
-    served = Served(LlamaServer("http://127.0.0.1:1"), model, Policy(matryoshka=True))
+    served = ServedModel(LlamaServer("http://127.0.0.1:1"), model, Policy(matryoshka=True))
     found = await object_of("m", served, facts)
     assert found["architecture"]["output_modalities"] == outputs
     assert found["capabilities"] == capabilities

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.parts import LEVELS, PART, Parts, count_values, most_values
+from latimer.adapter.parts import LEVELS, PART, ChunkedJson, count_values, most_values
 
 LONG = 'aé"\\\n😀\u2028' * 100_000
 VALUES: list[Any] = [
@@ -23,7 +23,7 @@ VALUES: list[Any] = [
 def test_parts_are_the_json_of_a_value(levels: int) -> None:
     """The parts of a value are the bytes that orjson makes of it at once."""
     for value in VALUES:
-        parts = Parts()
+        parts = ChunkedJson()
         parts.add_value(value, levels)
         assert b"".join(parts.end()) == orjson.dumps(value)
 
@@ -31,7 +31,7 @@ def test_parts_are_the_json_of_a_value(levels: int) -> None:
 def test_parts_have_a_size() -> None:
     """A long text and a long list have several parts, of a bounded size each."""
     for value in ("x" * (5 * PART), ["x" * 1_000] * 5_000):
-        parts = Parts()
+        parts = ChunkedJson()
         parts.add_value(value)
         sizes = list(map(len, parts.end()))
         assert len(sizes) > 5
@@ -73,6 +73,6 @@ def test_encoding_does_not_hold_the_interpreter() -> None:
             longest, last = max(longest, now - last), now
         return longest
 
-    parts = min(silence(lambda: Parts().add_value(value)) for _ in range(3))
+    parts = min(silence(lambda: ChunkedJson().add_value(value)) for _ in range(3))
     at_once = min(silence(lambda: orjson.dumps(value)) for _ in range(3))
     assert parts < at_once / 3

@@ -15,9 +15,9 @@ from latimer.adapter.responses.sealed import PREFIX, Seal
 def test_a_sealed_text_is_opened_by_its_owner(text: str, owner: str) -> None:
     """A text comes back unchanged, and each seal differs."""
     seal = Seal("secret")
-    one, two = seal.close(text, owner), seal.close(text, owner)
+    one, two = seal.seal(text, owner), seal.seal(text, owner)
     assert one != two
-    assert Seal("secret").open(one, owner) == seal.open(two, owner) == text
+    assert Seal("secret").unseal(one, owner) == seal.unseal(two, owner) == text
 
 
 @pytest.mark.parametrize("change", [
@@ -27,15 +27,15 @@ def test_a_sealed_text_is_opened_by_its_owner(text: str, owner: str) -> None:
 def test_a_changed_text_is_not_opened(change: object) -> None:
     """Text that was not sealed here opens as None, and never raises."""
     seal = Seal()
-    assert seal.open(change(seal.close("a thought", "me")), "me") is None  # type: ignore[operator]
+    assert seal.unseal(change(seal.seal("a thought", "me")), "me") is None  # type: ignore[operator]
 
 
 def test_others_cannot_open_a_text() -> None:
     """Neither another owner, nor a server with another key, can open a text."""
-    sealed = Seal("one").close("a thought", "me")
-    assert Seal("one").open(sealed, "you") is None
-    assert Seal("two").open(sealed, "me") is None
-    assert Seal().open(sealed, "me") is None
+    sealed = Seal("one").seal("a thought", "me")
+    assert Seal("one").unseal(sealed, "you") is None
+    assert Seal("two").unseal(sealed, "me") is None
+    assert Seal().unseal(sealed, "me") is None
 
 
 def test_an_empty_secret_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from latimer.adapter.service import Listing, Policy, Service
+from latimer.adapter.service import ModelEntry, Policy, Service
 from latimer.backends.errors import EngineUnavailable, RequestError
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
@@ -19,7 +19,7 @@ async def test_a_second_model_stands_behind_another_name(llama_server_url: str) 
     inside = LlamaCpp(MODELS / "spm.gguf", gpu_layers=0)
     there = LlamaServer(llama_server_url)
     strict = Policy(strict=True)
-    service = Service([Listing(inside, ["one", "both"], policy=strict), Listing(there)])
+    service = Service([ModelEntry(inside, ["one", "both"], policy=strict), ModelEntry(there)])
     one = await service.resolve("one")
     other = await service.resolve("demo.gguf")
     assert (one.backend, one.model.name, one.policy) == (inside, "spm", strict)
@@ -38,7 +38,7 @@ async def test_an_engine_that_is_away_hides_no_other(llama_server_url: str) -> N
     """An unavailable engine makes its own and unknown names errors; others are served."""
     away = LlamaServer(f"http://127.0.0.1:{free_port()}")
     there = LlamaServer(llama_server_url)
-    service = Service([Listing(away, ["away"]), Listing(there, ["here"])])
+    service = Service([ModelEntry(away, ["away"]), ModelEntry(there, ["here"])])
     assert (await service.resolve("here")).backend is there
     for name in ("away", "unknown"):
         with pytest.raises(EngineUnavailable):

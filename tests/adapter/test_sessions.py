@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter.chat.profile import Manner, manner_of
+from latimer.adapter.chat.profile import TemplateProfile, detect_profile
 from latimer.adapter.chat.templates import render
 from latimer.backends.base import Model
 from support.clients import adapting
@@ -53,7 +53,7 @@ class Family:
     def __init__(self, name: str) -> None:
         self.template = TEMPLATES[name]
         self._model = Model("m", 100, self.template, "<s>", "</s>", False, "fp", 0)
-        self.manner: Manner = manner_of(self._model)
+        self.manner: TemplateProfile = detect_profile(self._model)
 
     @property
     def prompt(self) -> str:
@@ -70,7 +70,7 @@ class Family:
         elif form.title == "harmony":
             text = f"<|channel|>commentary to=functions.{name} <|message|>{json.dumps(arguments)}"
         else:
-            text = form.written([(name, arguments)])
+            text = form.render([(name, arguments)])
         tags = self.manner.tags
         is_open = tags is not None and self.prompt.rstrip().endswith(tags.begin)
         half = len(text) // 2

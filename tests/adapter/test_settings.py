@@ -162,7 +162,7 @@ def test_flags_and_variables_are_named(file: Path, monkeypatch: pytest.MonkeyPat
         Settings.load(file, port=99999)
     with pytest.raises(WrongSettings, match=r"^LATIMER_PORT must be a whole number, not 'abc'\.$"):
         Settings.load(file)
-    assert Settings.load(file, port=1).place("port") == "--port"
+    assert Settings.load(file, port=1).source_of("port") == "--port"
 
 
 def test_the_password_of_a_store_is_not_shown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 import pytest
-from latimer.backends.errors import told_logprob
+from latimer.backends.errors import parse_logprob
 
 
 @pytest.mark.parametrize("value", [5.0, 0.1, math.inf, math.nan, "x", None, []])
 def test_no_probability_is_above_one(value: Any) -> None:
     """An engine's value that cannot be a log-probability never reaches a client."""
     with pytest.raises((TypeError, ValueError)):
-        told_logprob(value)
-    assert told_logprob(1e-7) == 1e-7
-    assert told_logprob(-5) == -5.0
+        parse_logprob(value)
+    assert parse_logprob(1e-7) == 1e-7
+    assert parse_logprob(-5) == -5.0

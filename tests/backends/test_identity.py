@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
-from latimer.backends.identity import MOMENT, Checks, Deferred, Fresh
+from latimer.backends.identity import MOMENT, LazyBackend, SharedCheck, Throttled
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.servers import canned
@@ -34,7 +34,7 @@ class Engine:
 async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
     """Of 64 concurrent callers, the first runs a check and the other 63 share a second one."""
     engine = Engine()
-    checks = Checks(engine.look)
+    checks = SharedCheck(engine.look)
     tasks = [asyncio.create_task(checks.run()) for _ in range(64)]
     await asyncio.sleep(0.01)
     assert engine.asked == 1
@@ -46,7 +46,7 @@ async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
 async def test_what_a_check_finds_is_everybodys() -> None:
     """A shared check raises its error to every caller that waits for it."""
     engine = Engine()
-    checks = Checks(engine.look)
+    checks = SharedCheck(engine.look)
     tasks = [asyncio.create_task(checks.run()) for _ in range(10)]
     await asyncio.sleep(0.01)
     engine.error = EngineError("another")
@@ -59,7 +59,7 @@ async def test_what_a_check_finds_is_everybodys() -> None:
 async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
     """The next caller runs a check of its own when the caller that checks is cancelled."""
     engine = Engine()
-    checks = Checks(engine.look)
+    checks = SharedCheck(engine.look)
     tasks = [asyncio.create_task(checks.run()) for _ in range(3)]
     await asyncio.sleep(0.01)
     tasks[0].cancel()
@@ -74,7 +74,7 @@ async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
 async def test_an_answer_holds_for_a_moment() -> None:
     """Callers share one result or error per interval, even when half of them are cancelled."""
     engine = Engine()
-    fresh = Fresh(engine.look, 0.2)
+    fresh = Throttled(engine.look, 0.2)
     tasks = [asyncio.create_task(fresh.run()) for _ in range(64)]
     await asyncio.sleep(0)
     for task in tasks[:32]:
@@ -99,7 +99,7 @@ async def test_an_answer_holds_for_a_moment() -> None:
 async def test_a_check_ends_with_its_last_caller() -> None:
     """A check is cancelled when all of its callers have left, and the next caller runs another."""
     engine = Engine()
-    fresh = Fresh(engine.look)
+    fresh = Throttled(engine.look)
     tasks = [asyncio.create_task(fresh.run()) for _ in range(3)]
     await asyncio.sleep(0)
     checking = fresh._task
@@ -129,7 +129,7 @@ def always(backend: Backend) -> Callable[[], Awaitable[Backend]]:
 async def test_many_calls_cost_few_connections() -> None:
     """2,000 concurrent calls while the engine loads cost at most five requests to it."""
     with canned({"*": (503, LOADING)}) as (address, asked):
-        backend = Deferred(always(LlamaServer(address)))
+        backend = LazyBackend(always(LlamaServer(address)))
         errors = await asyncio.gather(
             *(backend.model() for _ in range(1000)),
             *(backend.health() for _ in range(500)),
@@ -150,7 +150,7 @@ async def test_the_engine_is_found_when_it_is_there(llama_server_url: str) -> No
             raise EngineUnavailable("nobody is there")
         return engines[0]
 
-    backend = Deferred(find, "llama-server")
+    backend = LazyBackend(find, "llama-server")
     with pytest.raises(EngineUnavailable):
         await backend.model()
     with pytest.raises(EngineUnavailable):
@@ -183,7 +183,7 @@ async def test_a_call_that_leaves_does_not_take_others_with_it() -> None:
             await asyncio.sleep(60)
         return engine
 
-    backend = Deferred(find)
+    backend = LazyBackend(find)
     first = asyncio.create_task(backend.model())
     await begun.wait()
     others = [asyncio.create_task(backend.model()) for _ in range(3)]
@@ -205,7 +205,7 @@ async def test_another_engine_at_the_address_is_found(llama_server_url: str) -> 
             found.append(kinds[len(found)])
             return found[-1]
 
-        backend = Deferred(find)
+        backend = LazyBackend(find)
         with pytest.raises(LatimerError, match="is not llama-server"):
             await backend.model()
         await asyncio.sleep(MOMENT)

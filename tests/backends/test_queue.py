@@ -7,12 +7,12 @@ import random
 
 import pytest
 from latimer.backends.errors import Busy
-from latimer.backends.queue import MOST_PASSED, Order, Party, Tier, Turns
+from latimer.backends.queue import MOST_PASSED, AdmissionQueue, FairOrder, Ticket, Tier
 
 
 def test_the_highest_tier_is_next() -> None:
     """The highest tier that waits is next, in every set of waiting tiers."""
-    order = Order()
+    order = FairOrder()
     assert order.next([Tier.FLEX, Tier.DEFAULT, Tier.PRIORITY]) is Tier.PRIORITY
     assert order.next([Tier.FLEX, Tier.DEFAULT]) is Tier.DEFAULT
     assert order.next([Tier.FLEX]) is Tier.FLEX
@@ -20,7 +20,7 @@ def test_the_highest_tier_is_next() -> None:
 
 def test_a_tier_is_passed_over_a_number_of_times() -> None:
     """A waiting tier has its turn after that number of turns of another, and then waits again."""
-    order, served = Order(), []
+    order, served = FairOrder(), []
     both = (Tier.DEFAULT, Tier.FLEX)
     for _ in range(3 * MOST_PASSED):
         served.append(order.next(both))
@@ -31,7 +31,7 @@ def test_a_tier_is_passed_over_a_number_of_times() -> None:
 
 def test_an_empty_tier_does_not_save_turns() -> None:
     """A tier that had no waiting requests has waited for no turn."""
-    order = Order()
+    order = FairOrder()
     for _ in range(MOST_PASSED - 1):
         order.count(Tier.PRIORITY, [Tier.FLEX])
     order.count(Tier.PRIORITY, [])
@@ -43,7 +43,7 @@ def test_no_tier_waits_longer_than_the_bound(seed: int) -> None:
     """In random traffic, the first request of a tier waits for at most `MOST_PASSED` turns."""
     chance = random.Random(seed)
     weights = [chance.random() for _ in Tier]
-    order, most = Order(), 0
+    order, most = FairOrder(), 0
     waiting = dict.fromkeys(Tier, 0)
     since = dict.fromkeys(Tier, 0)
     for _ in range(5_000):
@@ -63,7 +63,7 @@ def test_no_tier_waits_longer_than_the_bound(seed: int) -> None:
 
 async def test_turns_come_in_the_order_of_asking() -> None:
     """The queue serves requests one at a time, in the order of their arrival."""
-    turns, order, running = Turns(100), [], 0
+    turns, order, running = AdmissionQueue(100), [], 0
 
     async def work(number: int) -> None:
         nonlocal running
@@ -81,13 +81,13 @@ async def test_turns_come_in_the_order_of_asking() -> None:
 
 async def test_a_full_queue_is_busy() -> None:
     """A full queue rejects one more request and gives a time to retry after."""
-    turns = Turns(2)
+    turns = AdmissionQueue(2)
     await turns.take()
     waiting = [asyncio.create_task(turns.take()) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(Busy) as caught:
         await turns.take()
-    assert 0 < caught.value.retry_after <= 60
+    assert 0 < (caught.value.retry_after or 0) <= 60
     for task in waiting:
         turns.release()
         await task
@@ -96,7 +96,7 @@ async def test_a_full_queue_is_busy() -> None:
 
 async def test_giving_up_leaves_the_queue() -> None:
     """A request that is cancelled while it waits is removed from the queue and takes no turn."""
-    turns = Turns(1)
+    turns = AdmissionQueue(1)
     await turns.take()
     waiting = asyncio.create_task(turns.take())
     await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_giving_up_leaves_the_queue() -> None:
     turns.release()
 
 
-async def held(turns: Turns, places: int) -> None:
+async def held(turns: AdmissionQueue, places: int) -> None:
     """Take every place."""
     for _ in range(places):
         await turns.take()
@@ -116,7 +116,7 @@ async def held(turns: Turns, places: int) -> None:
 
 async def test_as_many_calls_run_as_there_are_places() -> None:
     """Never more calls run than there are places, and more places let waiting calls run."""
-    turns, running, most = Turns(100, 3), 0, 0
+    turns, running, most = AdmissionQueue(100, 3), 0, 0
 
     async def work() -> None:
         nonlocal running, most
@@ -137,11 +137,11 @@ async def test_as_many_calls_run_as_there_are_places() -> None:
 
 async def test_requests_come_in_turn_not_calls() -> None:
     """A small request does not wait for all calls of a request of 300 calls."""
-    turns, order = Turns(4), []
-    large, small = Party(), [Party(), Party()]
+    turns, order = AdmissionQueue(4), []
+    large, small = Ticket(), [Ticket(), Ticket()]
     await turns.take(large)
 
-    async def work(party: Party, name: str) -> None:
+    async def work(party: Ticket, name: str) -> None:
         await turns.take(party)
         order.append(name)
         turns.release()
@@ -158,12 +158,12 @@ async def test_requests_come_in_turn_not_calls() -> None:
 
 async def test_a_request_that_was_let_in_is_never_refused() -> None:
     """Further calls of an admitted request wait in a full queue, and count as one."""
-    turns, mine = Turns(1), Party()
+    turns, mine = AdmissionQueue(1), Ticket()
     await turns.take(mine)
     waiting = [asyncio.create_task(turns.take(mine)) for _ in range(50)]
     await asyncio.sleep(0)
     with pytest.raises(Busy):
-        await turns.take(Party())
+        await turns.take(Ticket())
     turns.check(mine)
     for task in waiting:
         turns.release()
@@ -174,7 +174,7 @@ async def test_a_request_that_was_let_in_is_never_refused() -> None:
 
 async def test_a_queue_of_none_still_serves() -> None:
     """A queue with a limit of 0 still gives free places to requests."""
-    turns = Turns(0, 2)
+    turns = AdmissionQueue(0, 2)
     await held(turns, 2)
     with pytest.raises(Busy):
         turns.check()
@@ -186,9 +186,9 @@ async def test_a_queue_of_none_still_serves() -> None:
 async def test_no_place_is_lost_by_leaving() -> None:
     """No place is lost when calls are cancelled at any moment, also just after their turn came."""
     chance = random.Random(14)
-    turns, running = Turns(1_000, 3), 0
+    turns, running = AdmissionQueue(1_000, 3), 0
 
-    async def work(party: Party) -> None:
+    async def work(party: Ticket) -> None:
         nonlocal running
         await turns.take(party)
         running += 1
@@ -199,7 +199,7 @@ async def test_no_place_is_lost_by_leaving() -> None:
             running -= 1
             turns.release()
 
-    parties = [Party(chance.choice([*Tier])) for _ in range(20)]
+    parties = [Ticket(chance.choice([*Tier])) for _ in range(20)]
     tasks = []
     for _ in range(600):
         tasks.append(asyncio.create_task(work(chance.choice(parties))))
@@ -214,17 +214,17 @@ async def test_no_place_is_lost_by_leaving() -> None:
 
 async def test_a_free_place_needs_no_task_and_no_future() -> None:
     """Taking a free place does not yield to the event loop."""
-    turns = Turns(1, 1)
-    taking = turns.take(Party())
+    turns = AdmissionQueue(1, 1)
+    taking = turns.take(Ticket())
     with pytest.raises(StopIteration):
         taking.send(None)
 
 
-def queued(turns: Turns, order: list[str], name: str, tier: Tier) -> asyncio.Task[None]:
+def queued(turns: AdmissionQueue, order: list[str], name: str, tier: Tier) -> asyncio.Task[None]:
     """Queue a request that notes its name in its turn and then releases its place."""
 
     async def work() -> None:
-        await turns.take(Party(tier))
+        await turns.take(Ticket(tier))
         order.append(name)
         turns.release()
 
@@ -233,7 +233,7 @@ def queued(turns: Turns, order: list[str], name: str, tier: Tier) -> asyncio.Tas
 
 async def test_a_higher_tier_goes_first() -> None:
     """Requests have their turns by tier, and in the order of their arrival inside a tier."""
-    turns = Turns(100)
+    turns = AdmissionQueue(100)
     order: list[str] = []
     await turns.take()
     tasks = [
@@ -249,7 +249,7 @@ async def test_a_higher_tier_goes_first() -> None:
 
 async def test_a_flex_request_waits_for_a_bounded_number_of_turns() -> None:
     """Requests of lower tiers have their turns while a hundred requests with priority wait."""
-    turns = Turns(1_000)
+    turns = AdmissionQueue(1_000)
     order: list[str] = []
     await turns.take()
     tasks = [queued(turns, order, tier.name, tier) for tier in (Tier.FLEX, Tier.DEFAULT)]
@@ -262,12 +262,12 @@ async def test_a_flex_request_waits_for_a_bounded_number_of_turns() -> None:
 
 async def test_each_tier_fills_the_queue() -> None:
     """The limit of the queue counts the requests of all tiers together."""
-    turns = Turns(2)
+    turns = AdmissionQueue(2)
     await turns.take()
-    waiting = [asyncio.create_task(turns.take(Party(tier))) for tier in (Tier.DEFAULT, Tier.FLEX)]
+    waiting = [asyncio.create_task(turns.take(Ticket(tier))) for tier in (Tier.DEFAULT, Tier.FLEX)]
     await asyncio.sleep(0)
     with pytest.raises(Busy):
-        await turns.take(Party(Tier.PRIORITY))
+        await turns.take(Ticket(Tier.PRIORITY))
     for task in waiting:
         turns.release()
         await task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from latimer.backends.sentencepiece import shown
+from latimer.backends.sentencepiece import decode_piece
 
 S = (b"<s>", True)
 
@@ -26,9 +26,9 @@ def test_what_tokens_show(
 ) -> None:
     """A space of the text remains, and one that the tokenizer added is removed. Without the text,
     the tokenizer's rule decides."""
-    assert shown(tokens, True, text) == expected
+    assert decode_piece(tokens, True, text) == expected
 
 
 def test_other_tokenisers_put_nothing() -> None:
     """Every token keeps its bytes when the tokenizer adds no spaces."""
-    assert shown([(b" a", False), S], False, b" a<s>") == [b" a", b"<s>"]
+    assert decode_piece([(b" a", False), S], False, b" a<s>") == [b" a", b"<s>"]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from latimer.backends.base import Batch, Piece
 from latimer.backends.errors import EngineError
-from latimer.backends.streams import EVENT, MOST_WAITING, in_order, merged
+from latimer.backends.streams import EVENT, MOST_WAITING, map_concurrently, merge_streams
 
 ended: list[int] = []
 
@@ -35,7 +35,7 @@ async def source(
 
 async def test_every_event_of_every_stream_comes_in_its_order() -> None:
     """A merged stream contains every event, in the order of its own stream."""
-    async with merged([source(i, 20) for i in range(5)]) as batches:
+    async with merge_streams([source(i, 20) for i in range(5)]) as batches:
         events = [event async for batch in batches for event in batch]
     for number in range(5):
         data = [e.data for e in events if isinstance(e, Piece) and e.choice == number]
@@ -55,7 +55,7 @@ async def test_streams_are_opened_in_turn() -> None:
             yield batches
         open_now -= 1
 
-    async with merged([counted(i) for i in range(40)], at_once=3) as batches:
+    async with merge_streams([counted(i) for i in range(40)], at_once=3) as batches:
         events = [event async for batch in batches for event in batch]
     assert {event.choice for event in events} == set(range(40))
     assert most == 3
@@ -76,7 +76,7 @@ async def test_a_reader_that_stops_holds_the_engines_back() -> None:
 
         yield batches()
 
-    async with merged([endless(i) for i in range(4)]) as batches:
+    async with merge_streams([endless(i) for i in range(4)]) as batches:
         count = len(await anext(batches))
         for _ in range(3_000):
             await asyncio.sleep(0)
@@ -89,7 +89,7 @@ async def test_an_error_ends_all_of_them() -> None:
     """The first error reaches the reader, and all streams are closed."""
     ended.clear()
     with pytest.raises(EngineError, match="broken"):
-        async with merged([source(0, 1000), source(1, 1, EngineError("broken"))]) as batches:
+        async with merge_streams([source(0, 1000), source(1, 1, EngineError("broken"))]) as batches:
             async for _batch in batches:
                 pass
     assert sorted(ended) == [0, 1]
@@ -98,14 +98,14 @@ async def test_an_error_ends_all_of_them() -> None:
 async def test_leaving_ends_all_of_them() -> None:
     """All streams are closed when the reader stops early."""
     ended.clear()
-    async with merged([source(i, 1000) for i in range(3)]) as batches:
+    async with merge_streams([source(i, 1000) for i in range(3)]) as batches:
         await anext(batches)
     assert sorted(ended) == [0, 1, 2]
 
 
 async def test_a_slow_reader_gets_larger_batches() -> None:
     """Events that arrive while the reader is busy form one batch."""
-    async with merged([source(0, 10)]) as batches:
+    async with merge_streams([source(0, 10)]) as batches:
         await anext(batches)
         await asyncio.sleep(0.1)
         assert len(await anext(batches)) == 9
@@ -123,7 +123,7 @@ async def test_many_coroutines_run_few_at_a_time() -> None:
         running -= 1
         return number
 
-    assert await in_order((one(number) for number in range(50)), 4) == list(range(50))
+    assert await map_concurrently((one(number) for number in range(50)), 4) == list(range(50))
     assert most == 4
 
 
@@ -142,5 +142,5 @@ async def test_an_error_ends_many_coroutines() -> None:
         raise EngineError("broken")
 
     with pytest.raises(EngineError, match="broken"):
-        await in_order((one(number) for number in range(50)), 4)
+        await map_concurrently((one(number) for number in range(50)), 4)
     assert (begun, sorted(cancelled)) == ([0, 1, 2, 3], [1, 2, 3])

@@ -113,10 +113,9 @@ async def score(backend: Backend, ids: TokenIds) -> None:
 async def generate(backend: LlamaServer, prompt: TokenIds, count: int) -> None:
     """Generate tokens on the server itself, without a stream."""
     payload = {"prompt": prompt, "n_predict": count, "ignore_eos": True, "cache_prompt": False}
-    async with backend.server.upstream.send(
-        "POST", "/completion", json.dumps(payload).encode()
-    ) as reply:
-        assert json.loads(await reply.read())["tokens_predicted"] == count
+    body = json.dumps(payload).encode()
+    async with await backend.server.client.send("POST", "/completion", body) as response:
+        assert json.loads(await response.aread())["tokens_predicted"] == count
 
 
 async def median(work: Callable[[], Awaitable[None]], rounds: int) -> float:
@@ -133,7 +132,7 @@ async def prompt_of(backend: Backend, count: int, *, pieces: bool) -> TokenIds:
     """Return the ids of a text, with or without partial characters."""
     text = " ".join(demo_texts(count // 4))
     ids = await backend.tokenize(text, add_special=False, parse_special=True)
-    spelled = await backend.pieces()
+    spelled = await backend.token_bytes()
     assert spelled is not None
     plain = [token for token in ids if spelled[token].isascii() and spelled[token]]
     if not pieces:

@@ -197,10 +197,10 @@ def rows(count: int, folder: str) -> None:
 
 async def fill(kind: str, place: str, count: int) -> None:
     """Store completions with ids of past moments, and print the size of a row."""
-    from latimer.adapter.store.config import place_of
+    from latimer.adapter.store.config import store_config_of
     from latimer.adapter.store.store import Store
 
-    where = place_of(place)
+    where = store_config_of(place)
     assert where is not None
     store = Store(where)
     database = await store.open()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store.config import place_of
+from latimer.adapter.store.config import store_config_of
 from latimer.adapter.store.records import Record, new_id
 from latimer.adapter.store.store import Store
 from openai import NotFoundError, OpenAI
@@ -115,7 +115,7 @@ def test_pages_over_many(target: str) -> None:
     records = [a_record(number) for number in range(MANY)]
 
     async def keep() -> None:
-        place = place_of(target)
+        place = store_config_of(target)
         assert place is not None
         store = Store(place)
         assert all(store.keep(one) for one in records)

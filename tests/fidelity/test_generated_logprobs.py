@@ -46,7 +46,7 @@ async def engine(
 async def spellings(backend: Backend) -> Mapping[str, int]:
     """Return ids by text; in the demo model's vocabulary no two tokens have the same text."""
     found = {}
-    for token in range(len(await backend.pieces() or ())):
+    for token in range(len(await backend.token_bytes() or ())):
         data = await backend.detokenize((token,))
         try:
             found[data.decode()] = token

@@ -109,7 +109,7 @@ async def engines(
     flags = ("--mmproj", str(mmproj), *EXACT)
     with llama_server(model, *flags, slots=8, context=512) as address:
         server = LlamaServer(address)
-        banned = tuple((token, -100.0) for token in fragments(await server.pieces() or ()))
+        banned = tuple((token, -100.0) for token in fragments(await server.token_bytes() or ()))
         yield Engines(family, server, (model, mmproj), banned)
         await server.aclose()
 

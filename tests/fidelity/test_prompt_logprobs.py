@@ -103,7 +103,7 @@ async def test_alternatives_are_the_most_likely(
 async def test_ids_are_scored_verbatim(backends: dict[str, Backend], truth: Reference) -> None:
     """Ids that no tokenizer gives are scored unchanged, with nothing added before them."""
     for backend in backends.values():
-        pieces = await backend.pieces()
+        pieces = await backend.token_bytes()
         assert pieces is not None
         letters = [token for token, piece in enumerate(pieces) if len(piece) == 1]
         ids = tuple(letters[index] for index in (5, 40, 5, 60, 41, 7))

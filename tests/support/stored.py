@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 from latimer.adapter.app import Options
-from latimer.adapter.store.config import place_of
+from latimer.adapter.store.config import store_config_of
 from latimer.adapter.store.records import Record, Stored, new_id
 from latimer.adapter.store.store import Store
 from typing_extensions import Unpack
@@ -52,7 +52,7 @@ def same(stored: Stored) -> Stored:
 
 def store_at(target: str | Path, **options: Any) -> Store:
     """Return the store of a setting."""
-    place = place_of(str(target), **options)
+    place = store_config_of(str(target), **options)
     assert place is not None
     return Store(place)
 

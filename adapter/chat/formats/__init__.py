@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-from .base import Place, ToolCallFormat
+from .base import CallPosition, ToolCallFormat
 from .table import FORMATS, HERMES
 
-__all__ = ["FORMATS", "HERMES", "Place", "ToolCallFormat", "completed", "format_of"]
+__all__ = ["FORMATS", "HERMES", "CallPosition", "ToolCallFormat", "completed", "format_of"]
 
 
 def format_of(template: str) -> ToolCallFormat | None:
     """Return the tool call format of a template; None if it has no tools or an unknown format."""
-    return next((one for one in FORMATS if one.is_of(template)), None)
+    return next((one for one in FORMATS if one.matches(template)), None)
 
 
 _TOOLS = re.compile(r"\btools\b")

@@ -16,7 +16,7 @@ from ....backends.grammar import (
     JSON,
     PLAIN,
     Notation,
-    Unenforced,
+    UnsupportedSchema,
     embedded,
     literal,
     rules_of,
@@ -24,7 +24,7 @@ from ....backends.grammar import (
     unmarked,
 )
 from ...generation.choice import Parser
-from ..parsers import ARGUMENTS, INPUT, NAME, CallParser, Calls
+from ..parsers import ARGUMENTS, INPUT, NAME, CallParser, ToolCallParser
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -83,13 +83,13 @@ def argument_rules(
     if function.strict:
         try:
             return rules_of(_as_object(schema, may_be_none), name, prefix, notation)
-        except Unenforced as error:
-            raise Unenforced(error.reason, (index, *error.path)) from None
+        except UnsupportedSchema as error:
+            raise UnsupportedSchema(error.reason, (index, *error.path)) from None
     # Remove what cannot be enforced, until the rest can be.
     for _ in range(MOST_TAKEN_AWAY):
         try:
             return rules_of(_as_object(schema, may_be_none), name, prefix, notation)
-        except Unenforced as error:
+        except UnsupportedSchema as error:
             if not without(schema, error.path):
                 break
     return rules_of({"type": "object"}, name, prefix, notation)
@@ -153,7 +153,7 @@ Check: TypeAlias = Callable[[str], bool]
 Sign: TypeAlias = str | re.Pattern[str] | tuple[str, ...]
 
 
-class Place(NamedTuple):
+class CallPosition(NamedTuple):
     """An earlier call of a conversation.
 
     Args:
@@ -206,7 +206,7 @@ class ToolCallFormat:
         reasons: True if such a message can be reasoning.
         in_order: True if the template takes the results of calls in the order of the calls.
         preface: Jinja to put before a template that shows calls, but no tools.
-        again: see `Calls`.
+        again: see `ToolCallParser`.
         interrupts: True if the token that begins calls also ends reasoning that has no end tag.
     """
 
@@ -234,11 +234,11 @@ class ToolCallFormat:
     again: str = ""
     interrupts: bool = False
     # The class of the parser that separates calls from content.
-    calls: ClassVar[type[Calls]] = Calls
+    calls: ClassVar[type[ToolCallParser]] = ToolCallParser
     # GBNF for what may be between the calls of a section.
     gap: ClassVar[str] = GAP
 
-    def is_of(self, template: str) -> bool:
+    def matches(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""
         signs = self.signs or self.usual_signs
         return all(_has(template, one) for one in signs) and not any(
@@ -265,11 +265,11 @@ class ToolCallFormat:
         check = functions.__contains__
 
         def make(checked: bool) -> CallParser:
-            return self.one(functions, check if checked else None)
+            return self.make_parser(functions, check if checked else None)
 
         own = frozenset() if forced else special
         return self.calls(
-            make, self.begins, self.end, self.bare, own, enforced, self.markers, self.again, forced
+            make, self.openers, self.end, self.bare, own, enforced, self.markers, self.again, forced
         )
 
     @property
@@ -278,12 +278,12 @@ class ToolCallFormat:
         return self.tokens or tuple(one for one in (self.begin, self.end) if one)
 
     @property
-    def begins(self) -> tuple[str, ...]:
+    def openers(self) -> tuple[str, ...]:
         """The markers that can begin a call."""
         begin = self.begin or self.optional_begin
         return (begin,) if begin else ()
 
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+    def make_parser(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
         """Return a parser of the text after a marker.
 
         Args:
@@ -293,19 +293,19 @@ class ToolCallFormat:
             return self.call_parser(check)
         return CallParser(check, self.name, (self.arguments, *ARGUMENTS))
 
-    def call_id(self, call_id: str, place: Place) -> str:
+    def call_id(self, call_id: str, place: CallPosition) -> str:
         """Return the id that the template gets for an earlier call and its result."""
         if self.id_size is None:
             return call_id
         letters = "".join(one for one in call_id if one.isascii() and one.isalnum())
         return letters[-self.id_size :].rjust(self.id_size, "0")
 
-    def spelled(self, name: str) -> tuple[str, ...]:
+    def name_spellings(self, name: str) -> tuple[str, ...]:
         """Return the forms in which a function's name can appear in a call."""
         key = json.dumps(self.name)
         return (f'{key}: "{name}"', f'{key}:"{name}"')
 
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+    def render(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Write calls, each a name and arguments, as the model does."""
         each = [self.write(name, given, index) for index, (name, given) in enumerate(calls)]
         if self.block == "list":
@@ -334,10 +334,10 @@ class ToolCallFormat:
         own = literal(json.dumps(name))
         return f'"{{" ws {keys[0]} {own} ws "," ws {keys[1]} {arguments} ws "}}"'
 
-    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
+    def envelope(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """Return the GBNF of the marker that begins calls, and of everything after it."""
         if not self.begin:
-            return "".join(f"{marker(one, special)}?" for one in self.begins), "call"
+            return "".join(f"{marker(one, special)}?" for one in self.openers), "call"
         begin = marker(self.begin, special)
         gap = self.gap if self.block == "section" else GAP
         end = f" {gap} {marker(self.end, special)}" if self.end else ""
@@ -367,7 +367,7 @@ class NamedFormat(ToolCallFormat):
     write_arguments: Callable[[Any], str] = as_json
 
     @override
-    def spelled(self, name: str) -> tuple[str, ...]:
+    def name_spellings(self, name: str) -> tuple[str, ...]:
         return tuple(one.replace("{}", name) for one in self.spellings or (self.head,))
 
     @override

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.choice import Parser, Part
-from ..parsers import Broken, CallParser, Calls, Steps
+from ..parsers import CallParser, ParseFailed, Steps, ToolCallParser
 from .base import Check, NamedFormat
 from .json_formats import INTERPRETERS, PYTHON_TAG, CodeParser
 
@@ -41,7 +41,7 @@ class FunctionParser(CodeParser):
     def end(self) -> list[Part]:
         text = (self._code or b"").decode(errors="replace").strip()
         if not text:
-            raise Broken
+            raise ParseFailed
         self._fragment += orjson.dumps({"code": text})
         return self.taken()
 
@@ -54,11 +54,11 @@ class FunctionParser(CodeParser):
         self._begin(name)
         byte = yield from self._next()
         if byte != ord("{") and name not in INTERPRETERS:
-            raise Broken
+            raise ParseFailed
         yield from self._object(byte) if byte == ord("{") else self._rest(byte)
 
 
-class _Marked(Calls):
+class _Marked(ToolCallParser):
     """A parser in which the calls after each marker have a kind of their own.
 
     Args:
@@ -74,7 +74,7 @@ class _Marked(Calls):
         super()._begin(marker)
 
 
-class _Headed(Calls):
+class _Headed(ToolCallParser):
     """A parser of text that begins without the first marker, which the prompt already has."""
 
     def __init__(self, make: Callable[[bool], CallParser], *given: Any) -> None:
@@ -111,7 +111,7 @@ class Functionary32(NamedFormat):
     calls = _Headed
 
     @override
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+    def make_parser(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
         return FunctionParser(ord("\n"), check)
 
     @override
@@ -119,6 +119,6 @@ class Functionary32(NamedFormat):
         return f"{self.optional_begin}{super().write(name, arguments, index)}"
 
     @override
-    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
+    def envelope(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """The prompt has the marker of the first call."""
         return "", f"call ({literal(self.optional_begin)} call)*" if parallel else "call"

@@ -13,7 +13,7 @@ from .base import FunctionSchema, ToolCallFormat
 
 _ANY = b'{"type":"object"}'
 # Leaves room for a preamble: the reasoning before the calls.
-MAX_SIZE = limits.SCHEMA.most - 2_000
+MAX_SIZE = limits.SCHEMA.maximum - 2_000
 # Beyond this size, the largest schemas that are not strict are dropped: each token would take
 # longer.
 WELL_FOLLOWED = 63_536
@@ -111,7 +111,7 @@ def _grammar(request: GrammarRequest) -> str:
         rules[f"call-{index}"] = form.call(function.name, own, special)
         names.append(f"call-{index}")
     rules["call"] = " | ".join(names)
-    begin, rest = form.around(request.parallel, special)
+    begin, rest = form.envelope(request.parallel, special)
     if request.forced:
         rules["root"] = f"{begin} {rest}"
     elif begin.startswith("<"):

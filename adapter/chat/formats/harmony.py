@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ....backends.grammar import literal
 from ...generation.choice import Parser, Part
-from ..parsers import BLANKS, Blanks, Broken, CallParser, MarkerFinder, Steps
+from ..parsers import BLANKS, CallParser, MarkerFinder, ParseFailed, Steps, TrailingSpace
 from .base import ToolCallFormat
 from .base import marker as marker_of
 
@@ -37,7 +37,7 @@ class BodyParser(CallParser):
         self._whole.clear()
         byte = yield from self._next()
         if self._check is not None and not self._check(self._own_name):
-            raise Broken
+            raise ParseFailed
         yield from self._object(byte)
 
 
@@ -56,7 +56,7 @@ class HarmonyParser(Parser):
         self._markers = MarkerFinder(MARKERS, special)
         self._check = check
         self._enforced = enforced
-        self._blanks = Blanks()
+        self._blanks = TrailingSpace()
         self._text = b""
         # The header before a body; None inside a body, and in content without a header.
         self._header: bytes | None = b""
@@ -160,7 +160,7 @@ class HarmonyParser(Parser):
             return []
         try:
             _size, parts = call.feed(data)
-        except Broken:
+        except ParseFailed:
             if not self._enforced:
                 return self._dropped()
             self._waiting += call.taken()
@@ -202,7 +202,7 @@ class Harmony(ToolCallFormat):
         return HarmonyParser(frozenset() if forced else special, functions.__contains__, enforced)
 
     @override
-    def spelled(self, name: str) -> tuple[str, ...]:
+    def name_spellings(self, name: str) -> tuple[str, ...]:
         return (f"functions.{name}",)
 
     @override
@@ -211,7 +211,7 @@ class Harmony(ToolCallFormat):
         return f'{literal(name)} " "? ({constrain} "json")? {message} {arguments}'
 
     @override
-    def around(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
+    def envelope(self, parallel: bool, special: frozenset[str]) -> tuple[str, str]:
         """A message with reasoning may come before the call."""
         channel, message = marker_of(CHANNEL, special), marker_of(MESSAGE, special)
         over, start = marker_of(END, special), marker_of(START, special)

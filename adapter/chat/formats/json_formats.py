@@ -12,7 +12,7 @@ import orjson
 from typing_extensions import override
 
 from ...generation.choice import Part
-from ..parsers import ARGUMENTS, LONGEST_NAME, Broken, CallParser, Steps
+from ..parsers import ARGUMENTS, LONGEST_NAME, CallParser, ParseFailed, Steps
 from .base import Check, ToolCallFormat
 
 PYTHON_TAG = "<|python_tag|>"
@@ -75,7 +75,7 @@ class PythonTagParser(CodeParser):
     def _interpreted(self, text: str) -> tuple[str, bytes]:
         name = next((name for name in INTERPRETERS if name in self._offered), None)
         if name is None or not text:
-            raise Broken
+            raise ParseFailed
         return name, orjson.dumps({"code": text})
 
 
@@ -87,7 +87,7 @@ class Llama3(ToolCallFormat):
     """
 
     @override
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+    def make_parser(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
         return PythonTagParser(functions, check, self.name, (self.arguments, *ARGUMENTS))
 
 
@@ -111,7 +111,7 @@ class MistralParser(CallParser):
         while not header.endswith(ARGS.encode()):
             header.append(byte)
             if len(header) > _LONGEST or byte in b'{}"':
-                raise Broken
+                raise ParseFailed
             byte = yield
         text = header.decode(errors="replace").removesuffix(ARGS)
         self._begin(text.split(CALL_ID)[0].strip())

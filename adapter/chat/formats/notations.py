@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from ....backends.grammar import MARK, as_gemma, as_python
-from ..parsers import BLANKS, LONGEST_NAME, Broken, Bytes, CallParser, Steps
+from ..parsers import BLANKS, LONGEST_NAME, Bytes, CallParser, ParseFailed, Steps
 from .base import Check, named_arguments
 
 _CLOSING = {ord("{"): ord("}"), ord("["): ord("]")}
@@ -64,10 +64,10 @@ class ValueParser(CallParser):
     def _key(self, byte: int) -> Steps:
         """Parse the name of a property and the colon, and add the name to the arguments as JSON."""
         if not self._string_begins(byte):
-            raise Broken
+            raise ParseFailed
         yield from self._text(byte)
         if (yield from self._next()) != ord(":"):
-            raise Broken
+            raise ParseFailed
 
     def _number(self, word: bytes) -> bytes | None:
         """Return the JSON of a number, or None for another word."""
@@ -100,7 +100,7 @@ class ValueParser(CallParser):
                     if not self._python or byte != open_ones[-1]:
                         break
                 if byte != open_ones[-1]:
-                    raise Broken
+                    raise ParseFailed
                 self._close(open_ones)
             self._fragment += b","
             if open_ones[-1] == ord("}"):
@@ -137,12 +137,12 @@ class ValueParser(CallParser):
         while byte not in _ENDS:
             word.append(byte)
             if len(word) > _LONGEST_WORD:
-                raise Broken
+                raise ParseFailed
             byte = yield
         self._peeked = byte
         known = self._words.get(bytes(word)) or self._number(bytes(word))
         if known is None:
-            raise Broken
+            raise ParseFailed
         self._fragment += known
 
     def _put_text(self, data: bytes) -> None:
@@ -180,7 +180,7 @@ class PythonCallParser(ValueParser):
 
     def _run(self) -> Steps:
         if (yield from self._next()) != ord("["):
-            raise Broken
+            raise ParseFailed
         byte = yield from self._next()
         while True:
             yield from self._call(byte) if byte == ord("{") else self._one(byte)
@@ -210,11 +210,11 @@ class PythonCallParser(ValueParser):
         while byte != ord("="):
             key.append(byte)
             if byte in b"\"'(),[]{}\n":
-                raise Broken
+                raise ParseFailed
             byte = yield
         name = bytes(key.strip())
         if name in names and self._check is not None:
-            raise Broken
+            raise ParseFailed
         names.add(name)
         self._put_name(name)
         self._fragment += b":"
@@ -225,7 +225,7 @@ class PythonCallParser(ValueParser):
             if byte != ord(")"):
                 self._fragment += b","
         elif byte != ord(")"):
-            raise Broken
+            raise ParseFailed
         return byte
 
     def _string_begins(self, byte: int) -> bool:
@@ -277,7 +277,7 @@ class PythonCallParser(ValueParser):
             # A pair of surrogates is one character in JSON.
             self._fragment += b"\\u%04x" % code if code < 0x10000 else chr(code).encode()
         except ValueError:
-            raise Broken from None
+            raise ParseFailed from None
         return (yield)
 
     def _octal(self, byte: int) -> Bytes:
@@ -298,11 +298,11 @@ class PythonCallParser(ValueParser):
         while (byte := (yield)) != ord("}"):
             text.append(byte)
             if len(text) > _LONGEST_CHARACTER:
-                raise Broken
+                raise ParseFailed
         try:
             self._put_text(unicodedata.lookup(text.decode()).encode())
         except (KeyError, ValueError):
-            raise Broken from None
+            raise ParseFailed from None
         return (yield)
 
 
@@ -332,12 +332,12 @@ class Gemma4Parser(ValueParser):
         while byte != ord("{"):
             header.append(byte)
             if len(header) > _LONGEST_HEADER:
-                raise Broken
+                raise ParseFailed
             byte = yield
         text = header.decode(errors="replace").strip()
         name = text.removeprefix(CALL)
         if name == text or _NAME.fullmatch(name) is None:
-            raise Broken
+            raise ParseFailed
         self._begin(name)
         yield from self._converted(byte)
         self._check_whole()
@@ -362,7 +362,7 @@ class Gemma4Parser(ValueParser):
         """Parse the mark before a string."""
         for expected in _MARK[1:]:
             if byte != _MARK[0] or (yield) != expected:
-                raise Broken
+                raise ParseFailed
 
     def _key(self, byte: int) -> Steps:
         if self._string_begins(byte):
@@ -372,7 +372,7 @@ class Gemma4Parser(ValueParser):
         while byte != ord(":"):
             name.append(byte)
             if byte in b"{}[]<\n":
-                raise Broken
+                raise ParseFailed
             byte = yield
         self._put_name(name.strip())
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ..parsers import BLANKS, LONGEST_NAME, Broken, CallParser, Steps
-from .base import Check, Place, ToolCallFormat, as_json, marker
+from ..parsers import BLANKS, LONGEST_NAME, CallParser, ParseFailed, Steps
+from .base import CallPosition, Check, ToolCallFormat, as_json, marker
 
 _NAME = re.compile(r"([A-Za-z0-9_.-]+)")
 # One of the prefix and the number may be missing.
@@ -67,11 +67,11 @@ class SectionParser(CallParser):
         while not text.endswith(arguments):
             text.append((yield))
             if len(text) > _LONGEST:
-                raise Broken
+                raise ParseFailed
         header = text.removesuffix(arguments).decode(errors="replace")
         match = self._header.fullmatch(header.strip(BLANKS.decode()))
         if match is None:
-            raise Broken
+            raise ParseFailed
         self._begin(match[1])
         yield from self._object((yield from self._next()))
 
@@ -93,18 +93,18 @@ class Section(ToolCallFormat):
         return Markers(*self.tokens)
 
     @override
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+    def make_parser(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
         return SectionParser(self._own, _NUMBERED if self.numbered else _NAME, check)
 
     @override
-    def call_id(self, call_id: str, place: Place) -> str:
+    def call_id(self, call_id: str, place: CallPosition) -> str:
         if not self.numbered:
             return super().call_id(call_id, place)
         in_message = self.numbered == "message"
         return self._header(place.name, place.in_message if in_message else place.in_conversation)
 
     @override
-    def spelled(self, name: str) -> tuple[str, ...]:
+    def name_spellings(self, name: str) -> tuple[str, ...]:
         return (f"functions.{name}:" if self.numbered else f"{name}{self._own.arguments}",)
 
     @override

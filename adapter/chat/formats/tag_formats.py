@@ -10,7 +10,7 @@ import orjson
 from typing_extensions import override
 
 from ....backends.grammar import literal
-from ..parsers import LONGEST_NAME, NAME_BYTES, Broken, Bytes, CallParser, Steps
+from ..parsers import LONGEST_NAME, NAME_BYTES, Bytes, CallParser, ParseFailed, Steps
 from .base import Check, FunctionSchema, Sign, ToolCallFormat, as_json, named_arguments
 from .tag_schemas import LINES, Arguments, Tags, Values, end_of, rules_of
 
@@ -79,7 +79,7 @@ class TagParser(CallParser):
             if key in keys:
                 # Where the schema names no properties, the grammar allows one twice.
                 if not self._enforced:
-                    raise Broken
+                    raise ParseFailed
                 continue
             before = b"," if keys else b"{"
             self._put("arguments", before + orjson.dumps(key) + b":" + value)
@@ -114,14 +114,14 @@ class TagParser(CallParser):
             text.append((yield))
             end = end_of(bytes(text), ends, known)
             if len(text) > most + len(ends[0]) + len(ends[1]):
-                raise Broken
+                raise ParseFailed
         if line:
             self._peeked = line[0]
         key = bytes(text[: -len(end)])
         if key not in known:
             key = key.strip()
             if not key:
-                raise Broken
+                raise ParseFailed
         is_text = None if tags.text == tags.json else end == ends[0]
         return key.decode(errors="replace"), is_text
 
@@ -129,7 +129,7 @@ class TagParser(CallParser):
         """Parse a text without whitespace before it."""
         for one in text:
             if (yield from self._byte()) != one:
-                raise Broken
+                raise ParseFailed
 
     def _value_of(self, values: Values, is_text: bool | None) -> Text:
         """Parse a value and the tag after it, and return the value as JSON.
@@ -201,7 +201,7 @@ class TagParser(CallParser):
             # A model without a grammar writes JSON with small mistakes, which its reader may know.
             if self._enforced or values.may_be_text or values.ruled or values.listed:
                 return orjson.dumps(text)
-            raise Broken from None
+            raise ParseFailed from None
         if is_either and values.may_be_text and not values.has(text):
             return orjson.dumps(text)
         return text.strip().encode()
@@ -225,15 +225,15 @@ class Tagged(ToolCallFormat):
         return self.begin, tags.function, tags.key, tags.value
 
     @override
-    def one(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
+    def make_parser(self, functions: Mapping[str, Any], check: Check | None) -> CallParser:
         return TagParser(self.tags, functions, self.end if self.block else "", check is None)
 
     @override
-    def spelled(self, name: str) -> tuple[str, ...]:
+    def name_spellings(self, name: str) -> tuple[str, ...]:
         return (f"{self.tags.function or self.begin}{name}{self.tags.named}",)
 
     @override
-    def written(self, calls: Sequence[tuple[str, Any]]) -> str:
+    def render(self, calls: Sequence[tuple[str, Any]]) -> str:
         each = [self.write(name, given, index) for index, (name, given) in enumerate(calls)]
         if self.block:
             return "\n".join([self.begin, *each, self.end])

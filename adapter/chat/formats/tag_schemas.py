@@ -14,7 +14,7 @@ from ....backends.grammar import (
     JSON,
     PLAIN,
     TYPES,
-    Unenforced,
+    UnsupportedSchema,
     Within,
     Work,
     allowed,
@@ -93,7 +93,7 @@ class Values(NamedTuple):
         return tuple(_FIRST[kind] for kind in sorted(types & {"array", "object"}))
 
     @property
-    def begins(self) -> str:
+    def openers(self) -> str:
         """The first characters that any text cannot have, because JSON with limits has them."""
         first = "".join(_FIRST.get(one, "") for one in sorted(self.ruled_types))
         return "".join(dict.fromkeys(first))
@@ -158,7 +158,7 @@ def values_of(schema: Any, root: Any, path: Path, strict: bool = False) -> Value
     """
     try:
         return _Reading(root, strict).values(schema, path)
-    except Unenforced:
+    except UnsupportedSchema:
         if strict:
             raise
         return ANY
@@ -190,7 +190,7 @@ class _Reading:
 
     def _visit(self, given: Any, path: Path, levels: int) -> None:
         if not levels:
-            raise Unenforced("it has too many unions inside unions, or is circular", path)
+            raise UnsupportedSchema("it has too many unions inside unions, or is circular", path)
         schema = flattened(given, self._root, path, self._work)
         self._work.take(schema, path)
         if schema is False:
@@ -238,7 +238,7 @@ class _Reading:
                 self._work.take(other, path)
                 if not are_disjoint(one, other, path):
                     reason = "'oneOf' is enforced only if its schemas exclude each other"
-                    raise Unenforced(f"{reason}; use 'anyOf'", path)
+                    raise UnsupportedSchema(f"{reason}; use 'anyOf'", path)
 
     def _values(self, schema: Mapping[str, Any], path: Path) -> None:
         keyword = "const" if "const" in schema else "enum"
@@ -380,7 +380,7 @@ class Arguments:
         work = Work()
         try:
             top = flattened(self.root, self.root, (), work)
-        except Unenforced:
+        except UnsupportedSchema:
             if self.strict:
                 raise
             top = {key: one for key, one in self.root.items() if key not in ("$ref", "allOf")}
@@ -397,7 +397,7 @@ class Arguments:
             try:
                 flat = flattened(option, self.root, path, work)
                 whole = merged([rest, flat], path)
-            except Unenforced:
+            except UnsupportedSchema:
                 continue
             if isinstance(whole, dict) and _is_object(whole):
                 found.append((whole, path))
@@ -414,7 +414,9 @@ class Arguments:
             if name not in named and other is not False:
                 named[name] = Argument(other, (*path, "additionalProperties"), True)
             elif name not in named and self.strict:
-                raise Unenforced(f"'{name}' is required but not allowed", (*path, "required"))
+                raise UnsupportedSchema(
+                    f"'{name}' is required but not allowed", (*path, "required")
+                )
             elif name not in named and "patternProperties" in top:
                 named[name] = Argument(True, (*path, "patternProperties"), True)
         is_open = not top.get("properties") and (
@@ -424,12 +426,14 @@ class Arguments:
 
 
 def _check_written(schema: Mapping[str, Any]) -> None:
-    """Raise `Unenforced` for a keyword that cannot be followed by arguments in tags."""
+    """Raise `UnsupportedSchema` for a keyword that cannot be followed by arguments in tags."""
     if not _is_object(schema):
-        raise Unenforced("the arguments of a function are an object", ("type",))
+        raise UnsupportedSchema("the arguments of a function are an object", ("type",))
     for key in schema:
         if key in CONSTRAINTS - _WRITTEN:
-            raise Unenforced(f"'{key}' is not enforced in this model's tool-call format", (key,))
+            raise UnsupportedSchema(
+                f"'{key}' is not enforced in this model's tool-call format", (key,)
+            )
 
 
 def _is_object(schema: Mapping[str, Any]) -> bool:
@@ -474,7 +478,7 @@ def _json_rules(part: Json, name: str, prefix: str, root: Any, strict: bool) -> 
     schema, path = part.schema, part.path
     try:
         return rules_of_schema(schema, name, prefix, JSON, Within(root, path))
-    except Unenforced:
+    except UnsupportedSchema:
         if strict:
             raise
     # Removing keywords changes the schemas.
@@ -482,7 +486,7 @@ def _json_rules(part: Json, name: str, prefix: str, root: Any, strict: bool) -> 
     for _ in range(MOST_TAKEN_AWAY):
         try:
             return rules_of_schema(schema, name, prefix, JSON, Within(root, path))
-        except Unenforced as error:
+        except UnsupportedSchema as error:
             if not _taken_away(schema, root, path, error.path):
                 break
     # An empty object says nothing about the schema, which may be circular.
@@ -598,8 +602,8 @@ def rules_of(
         arguments = Arguments(modern(schema), function.strict)
         values = _Values(tags, arguments, prefix)
         options = [values.option(one) for one in arguments.options]
-    except Unenforced as error:
-        raise Unenforced(error.reason, (index, *error.path)) from None
+    except UnsupportedSchema as error:
+        raise UnsupportedSchema(error.reason, (index, *error.path)) from None
     return {**values.rules, name: " | ".join(dict.fromkeys(options))}
 
 
@@ -652,7 +656,7 @@ class _Values:
         parts = self._json(values, argument)
         if not texts and not parts:
             if self._strict and argument.is_required:
-                raise Unenforced("no value satisfies it", argument.path)
+                raise UnsupportedSchema("no value satisfies it", argument.path)
             return ""
         if tags.is_marked and texts and parts:
             return f"({tags.opening(key, True)} {texts} | {tags.opening(key, False)} {parts})"
@@ -668,8 +672,8 @@ class _Values:
             if values.limits and self._strict:
                 path = values.limits[0]
                 reason = f"'{path[-1]}' is not enforced in this model's tool-call format"
-                raise Unenforced(reason, path)
-            begins = "" if self._tags.is_marked else values.begins
+                raise UnsupportedSchema(reason, path)
+            begins = "" if self._tags.is_marked else values.openers
             self.rules |= until(closing, _TEXT, "")
             return self._not_begun(begins) if begins else _TEXT
         known = list(read.texts or ()) if self._tags.is_marked else read.apart(closing)
@@ -721,6 +725,6 @@ class _Values:
             self.rules |= _json_rules(part, own, f"{own}-", self._arguments.root, self._strict)
         return self._shared[key]
 
-    def _unwritable(self, what: str, text: str, path: Path) -> Unenforced:
+    def _unwritable(self, what: str, text: str, path: Path) -> UnsupportedSchema:
         reason = f"this model's tool-call format cannot express the {what} '{text:.100}'"
-        return Unenforced(reason, path)
+        return UnsupportedSchema(reason, path)

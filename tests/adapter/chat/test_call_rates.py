@@ -19,7 +19,7 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat, format_of
 from latimer.adapter.chat.formats.tag_formats import Tagged
-from latimer.adapter.chat.profile import style_of
+from latimer.adapter.chat.profile import detect_style
 from latimer.backends.base import Model
 from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting
@@ -174,7 +174,7 @@ def requests(schemas: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 async def test_every_call_is_valid(engine: Templated, form: ToolCallFormat) -> None:
     """Each call of a random model is JSON, names an offered function, and matches its schema."""
     engine.template = template_of(form)
-    assert style_of(await engine.model()).form is form
+    assert detect_style(await engine.model()).form is form
     schemas = schemas_of(form)
     # The last function has no arguments.
     wanted = sample(len(schemas) - 1, 200)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter.chat.conversation import BLOCK, turns_of
-from latimer.adapter.chat.profile import style_of
+from latimer.adapter.chat.profile import detect_style
 from latimer.adapter.chat.reasoning import tags_of
 from latimer.adapter.chat.templates import render
 from latimer.backends.base import Model
@@ -45,7 +45,7 @@ def shown(template: str | None, *messages: dict[str, Any], tools: bool = True) -
     parsed = ChatRequest.model_validate({"model": "m", "messages": list(messages)}).messages
     tags = tags_of(template) if template is not None else None
     functions = [WEATHER] if tools else []
-    turns, declared = turns_of(model, parsed, functions, style_of(model), tags)
+    turns, declared = turns_of(model, parsed, functions, detect_style(model), tags)
     return render(model, {"messages": turns, "variables": {}, "tools": declared})
 
 
@@ -62,13 +62,15 @@ def test_a_call_and_its_result_are_shown(path: Path) -> None:
 def test_each_family_gets_its_calls_and_results_back(title: str) -> None:
     """A template of each family shows the tool, the call as the model writes it, and its result."""
     template = published(title)
-    style = style_of(model_of(template))
+    style = detect_style(model_of(template))
     assert style.native
     assert "get_weather" not in shown(template, ASKED, tools=False)
     prompt = shown(template, ASKED, CALLED, RESULT)
     rest = prompt[prompt.index("Weather?") :]
     assert "Tells it" in prompt
-    called = rest.index(next(one for one in style.form.spelled("get_weather") if one in rest))
+    called = rest.index(
+        next(one for one in style.form.name_spellings("get_weather") if one in rest)
+    )
     assert called < rest.index("Paris") < rest.index("21 degrees")
 
 
@@ -247,12 +249,12 @@ def test_how_calls_are_written_is_seen_and_not_guessed(wrong: str, native: bool)
         "{{ m.content }}{% for c in m.tool_calls %}" + wrong + "{% endfor %}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    assert style_of(model_of(template)).native == native
+    assert detect_style(model_of(template)).native == native
 
 
 def test_published_ways_to_call() -> None:
     """The published templates with a known tool call format get the tools themselves."""
-    found = {path.stem for path in TEMPLATES if style_of(model_of(path.read_text())).native}
+    found = {path.stem for path in TEMPLATES if detect_style(model_of(path.read_text())).native}
     assert found == {
         "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Qwen-Qwen2.5-7B-Instruct",
         "ibm-granite-granite-3.3-2B-Instruct", "meta-llama-Llama-3.1-8B-Instruct",
@@ -277,7 +279,7 @@ def test_arguments_as_text() -> None:
     """A template that adds arguments to text gets them as the JSON that the client sent."""
     path = next(path for path in TEMPLATES if "V3.1" in path.stem)
     template = path.read_text().replace(" | tojson", "")
-    assert style_of(model_of(template)).texts
+    assert detect_style(model_of(template)).texts
     empty = {**CALL, "id": "b", "function": {"name": "get_weather", "arguments": ""}}
     called = {**CALLED, "tool_calls": [CALL, empty]}
     prompt = shown(template, ASKED, called, RESULT, {**RESULT, "tool_call_id": "b"})

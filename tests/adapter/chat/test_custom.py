@@ -82,13 +82,13 @@ def test_an_input_is_never_cut_at_its_mark(walker: Walker, form: ToolCallFormat)
     tag = mark.strip()
     for line in ("if (a < b) { x <", f"</{tag[:-1]}<x></y>", f"<{tag[2:]}", "é<|x|>"):
         given = f"*** Begin Patch\n+{line}\n-\n*** End Patch\n"
-        call = form.written([("run", {"input": given})])
+        call = form.render([("run", {"input": given})])
         assert walker.accepts(text, call), call
         parser = form.parser({"run": TEXT}, frozenset(), True, True)
         (found,) = whole([*parser.feed(call.encode()), *parser.end()])
         assert json.loads(found[1]) == {"input": given}
         for at in (17, len(given) - 18):
-            cut = form.written([("run", {"input": f"{given[:at]}{mark}{given[at:]}"})])
+            cut = form.render([("run", {"input": f"{given[:at]}{mark}{given[at:]}"})])
             assert not walker.accepts(text, cut)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter.chat.conversation import turns_of
-from latimer.adapter.chat.profile import FUNCTION, style_of
+from latimer.adapter.chat.profile import FUNCTION, detect_style
 from latimer.adapter.chat.reasoning import tags_of
 from latimer.adapter.chat.templates import render
 from latimer.backends.base import Backend, Model
@@ -64,7 +64,7 @@ def ends_of(title: str, template: str) -> str:
     found = ""
     for messages in ([ASKED], [ASKED, called, result]):
         parsed = ChatRequest.model_validate({"model": "m", "messages": messages}).messages
-        turns, tools = turns_of(model, parsed, [FUNCTION], style_of(model), tags_of(template))
+        turns, tools = turns_of(model, parsed, [FUNCTION], detect_style(model), tags_of(template))
         for variables in ({}, dict(FAMILIES[title].fields)):
             given = {"messages": turns, "variables": variables, "tools": tools}
             found += render(model, given)[-1]  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.adapter.chat.conversation import turns_of
-from latimer.adapter.chat.folding import ANY, STRICTEST, Order, folded
-from latimer.adapter.chat.profile import FUNCTION, Manner, manner_of
+from latimer.adapter.chat.folding import ANY, STRICTEST, MessageRules, fold
+from latimer.adapter.chat.profile import FUNCTION, TemplateProfile, detect_profile
 from latimer.adapter.chat.templates import TemplateError, render
 from latimer.backends.base import Model
 from latimer.schemas.openai.chat import ChatRequest
@@ -25,7 +25,7 @@ PUBLISHED = {
     for path in sorted((Path(__file__).parents[2] / "templates").glob("*.jinja"))
 }
 TEMPLATES = {**PUBLISHED, **STRICT}
-MANNERS: dict[str, Manner] = {}
+MANNERS: dict[str, TemplateProfile] = {}
 # Letters as in `profile._SAMPLES`, with "Q" for parallel calls with content.
 UNUSUAL = (
     "S", "SS", "SA", "A", "AU", "SAU", "SSU", "SDU", "UU", "UAAU", "UAUU", "USU", "SUS", "SUASU",
@@ -42,10 +42,10 @@ def model_of(name: str) -> Model:
     return Model(name, 100, TEMPLATES[name], "<s>", "</s>", False, "fp", 0)
 
 
-def manner(name: str) -> Manner:
+def manner(name: str) -> TemplateProfile:
     """Return the conventions of one of the templates."""
     if name not in MANNERS:
-        MANNERS[name] = manner_of(model_of(name))
+        MANNERS[name] = detect_profile(model_of(name))
     return MANNERS[name]
 
 
@@ -91,7 +91,7 @@ def turns(name: str, letters: str, tools: bool = True) -> tuple[Any, Any, Any]:
     functions = [FUNCTION] if tools else []
     made, listed = turns_of(model_of(name), parsed, functions, known.style, known.tags)
     order = known.order_with_tools if tools else known.order
-    return made, folded(made, order, known.style.null), listed
+    return made, fold(made, order, known.style.null), listed
 
 
 def shown(name: str, letters: str, tools: bool = True) -> str:
@@ -215,22 +215,22 @@ def begun(name: str, letters: str) -> str:
     return prompt.partition(here)[0]
 
 
-ORDERS = st.builds(Order, **{name: st.booleans() for name in Order._fields}).map(
+ORDERS = st.builds(MessageRules, **{name: st.booleans() for name in MessageRules._fields}).map(
     lambda order: order._replace(kept=True)
 )
 
 
 def pure(letters: str) -> list[dict[str, Any]]:
-    """Return the messages of a conversation, as `folded` gets them."""
+    """Return the messages of a conversation, as `fold` gets them."""
     return [{**one, "content": one["content"] or ""} for one in conversation(letters)]
 
 
 @given(letters=LETTERS.map("".join), order=ORDERS)
 @settings(max_examples=150)
-def test_nothing_is_lost_and_calls_stay_whole(letters: str, order: Order) -> None:
+def test_nothing_is_lost_and_calls_stay_whole(letters: str, order: MessageRules) -> None:
     """Folding keeps each text once, in its order, and each result directly after its call."""
     made = pure(letters)
-    found = folded(made, order)
+    found = fold(made, order)
     said = "\n".join(str(turn) for turn in found)
     places = [said.find(text) for text in texts_of(letters)]
     if order.parallel:
@@ -247,13 +247,13 @@ def test_nothing_is_lost_and_calls_stay_whole(letters: str, order: Order) -> Non
 
 @given(letters=LETTERS.map("".join), more=LETTERS.map("".join), order=ORDERS)
 @settings(max_examples=150)
-def test_folded_messages_are_a_prefix(letters: str, more: str, order: Order) -> None:
+def test_folded_messages_are_a_prefix(letters: str, more: str, order: MessageRules) -> None:
     """A conversation's folded messages begin those of its continuation by the assistant."""
     if not order.alone and "U" not in letters:
         order = order._replace(alone=True)
     order = order._replace(said_earlier=True)
-    before = folded(pure(letters), order)
-    after = folded(pure(f"{letters}CR{more}"), order)
+    before = fold(pure(letters), order)
+    after = fold(pure(f"{letters}CR{more}"), order)
     if letters and letters[-1] != "A":
         assert list(after[: len(before)]) == list(before)
 
@@ -261,7 +261,7 @@ def test_folded_messages_are_a_prefix(letters: str, more: str, order: Order) -> 
 def test_a_later_system_message_never_moves_to_the_head() -> None:
     """A later system message becomes part of the user message after it, with its role."""
     made = pure("SUASU")
-    found = folded(made, STRICTEST._replace(system=True, kept=True))
+    found = fold(made, STRICTEST._replace(system=True, kept=True))
     assert [(turn["role"], turn["content"]) for turn in found] == [
         ("system", "text-0."), ("user", "text-1."), ("assistant", "text-2."),
         ("user", "System: text-3.\n\ntext-4."),
@@ -271,26 +271,30 @@ def test_a_later_system_message_never_moves_to_the_head() -> None:
 @pytest.mark.parametrize(
     ("letters", "order", "expected"),
     [
-        ("SDU", Order(systems=False), ["system:text-0.\n\ntext-1.", "user:text-2."]),
-        ("UU", Order(users=False), ["user:text-0.\n\ntext-1."]),
-        ("UAA", Order(assistants=False), ["user:text-0.", "assistant:text-1.\n\ntext-2."]),
-        ("SU", Order(system=False), ["user:System: text-0.\n\ntext-1."]),
+        ("SDU", MessageRules(systems=False), ["system:text-0.\n\ntext-1.", "user:text-2."]),
+        ("UU", MessageRules(users=False), ["user:text-0.\n\ntext-1."]),
+        ("UAA", MessageRules(assistants=False), ["user:text-0.", "assistant:text-1.\n\ntext-2."]),
+        ("SU", MessageRules(system=False), ["user:System: text-0.\n\ntext-1."]),
         (
             "UDA",
-            Order(later=False),
+            MessageRules(later=False),
             ["user:text-0.", "user:Developer: text-1.", "assistant:text-2."],
         ),
-        ("UAS", Order(later=False), ["user:text-0.", "assistant:text-1.", "user:System: text-2."]),
-        ("AU", Order(begins=False), ["user:", "assistant:text-0.", "user:text-1."]),
-        ("S", Order(alone=False), ["system:text-0.", "user:"]),
+        (
+            "UAS",
+            MessageRules(later=False),
+            ["user:text-0.", "assistant:text-1.", "user:System: text-2."],
+        ),
+        ("AU", MessageRules(begins=False), ["user:", "assistant:text-0.", "user:text-1."]),
+        ("S", MessageRules(alone=False), ["system:text-0.", "user:"]),
         (
             "UBR",
-            Order(said=False),
+            MessageRules(said=False),
             ["user:text-0.", "assistant:said-1.", "assistant:", "tool:text-2."],
         ),
         (
             "UBRABR",
-            Order(said_earlier=False),
+            MessageRules(said_earlier=False),
             [
                 "user:text-0.",
                 "assistant:said-1.",
@@ -303,12 +307,12 @@ def test_a_later_system_message_never_moves_to_the_head() -> None:
         ),
         (
             "UACR",
-            Order(said=False, calls_after_text=False, model=False),
+            MessageRules(said=False, calls_after_text=False, model=False),
             ["user:text-0.", "assistant:text-1.", "user:", "assistant:", "tool:text-3."],
         ),
         (
             "UBRABR",
-            Order(said=False, assistants=False, calls_after_text=False),
+            MessageRules(said=False, assistants=False, calls_after_text=False),
             [
                 "user:text-0.",
                 "model:said-1.",
@@ -321,16 +325,16 @@ def test_a_later_system_message_never_moves_to_the_head() -> None:
         ),
     ],
 )
-def test_each_step(letters: str, order: Order, expected: Sequence[str]) -> None:
+def test_each_step(letters: str, order: MessageRules, expected: Sequence[str]) -> None:
     """Each restriction of a template causes the documented change, and no other."""
-    found = folded(pure(letters), order)
+    found = fold(pure(letters), order)
     assert [f"{turn['role']}:{turn['content']}" for turn in found] == expected
 
 
 def test_a_template_without_restrictions() -> None:
     """Without restrictions, the messages are the same object."""
     made = pure("SUSSAAUU")
-    assert folded(made, ANY) is made
+    assert fold(made, ANY) is made
 
 
 @pytest.mark.parametrize("letters", ["U", "S", "SU", "PRR", "A", "AS"])
@@ -338,5 +342,5 @@ def test_the_time_grows_with_the_messages(letters: str) -> None:
     """Ten thousand messages are folded within a second, in any order."""
     made = [{**turn, "content": "x" * 1_000} for turn in pure(letters) * (10_000 // len(letters))]
     begun = time.process_time()
-    folded(made, STRICTEST)
+    fold(made, STRICTEST)
     assert time.process_time() - begun < 1

@@ -196,7 +196,7 @@ def test_no_marker_stands_in_another() -> None:
 def test_what_a_format_writes_it_reads(form: ToolCallFormat) -> None:
     """A format's parser reads back the calls that the format writes."""
     calls = [("get_weather", {"city": 'Köln "am" Rhein', "days": 2}), ("get_time", {})]
-    found = whole(read(form, [(form.written(calls).encode(), False)]))
+    found = whole(read(form, [(form.render(calls).encode(), False)]))
     pairs = [one for one in found if isinstance(one, tuple)]
     assert [(name, json.loads(arguments)) for name, arguments in pairs] == calls
     assert len(pairs) == len(found)
@@ -209,7 +209,7 @@ def test_what_a_format_writes_it_reads(form: ToolCallFormat) -> None:
 def test_the_longest_names_are_read(form: ToolCallFormat, size: int) -> None:
     """A name may be that of a namespace and a function, each with 128 characters."""
     name = "n" * size
-    text = form.written([(name, {"city": "Rome"})]).encode()
+    text = form.render([(name, {"city": "Rome"})]).encode()
     for enforced in (False, True):
         parser = form.parser({name: CITY}, frozenset(), enforced, False)
         (call,) = whole([*parser.feed(text), *parser.end()])
@@ -217,10 +217,10 @@ def test_the_longest_names_are_read(form: ToolCallFormat, size: int) -> None:
         assert json.loads(call[1]) == {"city": "Rome"}
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form.begins], ids=lambda f: f.title)
+@pytest.mark.parametrize("form", [form for form in FORMATS if form.openers], ids=lambda f: f.title)
 def test_a_part_of_a_marker_is_not_content_if_a_call_is_forced(form: ToolCallFormat) -> None:
     """A forced call that ends inside its first marker has no content."""
-    for begin in map(str.encode, form.begins):
+    for begin in map(str.encode, form.openers):
         for size in range(1, len(begin)):
             parser = form.parser(FUNCTIONS, frozenset(form.markers), True, True)
             parts = [*parser.feed(begin[:size]), *parser.end()]

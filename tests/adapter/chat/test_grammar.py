@@ -19,7 +19,7 @@ from latimer.adapter.chat.formats.grammar import (
     beside,
 )
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
-from latimer.backends.grammar import Unenforced, gbnf
+from latimer.backends.grammar import UnsupportedSchema, gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.schemas.limits import SCHEMA
 from support.samples import sample
@@ -160,7 +160,7 @@ def test_many_functions_are_held_to_less() -> None:
     assert 0 < len(kept) < 40
     assert "p19" in grammar(FORMATS[0], offered(3, False), True, False, NO_MARKS)
     text = grammar(FORMATS[0], offered(128, True), True, False, NO_MARKS)
-    gbnf.check(text, SCHEMA.most)
+    gbnf.check(text, SCHEMA.maximum)
     assert "p19" in text
     rich = orjson.dumps({"properties": {f"p{i}": {"enum": [f"{i}" * 20]} for i in range(200)}})
     with pytest.raises(TooLarge):
@@ -172,7 +172,7 @@ def test_a_strict_schema_is_all_made_sure_of(form: ToolCallFormat) -> None:
     """A keyword that cannot be enforced is an error in a strict schema, with its path."""
     schema = {"type": "object", "properties": {"a": {"not": {"const": "x"}}}}
     functions = (("e", None, True), ("f", orjson.dumps(schema), True))
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar(form, functions, False, True, NO_MARKS)
     assert caught.value.path == (1, "properties", "a", "not")
 
@@ -181,7 +181,7 @@ def test_alternatives_of_whole_arguments_in_a_call_of_python() -> None:
     """LFM2's keyword arguments have no alternatives as a whole; a strict schema says so."""
     lfm2 = next(form for form in FORMATS if form.title == "lfm2")
     schema: Any = {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar(lfm2, (("f", orjson.dumps(schema), True),), False, True, NO_MARKS)
     assert caught.value.path == (0, "anyOf")
     merged: Any = {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"required": ["a"]}}}
@@ -203,7 +203,7 @@ def test_a_strict_schema_of_arguments_in_tags(schema: Any, path: tuple[str, ...]
     xml = next(form for form in FORMATS if form.title == "xml")
     loose = grammar(xml, (("f", orjson.dumps(schema), False),), False, True, NO_MARKS)
     gbnf.check(loose)
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar(xml, (("f", orjson.dumps(schema), True),), False, True, NO_MARKS)
     assert caught.value.path == (0, *path)
 

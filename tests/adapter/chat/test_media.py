@@ -133,7 +133,7 @@ async def test_log_probabilities_with_a_picture(mmproj: Path, seeing_server: str
     """A prompt with an image has the same logprobs on both engines, streamed or not."""
     local = LlamaCpp(MODEL, mmproj=mmproj, exact=True, threads=1)
     remote = LlamaServer(seeing_server)
-    banned = dict.fromkeys(map(str, fragments(await local.pieces())), -100)
+    banned = dict.fromkeys(map(str, fragments(await local.token_bytes())), -100)
     body = {"logprobs": True, "top_logprobs": 2, "logit_bias": banned, "n": 2}
     replies = []
     for backend in (local, remote):

@@ -13,7 +13,7 @@ from latimer.adapter.chat.formats.base import FunctionSchema
 from latimer.adapter.chat.formats.grammar import GrammarRequest
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import Unenforced
+from latimer.backends.grammar import UnsupportedSchema
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
 
@@ -38,7 +38,7 @@ def grammar(title: str, schema: Any, strict: bool = False) -> str:
 
 def refused(title: str, schema: Any) -> tuple[str | int, ...]:
     """Return the path at which a strict schema is rejected."""
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar(title, schema, True)
     return caught.value.path
 
@@ -58,7 +58,7 @@ def test_earlier_calls_in_the_order_of_the_template() -> None:
     """Calls in a template without calls are written as Gemma writes them."""
     place = {"zone": 5, "City": {"y": 1, "X": [2]}, "at": ""}
     wanted = '<|tool_call>call:f{id:1,where:{at:<|"|><|"|>,City:{X:[2],y:1},zone:5}}<tool_call|>'
-    assert GEMMA.written([("f", {"where": place, "id": 1})]) == wanted
+    assert GEMMA.render([("f", {"where": place, "id": 1})]) == wanted
 
 
 # Each: a format, and a name that it cannot express.
@@ -178,13 +178,13 @@ def test_strings_that_gemma_can_write(
     text = grammar("gemma4", schema, True)
     walker = Walker(demo_loaded)
     for one in written:
-        call = GEMMA.written([("f", {"a": one})])
+        call = GEMMA.render([("f", {"a": one})])
         assert walker.accepts(text, call), one
         parser = GEMMA.parser({"f": schema}, frozenset(), False, True)
         (found,) = whole([*parser.feed(call.encode()), *parser.end()])
         assert orjson.loads(found[1]) == {"a": one}
     for one in unwritten:
-        assert not walker.accepts(text, GEMMA.written([("f", {"a": one})])), one
+        assert not walker.accepts(text, GEMMA.render([("f", {"a": one})])), one
 
 
 def test_patterns_that_gemma_cannot_express() -> None:

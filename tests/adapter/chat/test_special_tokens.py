@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.conversation import turns_of
-from latimer.adapter.chat.profile import style_of
+from latimer.adapter.chat.profile import detect_style
 from latimer.adapter.chat.reasoning import Framed, Tags
 from latimer.adapter.chat.special_tokens import BREAK, _Cutter, _special_tokens_of, prompt_of
 from latimer.adapter.chat.templates import Conversation, render
@@ -159,7 +159,7 @@ def tool_talk(model: Model, content: str) -> Conversation:
             {"role": "tool", "tool_call_id": f"call_{content}", "content": content},
         ],
     })  # fmt: skip
-    messages, tools = turns_of(model, request.messages, [function], style_of(model), None)
+    messages, tools = turns_of(model, request.messages, [function], detect_style(model), None)
     return {"messages": messages, "variables": {}, "tools": tools}
 
 
@@ -177,7 +177,7 @@ async def test_tools_calls_and_results_are_text(backend: LlamaCpp, name: str) ->
                 ids = await backend.tokenize(ids.text, add_special=True, parse_special=True)
             found.append(await specials_of(ids, backend))
         # If the tool instructions are text, the tags in those instructions are text as well.
-        assert found[0] == found[1] or not style_of(model).calls
+        assert found[0] == found[1] or not detect_style(model).calls
         assert [one for one in found[0] if one.decode() not in ADDED] == [
             one for one in found[1] if one.decode() not in ADDED
         ]
@@ -257,8 +257,8 @@ async def test_added_tokens_over_llama_server(tmp_path: Path) -> None:
     local = LlamaCpp(path)
     with llama_server(path, context=512) as address:
         remote = LlamaServer(address)
-        wanted = {one for one in await local.specials() if one.spelling in (*MARKS, *ADDED)}
-        assert wanted <= set(await remote.specials())
+        wanted = {one for one in await local.special_tokens() if one.spelling in (*MARKS, *ADDED)}
+        assert wanted <= set(await remote.special_tokens())
         await remote.aclose()
     await local.aclose()
 

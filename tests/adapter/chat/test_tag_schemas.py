@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import ToolCallFormat
-from latimer.backends.grammar import Unenforced
+from latimer.backends.grammar import UnsupportedSchema
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
 
@@ -180,7 +180,7 @@ def test_alternatives_of_whole_arguments(walker: Walker, form: ToolCallFormat) -
     found = [read(form, one, schema) for one in walker.texts(grammar_of(form, schema), 30)]
     assert {one["kind"] for one in found} == {"x", "y", "z"}
     assert all(one.keys() == {"kind", "a"} for one in found)
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar_of(form, schema, strict=True)
     assert caught.value.path == (0, "oneOf")
 
@@ -189,7 +189,7 @@ def test_alternatives_of_whole_arguments(walker: Walker, form: ToolCallFormat) -
 def test_required_names_that_are_not_allowed(form: ToolCallFormat) -> None:
     """A strict schema that requires a forbidden name is an error, as in the formats with JSON."""
     schema = of(INTEGER, required=["a", "b"])
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar_of(form, schema, strict=True)
     assert caught.value.path == (0, "required")
     assert grammar_of(form, schema) == grammar_of(form, of(INTEGER))
@@ -217,7 +217,7 @@ def test_names_that_hide_each_other(form: ToolCallFormat) -> None:
     tags = form.tags  # type: ignore[attr-defined]
     name = f"a{tags.after_key[0]}"
     schema = {"properties": {"a": INTEGER, name: INTEGER}}
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar_of(form, schema, strict=True)
     assert caught.value.path == (0, "properties", name)
     assert grammar_of(form, schema) == grammar_of(form, {"properties": {"a": INTEGER}})
@@ -235,7 +235,7 @@ def test_listed_values_with_the_tags(walker: Walker, form: ToolCallFormat) -> No
             assert walker.accepts(text, written)
             assert read(form, written, schema) == {"a": one}
     hidden = of({"enum": ["x", f"x{tags.closing}y"]})
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar_of(form, hidden, strict=True)
     assert caught.value.path == (0, "properties", "a", "enum")
     assert grammar_of(form, hidden) == grammar_of(form, of({"enum": ["x"]}))
@@ -259,7 +259,7 @@ def test_listed_texts_that_are_json(walker: Walker, form: ToolCallFormat) -> Non
     assert 5 in values
     assert [1] in values
     if not is_marked:
-        with pytest.raises(Unenforced):
+        with pytest.raises(UnsupportedSchema):
             grammar_of(form, schema, strict=True)
 
 
@@ -278,7 +278,7 @@ def test_strict_unions_that_cannot_be_followed(
     form: ToolCallFormat, schema: Any, path: tuple[Any, ...]
 ) -> None:
     """A keyword of a strict union that is not enforced is an error; else it is dropped."""
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         grammar_of(form, of(schema), strict=True)
     assert caught.value.path == (0, "properties", "a", *path)
     assert grammar_of(form, of(schema))
@@ -294,5 +294,5 @@ def test_schemas_that_never_end(form: ToolCallFormat) -> None:
         schema = of(ref(name), **{"$defs": defs})
         assert grammar_of(form, schema)
         assert read(form, call(form, ("a", "1", False)), schema) == {"a": 1}
-        with pytest.raises(Unenforced):
+        with pytest.raises(UnsupportedSchema):
             grammar_of(form, schema, strict=True)

@@ -12,7 +12,7 @@ from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
 from latimer.adapter.chat.formats.base import FunctionSchema
 from latimer.adapter.chat.formats.grammar import GrammarRequest, grammar
 from latimer.adapter.chat.formats.tag_formats import Tagged
-from latimer.backends.grammar import Unenforced, gbnf
+from latimer.backends.grammar import UnsupportedSchema, gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
 
@@ -155,7 +155,7 @@ def test_how_a_value_is_written(
 def test_strict_texts_without_a_grammar_are_refused(form: ToolCallFormat) -> None:
     """A strict function is rejected where text in tags cannot be constrained."""
     for schema in ({"type": "string", "pattern": "a"}, {"type": "string", "maxLength": 3}):
-        with pytest.raises(Unenforced):
+        with pytest.raises(UnsupportedSchema):
             grammar_of(form, {"type": "object", "properties": {"a": schema}}, strict=True)
     optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     gbnf.check(grammar_of(form, {"type": "object", "properties": {"a": optional}}, strict=True))

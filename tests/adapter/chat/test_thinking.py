@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from latimer.adapter.chat.formats import HERMES
-from latimer.adapter.chat.parsers import Plain
-from latimer.adapter.chat.reasoning import Tags, Thinking, tags_of
+from latimer.adapter.chat.parsers import TextParser
+from latimer.adapter.chat.reasoning import ReasoningParser, Tags, tags_of
 from latimer.adapter.generation.choice import Parser, Part
 
 from .test_formats import halves, whole
@@ -49,7 +49,7 @@ def read(
 ) -> list[Part]:
     """Return the parsed parts of some chunks."""
     answer: Parser = HERMES.parser({"f": None}, frozenset(), False, False)
-    parser = Thinking(tags, is_open, special, answer)
+    parser = ReasoningParser(tags, is_open, special, answer)
     return [*(part for data, mark in chunks for part in parser.feed(data, mark)), *parser.end()]
 
 
@@ -137,7 +137,7 @@ def test_a_token_of_calls_ends_reasoning() -> None:
     """The token before a call ends reasoning without an end tag; text that spells it does not."""
     special = frozenset(HERMES.markers)
     answer = HERMES.parser({"f": None}, special, False, False)
-    parser = Thinking(THINK, True, special, answer, HERMES.begins)
+    parser = ReasoningParser(THINK, True, special, answer, HERMES.openers)
     begin, end = (one.encode() for one in HERMES.markers)
     chunks = [
         (b"a " + begin + b"{} \n", False), (begin, True), (b'{"name": "f"}', False), (end, True),
@@ -152,7 +152,7 @@ def test_a_token_of_calls_ends_reasoning() -> None:
 
 def test_an_answer_without_calls() -> None:
     """A stray reasoning token in the content is dropped."""
-    parser = Thinking(THINK, False, frozenset({"<think>", "</think>"}), Plain())
+    parser = ReasoningParser(THINK, False, frozenset({"<think>", "</think>"}), TextParser())
     chunks = [(b"a", False), (b"</think>", True), (b"b", False)]
     parts = [part for data, mark in chunks for part in parser.feed(data, mark)]
     assert whole(parts) == ["ab"]

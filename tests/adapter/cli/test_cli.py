@@ -19,7 +19,7 @@ from latimer.adapter.cli import main
 from latimer.adapter.cli.serve import bound
 from latimer.adapter.engines import backend_of
 from latimer.adapter.settings import Settings, WrongSettings
-from latimer.backends.identity import Deferred
+from latimer.backends.identity import LazyBackend
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
 from support.servers import command, free_port
@@ -219,7 +219,7 @@ async def test_the_queue_is_set_for_every_engine(
     settings = Settings.load(None, model=llama_server_url)
     backend = backend_of(settings)
     await backend.model()
-    assert isinstance(backend, Deferred)
+    assert isinstance(backend, LazyBackend)
     assert isinstance(backend._backend, LlamaServer)
     assert (settings.queue, backend._backend.server.turns._limit) == (7, 7)
     with pytest.raises(ValueError, match="queue"):

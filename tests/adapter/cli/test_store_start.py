@@ -15,7 +15,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli import serve
 from latimer.adapter.engines import backend_of, describe_store
 from latimer.adapter.settings import Settings
-from latimer.adapter.store.config import place_of
+from latimer.adapter.store.config import store_config_of
 from latimer.adapter.store.errors import StoreError
 from latimer.backends.llama_server import LlamaServer
 from support.postgresql import STRANGER, PostgreSQL
@@ -208,7 +208,7 @@ async def test_a_postgresql_that_starts_later_is_opened(
 
 async def row_of(store: str, **options: str) -> tuple[bool, str]:
     """Return the row of the store in the table of `latimer check`."""
-    is_open, (name, value) = await describe_store(place_of(store, **options))  # type: ignore[arg-type]
+    is_open, (name, value) = await describe_store(store_config_of(store, **options))  # type: ignore[arg-type]
     assert name == "store"
     return is_open, value
 

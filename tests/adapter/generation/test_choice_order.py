@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 from latimer.adapter.chat import message
 from latimer.adapter.chat.formats import HERMES
-from latimer.adapter.chat.message import ChatFrames
+from latimer.adapter.chat.message import ChatEncoder
 from latimer.adapter.generation.choice import MessageFormat
-from latimer.adapter.generation.frames import CompletionFrames, Frames
+from latimer.adapter.generation.frames import ChunkEncoder, CompletionEncoder
 from latimer.adapter.generation.run import Plan, run
-from latimer.adapter.generation.sinks import Answer, Streamed, usage_of
+from latimer.adapter.generation.sinks import Answer, StreamSink, usage_of
 from latimer.adapter.request import Exchange
-from latimer.adapter.service import Policy, Served
+from latimer.adapter.service import Policy, ServedModel
 from latimer.backends.base import (
     Batch,
     Event,
@@ -67,13 +67,13 @@ async def streamed(shape: Shape, batches: Sequence[Batch]) -> list[Any]:
         raise AssertionError
 
     job = Generation(Prompt((1,)), None, (None,) * 3, stops=Stops(("END",)))
-    frames: Frames = CompletionFrames(HEAD, False)
+    frames: ChunkEncoder = CompletionEncoder(HEAD, False)
     if shape.chat:
-        frames = ChatFrames(HEAD, False, shape=message.Shape(shape.form is not None))
+        frames = ChatEncoder(HEAD, False, shape=message.Shape(shape.form is not None))
     plan = Plan([job], 3, usage_of, form=shape.form)
     exchange = Exchange({"type": "http", "method": "POST", "headers": []}, receive, send)
-    served = Served(Echo(batches), MODEL, Policy())
-    sink = Streamed(exchange, served, Answer(whole), frames)
+    served = ServedModel(Echo(batches), MODEL, Policy())
+    sink = StreamSink(exchange, served, Answer(whole), frames)
     await run(served.backend, plan, sink)
     *events, done = sent.decode().removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"

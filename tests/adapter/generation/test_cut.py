@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from latimer.adapter.chat.parsers import Plain
-from latimer.adapter.chat.reasoning import Tags, Thinking
+from latimer.adapter.chat.parsers import TextParser
+from latimer.adapter.chat.reasoning import ReasoningParser, Tags
 from latimer.adapter.generation.choice import Choice, Delta, MessageFormat, Parser
 from latimer.adapter.generation.run import Plan, run
 from latimer.backends.base import (
@@ -27,7 +27,7 @@ from latimer.backends.base import (
 
 def parser() -> Parser:
     """Return a parser of reasoning between tags."""
-    return Thinking(Tags("<t>", "</t>"), True, frozenset(), Plain())
+    return ReasoningParser(Tags("<t>", "</t>"), True, frozenset(), TextParser())
 
 
 FORM = MessageFormat(parser)
@@ -183,7 +183,7 @@ async def test_each_choice_has_its_own_cut() -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_tokens_that_come_last_belong_to_the_text_before(at_once: bool) -> None:
-    """Where tokens come after their text, the engine learns of the cut before they come."""
+    """The engine learns of a cut before the tokens that come after their text."""
     tokens = [
         Token(index, data, data, False, -1.0)
         for index, data in enumerate((b"h", b"</t>", b"a", b"b", b"x", b"c"))

@@ -8,10 +8,10 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.chat.message import ChatFrames
+from latimer.adapter.chat.message import ChatEncoder
 from latimer.adapter.errors import DONE
 from latimer.adapter.generation.choice import Delta
-from latimer.adapter.generation.frames import CompletionFrames
+from latimer.adapter.generation.frames import CompletionEncoder
 from latimer.adapter.generation.logprobs import Entry, to_chat, to_legacy
 from latimer.backends.base import Token
 from latimer.backends.errors import EngineError
@@ -37,7 +37,7 @@ def frame(choices: list[Any], include_usage: bool, usage: Any = None) -> bytes:
 @given(st.text(), st.integers(0, 300), st.booleans())
 def test_completion_frames(text: str, index: int, include_usage: bool) -> None:
     """A completion's text and end frames are byte for byte the serialized chunks."""
-    frames = CompletionFrames(HEAD, include_usage)
+    frames = CompletionEncoder(HEAD, include_usage)
     choice: CompletionChunkChoice = {
         "text": text, "index": index, "logprobs": None, "finish_reason": None,
     }  # fmt: skip
@@ -52,7 +52,7 @@ def test_completion_frames(text: str, index: int, include_usage: bool) -> None:
 @given(st.text(), st.integers(0, 300), st.booleans())
 def test_chat_frames(text: str, index: int, include_usage: bool) -> None:
     """A chat's role, content and end frames are byte for byte the serialized chunks."""
-    frames = ChatFrames(HEAD, include_usage)
+    frames = ChatEncoder(HEAD, include_usage)
     choice: ChatChunkChoice = {
         "index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None,
     }  # fmt: skip
@@ -71,9 +71,9 @@ def test_the_end_of_a_stream(kind: str) -> None:
     """A stream ends with a usage chunk, if requested, and `[DONE]`."""
     for include_usage in (True, False):
         frames = (
-            CompletionFrames(HEAD, include_usage)
+            CompletionEncoder(HEAD, include_usage)
             if kind == "completions"
-            else ChatFrames(HEAD, include_usage)
+            else ChatEncoder(HEAD, include_usage)
         )
         expected = frame([], True, USAGE) if include_usage else b""
         assert frames.close(USAGE) == expected + DONE
@@ -81,7 +81,7 @@ def test_the_end_of_a_stream(kind: str) -> None:
 
 def test_frames_with_tokens() -> None:
     """Frames with log-probabilities equal the serialized chunks, and chat's last frame has none."""
-    completion = CompletionFrames(HEAD, False, lambda entries: to_legacy(entries, 0))
+    completion = CompletionEncoder(HEAD, False, lambda entries: to_legacy(entries, 0))
     shown: Any = {
         "tokens": ["a"],
         "token_logprobs": [-1.5],
@@ -94,14 +94,14 @@ def test_frames_with_tokens() -> None:
     shown = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
     choice = {"text": "", "index": 2, "logprobs": shown, "finish_reason": "length"}
     assert completion.end(2, "length") == frame([choice], False)
-    chat = ChatFrames(HEAD, False, to_chat)
+    chat = ChatEncoder(HEAD, False, to_chat)
     assert b'"logprobs":{"content":[],"refusal":null}' in chat.start(0)
     assert b'"logprobs":null' in chat.end(0, "stop")
 
 
 def test_an_error_in_mid_stream() -> None:
     """An error in a stream is an event with an error object, followed by `[DONE]`."""
-    data = ChatFrames(HEAD, True).error(EngineError("boom"))
+    data = ChatEncoder(HEAD, True).error(EngineError("boom"))
     event, done, rest = data.split(b"\n\n")
     assert orjson.loads(event.removeprefix(b"data: ")) == {
         "error": {"message": "boom", "type": "server_error", "param": None, "code": "engine_error"}

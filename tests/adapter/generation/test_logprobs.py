@@ -11,7 +11,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Choice, Echo
-from latimer.adapter.generation.logprobs import FLOOR, Entry, Placer, mean, to_chat, to_legacy
+from latimer.adapter.generation.logprobs import FLOOR, Entry, TokenAligner, mean, to_chat, to_legacy
 from latimer.backends.base import Alternative, Finish, PromptTokens, Token
 
 
@@ -82,7 +82,7 @@ def test_offsets_count_completed_characters(text: str, cuts: list[int], base: in
     data = text.encode()
     marks = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     pieces = [data[a:b] for a, b in pairwise(marks)]
-    entries = Placer(base).place([token(piece) for piece in pieces])
+    entries = TokenAligner(base).place([token(piece) for piece in pieces])
     for entry, start in zip(entries, marks, strict=False):
         assert entry.offset == base + len(data[:start].decode(errors="ignore"))
 

@@ -10,10 +10,10 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta
-from latimer.adapter.generation.frames import STEP, Obfuscated
+from latimer.adapter.generation.frames import STEP, ObfuscatedEncoder
 from latimer.adapter.generation.sinks import Result
 from latimer.adapter.responses.output import Output, Shape, Thoughts
-from latimer.adapter.responses.response import Draft, ResponseFrames
+from latimer.adapter.responses.response import Draft, ResponseEncoder
 from latimer.adapter.responses.tools import CalledTool
 from latimer.backends.errors import Busy, EngineError, LatimerError
 from latimer.schemas.openai.common import FinishReason, Usage
@@ -42,7 +42,7 @@ def draft(thoughts: Thoughts = "shown") -> Draft:
 
 def streamed(deltas: Sequence[Delta], reason: FinishReason, of: Draft) -> bytes:
     """Return the whole stream of a choice."""
-    frames = ResponseFrames(of)
+    frames = ResponseEncoder(of)
     # A sink formats the first delta before the beginning.
     first = b"".join([frames.delta(0, delta) for delta in deltas[:1]])
     data = frames.start(0) + first + b"".join([frames.delta(0, delta) for delta in deltas[1:]])
@@ -203,7 +203,7 @@ def test_a_limit() -> None:
 
 def failed(error: LatimerError, *deltas: Delta) -> list[dict[str, Any]]:
     """Return the events of a stream that an error ends."""
-    frames = ResponseFrames(draft())
+    frames = ResponseEncoder(draft())
     data = frames.start(0) if deltas else b""
     data += b"".join([frames.delta(0, delta) for delta in deltas])
     return parsed(data + frames.error(error))
@@ -234,7 +234,7 @@ def test_an_error_before_the_first_event() -> None:
 
 def test_obfuscation() -> None:
     """Only deltas are padded, and their lengths have the same remainder."""
-    frames = Obfuscated(ResponseFrames(draft()))
+    frames = ObfuscatedEncoder(ResponseEncoder(draft()))
     data = frames.start(0) + b"".join([frames.delta(0, Delta(text)) for text in ("a", "bcd", "e")])
     data += frames.end(0, "stop")
     padded = {event["type"] for event in parsed(data) if "obfuscation" in event}
@@ -245,7 +245,7 @@ def test_obfuscation() -> None:
 
 def test_an_obfuscated_failure() -> None:
     """A padded stream that fails has the failed response, so that it is stored."""
-    frames = Obfuscated(ResponseFrames(draft()))
+    frames = ObfuscatedEncoder(ResponseEncoder(draft()))
     frames.start(0)
     failed_response = frames.failed(EngineError("lost power"))
     assert failed_response is not None

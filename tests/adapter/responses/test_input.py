@@ -246,7 +246,7 @@ def test_parts_are_counted() -> None:
     """More content parts than chat allows are rejected, also if all are text."""
     part = text("")
     with pytest.raises(InvalidRequest) as caught:
-        read(input=[user([part] * limits.PARTS.most), user([part])])
+        read(input=[user([part] * limits.PARTS.maximum), user([part])])
     assert (caught.value.param, caught.value.code) == ("input", "array_above_max_length")
 
 

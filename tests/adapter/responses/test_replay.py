@@ -9,7 +9,7 @@ import pytest
 from latimer.adapter.generation.choice import Delta
 from latimer.adapter.responses.items import new_response_id
 from latimer.adapter.responses.output import Shape, replayed
-from latimer.adapter.responses.response import Draft, ResponseFrames
+from latimer.adapter.responses.response import Draft, ResponseEncoder
 from latimer.adapter.responses.tools import CalledTool
 from latimer.schemas.openai.common import Usage
 
@@ -47,7 +47,7 @@ def test_a_replay_equals_the_stream(thoughts: Any, reason: Any) -> None:
              "service_tier": "auto", "output": [], "usage": None,
     }  # fmt: skip
     draft = Draft(begun, Shape(tools, thoughts), "default")
-    frames = ResponseFrames(draft)
+    frames = ResponseEncoder(draft)
     stream = [frames.start(0), *(frames.delta(0, one) for one in DELTAS), frames.end(0, reason)]
     reply = draft.ended(frames._output.items, reason, USAGE)
     live = parsed(b"".join([*stream, frames.close(USAGE, reply)]))

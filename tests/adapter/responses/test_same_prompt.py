@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.chat.conversation import turns_of
-from latimer.adapter.chat.folding import folded
-from latimer.adapter.chat.profile import Manner, manner_of
+from latimer.adapter.chat.folding import fold
+from latimer.adapter.chat.profile import TemplateProfile, detect_profile
 from latimer.adapter.chat.templates import render
 from latimer.adapter.errors import InvalidRequest
 from latimer.adapter.responses.input import conversation_of
@@ -101,17 +101,17 @@ def items_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def known(name: str) -> tuple[Model, Manner]:
+def known(name: str) -> tuple[Model, TemplateProfile]:
     """Return a model with a template, and its conventions."""
     model = Model("m", 100, TEMPLATES[name], "<s>", "</s>", False, "fp", 0)
-    return model, manner_of(model)
+    return model, detect_profile(model)
 
 
 def prompt_of(name: str, messages: list[Message]) -> str:
     """Return the prompt of a template, or its error."""
     model, manner = known(name)
     turns, tools = turns_of(model, messages, TOOLS, manner.style, manner.tags)
-    shown = folded(turns, manner.order_with_tools, manner.style.null)
+    shown = fold(turns, manner.order_with_tools, manner.style.null)
     try:
         return render(model, {"messages": shown, "variables": {}, "tools": tools})
     except InvalidRequest as error:

@@ -150,7 +150,7 @@ def test_one_call_at_a_time() -> None:
 
 def test_tools_of_namespaces_count() -> None:
     """The limit of tools includes those of namespaces."""
-    many = [{"type": "function", "name": f"f{number}"} for number in range(limits.TOOLS.most)]
+    many = [{"type": "function", "name": f"f{number}"} for number in range(limits.TOOLS.maximum)]
     tools_of(request_of(tools=[{**SPACE, "tools": many}]))
     with pytest.raises(InvalidRequest) as caught:
         tools_of(request_of(tools=[{**SPACE, "tools": many}, G]))

@@ -9,30 +9,30 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from latimer.adapter.store.config import Place, place_of, seconds_of
+from latimer.adapter.store.config import StoreConfig, seconds_of, store_config_of
 from sqlalchemy.pool import NullPool
 
 MIB = 2**20
 SECRET = "s3cret"
 
 
-def placed(store: str, **options: Any) -> Place:
+def placed(store: str, **options: Any) -> StoreConfig:
     """Return the place of a store that is not off."""
-    place = place_of(store, **options)
+    place = store_config_of(store, **options)
     assert place is not None
     return place
 
 
 def test_memory_is_limited() -> None:
     """A store in memory keeps 64 MiB for 24 hours."""
-    assert placed("memory") == Place("memory", "", 86_400.0, 64 * MIB)
+    assert placed("memory") == StoreConfig("memory", "", 86_400.0, 64 * MIB)
     assert not placed("memory").durable
 
 
 def test_off_is_no_place() -> None:
     """`off` has no place, also if limits are set."""
-    assert place_of("off") is None
-    assert place_of("off", age="24h", size=1, media="x") is None
+    assert store_config_of("off") is None
+    assert store_config_of("off", age="24h", size=1, media="x") is None
 
 
 @pytest.mark.parametrize("store", ["{}", "sqlite:///{}", "SQLite:///{}"])
@@ -40,7 +40,7 @@ def test_a_file_has_no_limits(store: str, tmp_path: Path) -> None:
     """An SQLite file has no limits, and a folder for media next to it."""
     file = tmp_path / "kept.db"
     media = str(tmp_path / "kept.media")
-    assert placed(store.format(file)) == Place("sqlite", str(file), media=media)
+    assert placed(store.format(file)) == StoreConfig("sqlite", str(file), media=media)
     assert placed(store.format(file)).durable
 
 
@@ -131,7 +131,7 @@ def test_a_duration_without_a_unit_is_refused(text: str) -> None:
 def test_other_stores_are_refused(store: str, tmp_path: Path) -> None:
     """The error for another text says what is allowed."""
     with pytest.raises(ValueError, match=r"^store: .*(expected memory, off,|without sqlite:///)"):
-        place_of(store.replace("{folder}", str(tmp_path)))
+        store_config_of(store.replace("{folder}", str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_other_stores_are_refused(store: str, tmp_path: Path) -> None:
 def test_errors_show_no_password(store: str) -> None:
     """A URL that is wrong is refused, and no error repeats a part of it."""
     with pytest.raises(ValueError, match="store: expected") as caught:
-        place_of(store)
+        store_config_of(store)
     assert SECRET not in str(caught.value)
     assert caught.value.__suppress_context__
 
@@ -173,7 +173,7 @@ def test_errors_show_no_password(store: str) -> None:
 def test_other_limits_are_refused(options: dict[str, Any], name: str) -> None:
     """The error for a limit that is wrong names it, and says what is allowed."""
     with pytest.raises(ValueError, match=f"^{name}: expected") as caught:
-        place_of("/x/y.db", **options)
+        store_config_of("/x/y.db", **options)
     assert SECRET not in str(caught.value)
 
 
@@ -181,18 +181,18 @@ def test_other_limits_are_refused(options: dict[str, Any], name: str) -> None:
 def test_a_store_is_text(wrong: Any) -> None:
     """A store of another type is an error that says what is allowed."""
     with pytest.raises(ValueError, match=r"^store: expected memory"):
-        place_of(wrong)
+        store_config_of(wrong)
     if wrong is not None:
         with pytest.raises(ValueError, match=r"^store_media: expected a folder"):
-            place_of("/x/y.db", media=wrong)
+            store_config_of("/x/y.db", media=wrong)
 
 
 def test_options_that_contradict_are_refused() -> None:
     """A store that is required cannot be off, and media of a store in memory stay in memory."""
     with pytest.raises(ValueError, match="store_required: expected a store, but store is off"):
-        place_of("off", required=True)
+        store_config_of("off", required=True)
     with pytest.raises(ValueError, match=r"store_media: .* store is memory"):
-        place_of("memory", media="x")
+        store_config_of("memory", media="x")
 
 
 def test_no_database_is_imported() -> None:

@@ -36,7 +36,7 @@ def blobs(found: list[Medium]) -> dict[str, bytes]:
     return {medium.place.hash: medium.data for medium in found}
 
 
-def places(found: list[Medium]) -> list[media.Place]:
+def places(found: list[Medium]) -> list[media.MediaRef]:
     """Return the places of media as a column of JSON returns them."""
     return media.loads(media.dumps([medium.place for medium in found]))
 
@@ -167,7 +167,7 @@ def test_a_missing_medium_is_named(data: bytes | None) -> None:
 def test_places_of_another_request(path: media.Path) -> None:
     """Places that do not fit a request are an error with one type."""
     with pytest.raises(ValueError, match="not of this request"):
-        restore(chat(), [media.Place(path, "", HASH)], blobs([]).get)
+        restore(chat(), [media.MediaRef(path, "", HASH)], blobs([]).get)
 
 
 def test_a_medium_is_read_once() -> None:

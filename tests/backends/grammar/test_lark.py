@@ -7,7 +7,7 @@ import json
 import llguidance
 import pytest
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import IN_JSON, PLAIN, Encoding, Unenforced, embedded, gbnf
+from latimer.backends.grammar import IN_JSON, PLAIN, Encoding, UnsupportedSchema, embedded, gbnf
 from latimer.backends.grammar.lark import COMMON
 from latimer.backends.llama_cpp.grammars import _tokenizer
 from latimer.backends.llama_cpp.library import LoadedModel
@@ -143,14 +143,14 @@ def test_malformed_grammars(text: str, reason: str) -> None:
 )  # fmt: skip
 def test_what_gbnf_cannot_say(text: str) -> None:
     """A feature of Lark or llguidance that GBNF lacks is not enforced, but not malformed."""
-    with pytest.raises(Unenforced):
+    with pytest.raises(UnsupportedSchema):
         gbnf_of(text)
 
 
 @pytest.mark.parametrize(
     ("pattern", "error"),
-    [("(", gbnf.WrongGrammar), (r"\p{L}", Unenforced), ("(?<a>b)", Unenforced),
-     ("a(?=b)", Unenforced), ("a" * 70_000, gbnf.WrongGrammar)],
+    [("(", gbnf.WrongGrammar), (r"\p{L}", UnsupportedSchema), ("(?<a>b)", UnsupportedSchema),
+     ("a(?=b)", UnsupportedSchema), ("a" * 70_000, gbnf.WrongGrammar)],
 )  # fmt: skip
 def test_regular_expressions_that_are_not_converted(pattern: str, error: type[Exception]) -> None:
     """A malformed regular expression and one with unsupported syntax have different errors."""

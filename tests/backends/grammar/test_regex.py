@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from latimer.backends.grammar import Unenforced, gbnf
+from latimer.backends.grammar import UnsupportedSchema, gbnf
 from latimer.backends.grammar.regex import to_gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
@@ -60,5 +60,5 @@ def test_whatever_comes_matches(walker: Walker, pattern: str) -> None:
 )
 def test_what_has_no_grammar_is_refused(pattern: str, words: str) -> None:
     """The converter rejects a regular expression that GBNF cannot express."""
-    with pytest.raises(Unenforced, match=words):
+    with pytest.raises(UnsupportedSchema, match=words):
         to_gbnf(pattern)

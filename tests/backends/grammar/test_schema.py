@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.backends.grammar import Unenforced, gbnf, path_to
+from latimer.backends.grammar import UnsupportedSchema, gbnf, path_to
 from latimer.backends.grammar.regex import integers, numbers
 from latimer.backends.grammar.schema import FORMATS, to_gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
@@ -123,7 +123,7 @@ def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
 )  # fmt: skip
 def test_what_cannot_be_made_sure_of_is_refused(schema: Any, where: str) -> None:
     """The converter rejects a keyword that it cannot enforce, and names its place in the schema."""
-    with pytest.raises(Unenforced) as caught:
+    with pytest.raises(UnsupportedSchema) as caught:
         to_gbnf(json.dumps(schema))
     assert caught.value.where == where
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_made_sure_of_is_refused(schema: Any, where: str) -> None
 )
 def test_what_goes_round_in_a_circle_is_refused(schema: Any) -> None:
     """The converter rejects a reference that has no end."""
-    with pytest.raises(Unenforced, match="circular"):
+    with pytest.raises(UnsupportedSchema, match="circular"):
         to_gbnf(json.dumps(schema))
 
 

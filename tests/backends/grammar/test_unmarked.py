@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import PLAIN, Unenforced, embedded, gbnf, unmarked
+from latimer.backends.grammar import PLAIN, UnsupportedSchema, embedded, gbnf, unmarked
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
 
@@ -44,7 +44,7 @@ def test_only_the_mark_is_excluded(walker: Walker, pattern: str, mark: str) -> N
 )
 def test_a_mark_that_other_parts_form_is_an_error(pattern: str) -> None:
     """A grammar is rejected if the mark is not inside one repetition of a set."""
-    with pytest.raises(Unenforced, match="can contain '<a>'"):
+    with pytest.raises(UnsupportedSchema, match="can contain '<a>'"):
         rules_of(pattern, "<a>")
 
 
@@ -52,7 +52,7 @@ def test_the_work_is_limited() -> None:
     """A grammar whose rules would be followed again and again is rejected in time."""
     names = " ".join(f"r{number}" for number in range(500))
     rules = {f"r{number}": f'"{"<a>"[number % 3]}" r{number + 1}' for number in range(500)}
-    with pytest.raises(Unenforced, match="too large"):
+    with pytest.raises(UnsupportedSchema, match="too large"):
         unmarked({"root": names, **rules, "r500": '"b"'}, "root", "<a>")
 
 

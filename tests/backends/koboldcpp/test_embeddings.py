@@ -124,7 +124,7 @@ async def test_an_embedding_model_alone_is_served(make: Make) -> None:
     assert len((await backend.embed(Embedding([Text("x")] * 20))).vectors) == 20
     for work in (
         run(backend, Generation(Prompt(Text("a")), 1)),
-        backend.specials(),
+        backend.special_tokens(),
         backend.tokenize("a", add_special=True, parse_special=True),
         backend.detokenize((1,)),
     ):

@@ -100,7 +100,12 @@ async def test_koboldcpps_nonsense_is_an_engine_error(path: str, name: str) -> N
     backend, logged = engine.backend, replace(JOB, logprobs=0)
     found = [
         await asyncio.gather(work, return_exceptions=True)
-        for work in (backend.model(), backend.specials(), run(backend, JOB), run(backend, logged))
+        for work in (
+            backend.model(),
+            backend.special_tokens(),
+            run(backend, JOB),
+            run(backend, logged),
+        )
     ]
     errors = [one for results in found for one in results if isinstance(one, BaseException)]
     assert all(isinstance(error, EngineError) for error in errors)

@@ -22,7 +22,7 @@ from latimer.backends.errors import (
     Unsupported,
 )
 from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.queue import Party
+from latimer.backends.queue import Ticket
 from support.jobs import run
 from support.recordings import DEMO_CHATML
 
@@ -153,7 +153,7 @@ async def test_too_many_jobs_are_busy() -> None:
     """A request beyond the running and the waiting ones is rejected."""
     backend = LlamaCpp(context=512, parallel=1, max_waiting=1)
     job = Generation(Prompt(COUNT), 400, sampling=ENDLESS)
-    async with backend.open(job) as batches, backend.open(replace(job, party=Party())) as _:
+    async with backend.open(job) as batches, backend.open(replace(job, party=Ticket())) as _:
         await anext(aiter(batches))
         with pytest.raises(Busy):
             await run(backend, Generation(Prompt(COUNT), 5))

@@ -82,7 +82,8 @@ def made(
     kept: int = 60,
 ) -> Cache:
     """Return a cache with blocks of one token, so that short lists have many blocks."""
-    return Cache(memory, size, slots, rolls_back, States(kept, rolls_back, block=1))
+    states = States(kept, rolls_back, block=1)
+    return Cache(memory, size, slots, rolls_back, states)  # type: ignore[arg-type]
 
 
 def grow(cache: Cache, memory: Memory, slot: Slot, tokens: Sequence[int]) -> None:

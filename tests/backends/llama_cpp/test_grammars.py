@@ -300,7 +300,7 @@ async def test_repetitions_of_repetitions_hold_nobody(
 async def test_copies_of_definitions_are_counted_before(
     backend: LlamaCpp, beside: dict[str, Any]
 ) -> None:
-    """References beside other keywords, doubled at each level, are rejected at once."""
+    """References next to other keywords, doubled at each level, are rejected at once."""
 
     def doubled(most: int) -> Grammar:
         definitions: dict[str, Any] = {f"d{most}": {"type": "object"}}
@@ -311,7 +311,7 @@ async def test_copies_of_definitions_are_counted_before(
         return Grammar("json_schema", json.dumps(schema), "json_schema")
 
     start = time.monotonic()
-    with pytest.raises(InvalidGrammar, match="beside other keywords need more than 10000 copies"):
+    with pytest.raises(InvalidGrammar, match="next to other keywords need more than 10000 copies"):
         async with backend.open(job_of(doubled(26))):
             pass
     assert time.monotonic() - start < 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from latimer.backends.base import Generation, Prompt
-from latimer.backends.llama_cpp.line import Line
+from latimer.backends.llama_cpp.line import ChoiceQueue
 from latimer.backends.llama_cpp.tasks import Task, TaskChoice
-from latimer.backends.queue import MOST_PASSED, Party, Tier
+from latimer.backends.queue import MOST_PASSED, Ticket, Tier
 
 
 class Box:
@@ -22,19 +22,19 @@ class Box:
 
 def choices(count: int = 1, tier: Tier = Tier.DEFAULT) -> list[TaskChoice]:
     """Return the choices of one request."""
-    task = Task(Generation(Prompt((1,)), 1), (1,), 1, (), 1, {}, {}, Box(), party=Party(tier))
+    task = Task(Generation(Prompt((1,)), 1), (1,), 1, (), 1, {}, {}, Box(), party=Ticket(tier))  # type: ignore[arg-type]
     return [TaskChoice(task, index) for index in range(count)]
 
 
-def line_of(*waiting: TaskChoice) -> Line:
+def line_of(*waiting: TaskChoice) -> ChoiceQueue:
     """Return a queue of choices."""
-    line = Line()
+    line = ChoiceQueue()
     for choice in waiting:
         line.add(choice)
     return line
 
 
-def taken(line: Line) -> list[TaskChoice]:
+def taken(line: ChoiceQueue) -> list[TaskChoice]:
     """Take every choice and return them in their order."""
     found = []
     for choice in line.in_turn():

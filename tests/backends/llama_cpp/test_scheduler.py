@@ -97,7 +97,7 @@ class Engine:
         ids = self.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
         generation = Generation(Prompt(Text(prompt)), max_tokens, **{"sampling": GREEDY, **job})  # type: ignore[arg-type]
         box = Box(len(generation.seeds))
-        task = Task(generation, ids, len(ids), (), max_tokens, {}, {}, box)
+        task = Task(generation, ids, len(ids), (), max_tokens, {}, {}, box)  # type: ignore[arg-type]
         if later:
             self.loop.submit(self.scheduler, task)
         else:

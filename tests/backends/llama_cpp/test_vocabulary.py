@@ -73,9 +73,9 @@ def test_long_runs_are_refused_in_time_by_the_size(known: Vocabulary) -> None:
     """A run that would overflow llama.cpp's stack is rejected, and the check takes less than a
     second."""
     for blank, letter in ((" ", "a"), ("a", " ")):
-        almost = (letter * WORD.most)[:-1] + blank
+        almost = (letter * WORD.maximum)[:-1] + blank
         start = time.thread_time()
         vocabulary._check_runs(almost * 4)
         assert time.thread_time() - start < 1
         with pytest.raises(RequestError, match="without a change"):
-            known.tokenize(letter * (WORD.most + 1), add_special=False, parse_special=False)
+            known.tokenize(letter * (WORD.maximum + 1), add_special=False, parse_special=False)

@@ -57,7 +57,7 @@ async def test_facts_of_the_model(backend: LlamaServer) -> None:
 
 async def test_a_bias_of_an_unknown_id_is_an_error(backend: LlamaServer) -> None:
     """A bias of an id that the vocabulary lacks, which the server ignores, names the id."""
-    size = len(await backend.pieces())
+    size = len(await backend.token_bytes())
     for token in (size - 1, size):
         job = Generation(Prompt(COUNT), 2, sampling=Sampling(logit_bias=((token, 1.0),)))
         if token < size:

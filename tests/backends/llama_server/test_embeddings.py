@@ -100,7 +100,7 @@ async def test_facts_of_an_encoder(mean: tuple[LlamaServer, str]) -> None:
 async def test_an_encoder_refuses_to_generate(mean: tuple[LlamaServer, str]) -> None:
     """A generation, and the vocabulary that it needs, name the endpoint for embeddings."""
     backend, _address = mean
-    for work in (run(backend, Generation(Prompt(Text("a")), 1)), backend.specials()):
+    for work in (run(backend, Generation(Prompt(Text("a")), 1)), backend.special_tokens()):
         with pytest.raises(NotServed) as caught:
             await work
         assert (caught.value.task, caught.value.hint) == (

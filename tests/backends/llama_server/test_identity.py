@@ -96,7 +96,7 @@ async def test_a_job_for_the_old_model_is_refused(place: Swapped) -> None:
     new = await backend.model()
     assert (new.name, old.name) == ("bpe.gguf", "spm.gguf")
     assert (await run(backend, replace(job, fingerprint=new.fingerprint)))[0]
-    pieces = await backend.pieces()
+    pieces = await backend.token_bytes()
     assert len(pieces) != 600
     await backend.aclose()
 

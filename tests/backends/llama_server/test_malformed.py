@@ -74,7 +74,7 @@ async def test_nonsense_is_an_engine_error(path: str, name: str) -> None:
 async def test_a_vocabulary_of_nonsense_is_an_engine_error(name: str) -> None:
     """An invalid response to the call for the vocabulary raises an engine error."""
     backend = server({"/completion": NONSENSE[name]})
-    for ask in (backend.pieces, backend.specials, backend.server.facts):
+    for ask in (backend.token_bytes, backend.special_tokens, backend.server.facts):
         with pytest.raises(EngineError):
             await ask()
 

@@ -174,11 +174,11 @@ class Echo:
         check_ids("tokens", ids, SIZE)
         return b"".join(map(_spelled, ids))
 
-    async def pieces(self) -> Sequence[bytes] | None:
+    async def token_bytes(self) -> Sequence[bytes] | None:
         """Return the bytes of every token."""
         return [_VOCABULARY.piece(token) for token in range(SIZE)]
 
-    async def specials(self) -> Sequence[Special]:
+    async def special_tokens(self) -> Sequence[Special]:
         """Return the control tokens."""
         return [Special(name, True) for name in CONTROL]
 
