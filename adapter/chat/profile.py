@@ -135,8 +135,8 @@ def _rendered(
 
 # The samples for each field of `MessageRules`, one letter per message. The roles are (S)ystem,
 # (U)ser, (A)ssistant, and a tool (R)esult. An assistant message can also be a (C)all, two
-# (P)arallel calls, a call with content (B), a call with content and (T)hought, or one with (M)alformed
-# arguments. (G) is an assistant message with the role `model`.
+# (P)arallel calls, a call with content (B), a call with content and (T)hought, or one with
+# (M)alformed arguments. (G) is an assistant message with the role `model`.
 _SAMPLES = {
     "system": ("SU",),
     "kept": ("SUA", "SUCR"),
