@@ -19,7 +19,7 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 from support.documents import Block, Command, commands
 from support.environments import QUESTION, ask, capabilities, post, program
 from support.projector import png, projector
-from support.servers import free_port
+from support.servers import free_port, llama_server_on
 
 ROOT = Path(__file__).parent.parent.parent
 EVALUATE = ROOT / "examples" / "evaluate"
@@ -55,6 +55,8 @@ MODELS = {
     "reranker": ROOT / "tests" / "models" / "rank.gguf",
 }
 KEY = "LATIMER_API_KEY"
+# The Unix socket of a llama-server, which the tests start on another path.
+SOCKET = "/run/llama.sock"
 # A local lm-eval task in place of one that needs a download.
 TASKS = {"hellaswag": "choice.yaml"}
 
@@ -148,6 +150,11 @@ class Reader:
                 ask(self._address, json.loads(line))
 
     def _app(self, text: str) -> None:
+        if SOCKET in text:
+            path = self._folder / "llama.sock"
+            with llama_server_on(path, DEMO_MODEL):
+                self._app(text.replace(SOCKET, str(path)))
+            return
         (self._folder / "block.py").write_text(text)
         mounted = re.search(r'[Mm]ount\("([^"]+)"', text)
         address = self._address + (mounted[1] if mounted else "")

@@ -83,6 +83,17 @@ def llama_server(
         _end(process)
 
 
+@contextlib.contextmanager
+def llama_server_on(path: Path, model: Path) -> Iterator[None]:
+    """Run a real llama-server on a Unix socket, which may still be starting."""
+    command = llama_server_command(model, 0, "--host", str(path), slots=4, context=2048)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        _end(process)
+
+
 class Swapped:
     """A llama-server whose process and model are replaced at one address."""
 
