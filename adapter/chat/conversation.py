@@ -1,7 +1,7 @@
 """Convert messages, tools, tool calls and tool results to the input of a chat template.
 
 Templates differ: some expect empty content in a message with tool calls, others expect null, and
-many do not support tools. `profile.style_of` detects the differences. If the template does not
+many do not support tools. `profile.detect_style` detects the differences. If the template does not
 support tools, the prompt describes them in text.
 """
 

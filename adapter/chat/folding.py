@@ -1,7 +1,7 @@
 """Fold messages whose order a chat template rejects into messages that it accepts (pure).
 
 OpenAI accepts roles in any order; many templates do not. Each step below is taken only if the
-template needs it (`profile.order_of` finds out), in this order:
+template needs it (`profile.detect_message_rules` finds out), in this order:
 
 1. System messages at the head are joined.
 2. Neighbours of one role are merged.

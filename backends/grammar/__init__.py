@@ -66,7 +66,7 @@ def gbnf_of(grammar: Grammar) -> str:
     """Return a grammar as GBNF that is safe to send to an engine.
 
     Raises:
-        Unenforced: GBNF cannot enforce a part of it.
+        UnsupportedSchema: GBNF cannot enforce a part of it.
         WrongGrammar: it is invalid, or not safe to send to an engine.
     """
     check_length(grammar)

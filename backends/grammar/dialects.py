@@ -61,7 +61,7 @@ def merged(schemas: Sequence[Any], path: Path) -> Any:
     """Return one schema for several that all apply.
 
     Raises:
-        Unenforced: two of them have keywords that cannot be merged.
+        UnsupportedSchema: two of them have keywords that cannot be merged.
     """
     found: dict[str, Any] = {}
     for schema in schemas:
@@ -160,7 +160,7 @@ def allowed(schema: Any, values: Sequence[Any], path: Path) -> list[Any]:
     """Return the values that satisfy a schema.
 
     Raises:
-        Unenforced: the schema cannot be evaluated, because of a reference or an invalid pattern.
+        UnsupportedSchema: the schema cannot be evaluated, because of a reference or an invalid pattern.
     """
     try:
         validator = jsonschema_rs.Draft202012Validator(

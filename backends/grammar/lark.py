@@ -79,7 +79,7 @@ def rules_of(text: str, name: str, prefix: str, encoding: Encoding) -> dict[str,
 
     Raises:
         WrongGrammar: the grammar is malformed; the message says where.
-        Unenforced: GBNF lacks a feature that it uses.
+        UnsupportedSchema: GBNF lacks a feature that it uses.
     """
     try:
         return _Reader(text, prefix, encoding).rules(name)
@@ -374,7 +374,7 @@ def embedded(grammar: Grammar, name: str, prefix: str, encoding: Encoding) -> di
 
     Raises:
         WrongGrammar: it is malformed, or too long.
-        Unenforced: GBNF lacks a feature that it uses.
+        UnsupportedSchema: GBNF lacks a feature that it uses.
     """
     if len(grammar.text) > MAX_SIZE:
         raise WrongGrammar(

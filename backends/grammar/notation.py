@@ -226,7 +226,7 @@ def matching(pattern: str, notation: Notation) -> str:
     contains one of them.
 
     Raises:
-        Unenforced: see `regex.containing`; or no match can be written.
+        UnsupportedSchema: see `regex.containing`; or no match can be written.
     """
     quote = notation.quote
     if not notation.end:

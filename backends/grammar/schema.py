@@ -74,7 +74,7 @@ def to_gbnf(text: str) -> str:
     """Return a grammar for JSON that satisfies a schema, which is given as JSON.
 
     Raises:
-        Unenforced: it is not a schema, or has a constraint that a grammar cannot enforce.
+        UnsupportedSchema: it is not a schema, or has a constraint that a grammar cannot enforce.
     """
     rules = rules_of(json.loads(text), "root")
     return "\n".join(f"{name} ::= {rule}" for name, rule in rules.items()) + "\n"
@@ -108,7 +108,7 @@ def rules_of(
         within: the place of the schema, if it is a part of another.
 
     Raises:
-        Unenforced: see `to_gbnf`.
+        UnsupportedSchema: see `to_gbnf`.
     """
     if within is None:
         check_schema(schema)

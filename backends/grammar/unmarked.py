@@ -34,7 +34,7 @@ def unmarked(rules: dict[str, str], name: str, mark: str) -> dict[str, str]:
         name: the name of the main rule, and the prefix of the names of new rules.
 
     Raises:
-        Unenforced: other parts of the grammar allow the mark.
+        UnsupportedSchema: other parts of the grammar allow the mark.
     """
     try:
         parts = parts_of("".join(f"{own} ::= {rule}\n" for own, rule in rules.items()))

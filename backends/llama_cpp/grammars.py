@@ -346,7 +346,7 @@ def _checked(grammar: Grammar) -> tuple[str, bool]:
     Its size is checked; most errors are found only on compilation.
 
     Raises:
-        Unenforced: a schema exceeds a limit.
+        UnsupportedSchema: a schema exceeds a limit.
         WrongGrammar: the grammar is malformed, or too large.
     """
     check_length(grammar)

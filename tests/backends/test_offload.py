@@ -126,6 +126,7 @@ async def test_small_work_never_waits_for_large_work() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_work_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that exceeds the time limit ends with `TooComplex`."""
     monkeypatch.setattr(offload, "MOST_SECONDS", 0.05)

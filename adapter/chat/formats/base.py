@@ -73,7 +73,7 @@ def argument_rules(
         notation: the way to write the object.
 
     Raises:
-        Unenforced: a strict schema cannot be enforced.
+        UnsupportedSchema: a strict schema cannot be enforced.
     """
     if function.input is not None:
         return _input(function.input, name, prefix, notation)

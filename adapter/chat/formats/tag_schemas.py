@@ -154,7 +154,7 @@ def values_of(schema: Any, root: Any, path: Path, strict: bool = False) -> Value
         strict: True if what cannot be decided is an error; otherwise any value is allowed.
 
     Raises:
-        Unenforced: see `strict`.
+        UnsupportedSchema: see `strict`.
     """
     try:
         return _Reading(root, strict).values(schema, path)
@@ -326,7 +326,7 @@ class Arguments:
         strict: True if everything in it must be followed.
 
     Raises:
-        Unenforced: a strict schema has a keyword that calls in tags cannot follow.
+        UnsupportedSchema: a strict schema has a keyword that calls in tags cannot follow.
     """
 
     def __init__(self, schema: Any, strict: bool = False) -> None:

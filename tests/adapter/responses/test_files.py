@@ -225,7 +225,7 @@ async def test_wrong_base64_is_named(client: httpx2.AsyncClient) -> None:
 
 def limited(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
     """Give a limit another value."""
-    other = getattr(limits, name)._replace(most=most)
+    other = getattr(limits, name)._replace(maximum=most)
     monkeypatch.setattr(limits, name, other)
     monkeypatch.setattr(reading, name, other)
 
