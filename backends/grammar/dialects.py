@@ -160,7 +160,7 @@ def allowed(schema: Any, values: Sequence[Any], path: Path) -> list[Any]:
     """Return the values that satisfy a schema.
 
     Raises:
-        UnsupportedSchema: the schema cannot be evaluated, because of a reference or an invalid pattern.
+        UnsupportedSchema: a reference or an invalid pattern prevents its evaluation.
     """
     try:
         validator = jsonschema_rs.Draft202012Validator(

@@ -268,7 +268,7 @@ def to_gbnf(pattern: str) -> str:
     """Return a grammar of one rule for whole texts that match a pattern.
 
     Raises:
-        UnsupportedSchema: the pattern is invalid, or has a feature that GBNF lacks, such as lookaround.
+        UnsupportedSchema: the pattern is invalid, or GBNF lacks a feature of it: lookaround.
     """
     return f"root ::= {encoded(pattern, PLAIN)}"
 

@@ -65,7 +65,8 @@ def grammar(request: GrammarRequest) -> str:
     """Return a grammar for an answer with calls.
 
     Raises:
-        UnsupportedSchema: a strict schema cannot be enforced; the path begins with the function's index.
+        UnsupportedSchema: a strict schema cannot be enforced; the path begins with the function's
+            index.
         InvalidGrammar: the grammar of the answer is invalid.
         TooLarge: the grammar is larger than `MAX_SIZE`.
     """

@@ -198,7 +198,8 @@ def test_options_that_contradict_are_refused() -> None:
 def test_no_database_is_imported() -> None:
     """The settings of a store need neither SQLAlchemy nor SQLite."""
     code = (
-        "import sys; from latimer.adapter.store.config import store_config_of; store_config_of('x.db');"
+        "import sys; from latimer.adapter.store.config import store_config_of;"
+        "store_config_of('x.db');"
         "sys.exit(' '.join({'sqlalchemy', 'sqlite3', 'psycopg'} & set(sys.modules)) or None)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -288,7 +288,8 @@ def test_a_store_imports_its_database_when_it_is_needed() -> None:
     """Neither the adapter nor an unused store imports SQLAlchemy."""
     code = (
         "import sys; import latimer.adapter.app; from latimer.adapter.store.store import Store;"
-        "from latimer.adapter.store.config import store_config_of; Store(store_config_of('memory'));"
+        "from latimer.adapter.store.config import store_config_of;"
+        "Store(store_config_of('memory'));"
         "sys.exit('sqlalchemy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
