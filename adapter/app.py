@@ -243,6 +243,10 @@ class OpenAIAdapter(Router):
         middleware: Sequence[Middleware] = (),
         **options: Unpack[Options],
     ) -> None:
+        unknown = options.keys() - DEFAULTS.keys()
+        if unknown:
+            # A misspelt `api_keys` must not start a server without keys.
+            raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
         options = {**DEFAULTS, **options}
         name = options["chat_format"]
         if name is not None and name not in FORMATS:

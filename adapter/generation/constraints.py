@@ -49,7 +49,8 @@ def grammar_of(request: TextRequest, capabilities: Capabilities) -> Grammar | No
     grammar = found[0]
     if grammar.kind not in capabilities.grammars:
         taken = sorted(n for n, k in GRAMMAR_FIELDS.items() if k in capabilities.grammars)
-        hint = f"Use one of: {', '.join(taken)}. The in-process engine supports it."
+        instead = f"Use one of: {', '.join(taken)}. " if taken else ""
+        hint = instead + "The in-process engine supports it."
         raise Unsupported(grammar.param, capabilities.engine, hint)
     return grammar
 

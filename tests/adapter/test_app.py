@@ -359,3 +359,9 @@ def test_the_lifespan_releases_the_backend() -> None:
         assert seen == ["up"]
     assert seen == ["up", "down"]
     assert backend.closed == 2
+
+
+def test_unknown_options_are_refused() -> None:
+    """A misspelt option raises a TypeError, so that no server starts without its keys."""
+    with pytest.raises(TypeError, match="unknown options: api_kyes"):
+        OpenAIAdapter(Echo(), api_kyes=["key"])  # type: ignore[call-arg]
