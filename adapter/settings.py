@@ -35,7 +35,6 @@ from ..schemas.limits import BODY
 from .auth import UnusableKey, check_key, keys_of
 from .chat.instruct import FORMATS
 from .errors import printable
-from .origins import LocalRules
 from .store.config import (
     LARGEST,
     MEMORY,
@@ -156,6 +155,19 @@ def _check_format(name: str) -> None:
 def _check_interval(seconds: float) -> None:
     if 0 < seconds < SHORTEST:
         raise ValueError(f"expected 0 for never, or at least {SHORTEST} seconds, not {seconds}")
+
+
+# `origins` imports Starlette, which the help of a command does not need.
+def _check_origins(origins: list[str]) -> None:
+    from .origins import LocalRules
+
+    LocalRules(origins=origins)
+
+
+def _check_hosts(hosts: list[str]) -> None:
+    from .origins import LocalRules
+
+    LocalRules(hosts=hosts)
 
 
 class Settings(BaseSettings):
@@ -322,13 +334,13 @@ class Settings(BaseSettings):
         value=lambda self: self.cors_origin or ["*"],
         metavar="ORIGIN",
         default="local pages and apps; with an API key: all",
-        check=LocalRules,
+        check=_check_origins,
     )
     allowed_host: Words = client_setting(
         [],
         "Without an API key: another host name of this server; repeatable.",
         metavar="NAME",
-        check=lambda hosts: LocalRules(hosts=hosts),
+        check=_check_hosts,
     )
     max_body: int = client_setting(
         BODY.maximum, "Largest request body in bytes.", to=("adapter",), ge=1
