@@ -219,6 +219,45 @@ async def _fail(exchange: Exchange, error: Exception) -> None:
     await exchange.reply(status, orjson.dumps(body))
 
 
+def _service_of(backend: Backend, options: Options) -> Service:
+    """Return the service of a backend.
+
+    Raises:
+        KeyError: `chat_format` is unknown.
+        ValueError: `limits` is unknown, or the store's settings are wrong.
+    """
+    name = options["chat_format"]
+    if name is not None and name not in FORMATS:
+        raise KeyError(name)
+    policy = Policy(
+        strict=options["strict"],
+        parse_content=options["parse_content"],
+        fetch=_fetch() if options["fetch_images"] else None,
+        chat_format=name,
+        vocabulary=options["logit_bias_vocabulary"],
+        keepalive=options["keepalive"],
+        reasoning=options["reasoning_field"],
+        matryoshka=options["matryoshka"],
+    )
+    limits = options["limits"]
+    if limits not in NAMES:
+        raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
+    store = store_config_of(
+        options["store"],
+        options["store_age"],
+        options["store_size"],
+        options["store_media"],
+        options["store_required"],
+    )
+    return Service(
+        [ModelEntry(backend, tuple(options["model_names"]), options["any_model"], policy)],
+        options["max_body"],
+        hosted=limits == "openai" or policy.strict,
+        store=None if store is None else Store(store),
+        seal=Seal(options["reasoning_key"]),
+    )
+
+
 class OpenAIAdapter(Router):
     """A Starlette router that serves OpenAI's API over a backend.
 
@@ -248,49 +287,11 @@ class OpenAIAdapter(Router):
             # A misspelt `api_keys` must not start a server without keys.
             raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
         options = {**DEFAULTS, **options}
-        name = options["chat_format"]
-        if name is not None and name not in FORMATS:
-            raise KeyError(name)
-        policy = Policy(
-            strict=options["strict"],
-            parse_content=options["parse_content"],
-            fetch=_fetch() if options["fetch_images"] else None,
-            chat_format=name,
-            vocabulary=options["logit_bias_vocabulary"],
-            keepalive=options["keepalive"],
-            reasoning=options["reasoning_field"],
-            matryoshka=options["matryoshka"],
-        )
-        limits = options["limits"]
-        if limits not in NAMES:
-            raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
-        place = store_config_of(
-            options["store"],
-            options["store_age"],
-            options["store_size"],
-            options["store_media"],
-            options["store_required"],
-        )
-        listing = ModelEntry(backend, tuple(options["model_names"]), options["any_model"], policy)
-        self._service = Service(
-            [listing],
-            options["max_body"],
-            hosted=limits == "openai" or policy.strict,
-            store=None if place is None else Store(place),
-            seal=Seal(options["reasoning_key"]),
-        )
+        self._service = _service_of(backend, options)
+        keys, shares = Keys(options["api_keys"]), options["share_prefixes"]
         own = [
-            Middleware(
-                ErrorMiddleware,
-                self._service,
-                Keys(options["api_keys"]),
-                options["share_prefixes"],
-            ),
-            Middleware(
-                OriginMiddleware,
-                options["cors_origins"],
-                options["local_rules"],
-            ),
+            Middleware(ErrorMiddleware, self._service, keys, shares),
+            Middleware(OriginMiddleware, options["cors_origins"], options["local_rules"]),
         ]
         if middleware:
             own += [*middleware, Middleware(ErrorMiddleware, self._service)]

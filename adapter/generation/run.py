@@ -47,7 +47,7 @@ class Plan:
 
 
 class Sink(Protocol):
-    """A consumer of events: it sends them (`sinks.Streamed`) or joins them (`sinks.Collected`).
+    """A consumer of events: it sends them (`sinks.StreamSink`) or joins them (`sinks.JsonSink`).
 
     Attributes:
         at_once: True to take all events as one batch, when the last one has arrived.

@@ -113,26 +113,18 @@ def conversation_of(
     history = History(request.instructions, pdf_texts)
     ignored: list[str] = []
     for index, (item, path) in enumerate(items):
-        if isinstance(item, InputMessage):
-            history.add(item, path)
-        elif isinstance(item, OutputMessage):
-            history.say(item)
-        elif isinstance(item, ReasoningItem):
+        if isinstance(item, ReasoningItem):
             thought = _thought(item, resolve, unseal)
             if thought is not None:
                 history.think(thought)
             elif item.encrypted_content is not None or item.is_named:
                 ignored.append(path)
-        elif isinstance(item, FunctionCallItem | CustomCallItem):
-            if not is_cut(item):
-                history.call(item, answers[index])
         elif isinstance(item, UnservedItem) and item.type == "compaction_trigger":
             raise unsupported(f"{path}.type", "This server does not compact conversations.")
         elif isinstance(item, UnservedItem | CompactionItem):
             ignored.append(path)
-        elif isinstance(item, Output):
-            # It ends the assistant's message, and its content is that of its call.
-            history.end()
+        else:
+            _add(history, item, path, answers.get(index, ()))
     messages = history.messages()
     if not messages:
         raise InvalidRequest(
@@ -142,6 +134,20 @@ def conversation_of(
         )
     own = [path for path in ignored if path.startswith("input")]
     return Conversation(messages, own, inexact, history.names)
+
+
+def _add(history: History, item: Item, path: str, answers: Sequence[Answer]) -> None:
+    """Add a message, a call or its output to the messages."""
+    if isinstance(item, InputMessage):
+        history.add(item, path)
+    elif isinstance(item, OutputMessage):
+        history.say(item)
+    elif isinstance(item, FunctionCallItem | CustomCallItem):
+        if not is_cut(item):
+            history.call(item, answers)
+    elif isinstance(item, Output):
+        # It ends the assistant's message, and its content is that of its call.
+        history.end()
 
 
 def _placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) -> Iterator[Placed]:

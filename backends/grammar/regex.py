@@ -277,7 +277,7 @@ def containing(pattern: str, encoding: Encoding) -> str:
     """Return GBNF for texts that contain a match, as in JSON Schema, in an encoding.
 
     Raises:
-        Unsaid: no match can be written.
+        NotExpressible: no match can be written.
     """
     return encoded(pattern, encoding, f"{encoding.one(_ANY)}*")
 

@@ -8,13 +8,13 @@ from itertools import chain
 from operator import attrgetter
 
 from ..queue import FairOrder, Tier
-from .tasks import TaskChoice
+from .tasks import Run, TaskChoice
 
 _TURN = attrgetter("turn")
 
 
 class ChoiceQueue:
-    """A queue of choices; those of a higher tier go first (`tiers.py`).
+    """A queue of choices; those of a higher tier go first (`FairOrder`).
 
     A choice gets the number after its request's last one, or after the number that its tier served
     last if that is larger. The choice with the smallest number is the next of its tier. So one
@@ -34,6 +34,11 @@ class ChoiceQueue:
 
     def __iter__(self) -> Iterator[TaskChoice]:
         return chain(self._preempted, *self._waiting.values())
+
+    @property
+    def preempted(self) -> list[Run]:
+        """The runs of preempted choices, which keep their samplers."""
+        return [choice.begun for choice in self._preempted if choice.begun is not None]
 
     def add(self, choice: TaskChoice) -> None:
         """Queue a choice for its request's next turn."""

@@ -69,9 +69,8 @@ class Scheduler:
 
     def abandon(self, error: EngineError) -> None:
         """End all running and waiting tasks with an error."""
-        begun = [choice.begun for choice in self._waiting if choice.begun is not None]
         tasks = {c.task: None for c in [*self._waiting, *(s.choice for s in self._running)]}
-        for run in [*begun, *self._running]:
+        for run in [*self._waiting.preempted, *self._running]:
             run.sampler.close()
         for run in self._running:
             self._cache.drop(run.slot)
@@ -108,16 +107,15 @@ class Scheduler:
         for run in [s for s in self._running if s.choice.task.cancelled]:
             self._release(run)
         if any(choice.task.cancelled for choice in self._waiting):
-            for choice in self._waiting:
-                if choice.task.cancelled and choice.begun is not None:
-                    choice.begun.sampler.close()
+            for run in self._waiting.preempted:
+                if run.choice.task.cancelled:
+                    run.sampler.close()
             self._waiting.keep(lambda choice: not choice.task.cancelled)
             self._full = False
 
     def _end_cut(self) -> None:
         """End the choices that the readers of their events have cut."""
-        preempted = [c.begun for c in self._waiting if c.begun is not None]
-        for run in [*self._running, *preempted]:
+        for run in [*self._running, *self._waiting.preempted]:
             if run.choice.index in run.choice.task.job.stops.ends:
                 self._finish(run, "stop", None, run.sampled)
 

@@ -94,7 +94,7 @@ class TaskChoice:
 
     Args:
         begun: the run to resume, if it was preempted for lack of cells.
-        turn: its number in the queue, smallest first; see `Line`.
+        turn: its number in the queue, smallest first; see `ChoiceQueue`.
     """
 
     task: Task

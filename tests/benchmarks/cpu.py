@@ -1,12 +1,12 @@
-"""Compare the CPU time of a plain request with that of another checkout.
+"""Compare the CPU time of a request with that of another checkout.
 
     git worktree add ../before COMMIT
     python tests/benchmarks/cpu.py --before ../before [--turns 10]
 
 A turn starts `latimer serve` of both checkouts in front of one fake llama-server. It sends both of
-them blocks of chat requests in random order, one request after the other, so that other work on the
-machine affects both. The time is the time on a core of all threads of a process. The result of a
-turn is the median of its blocks.
+them blocks of requests of one kind in random order, one request after the other, so that other work
+on the machine affects both. The time is the time on a core of all threads of a process. The result
+of a turn is the median of its blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.proxy import Client, free_port, run_engine, translated, wait_for
+from benchmarks.proxy import Client, free_port, http, run_engine, translated, wait_for
 
 HERE = Path(__file__).parent.parent.parent
 FOLDERS = {"adapter": "adapter", "backends": "backends", "schemas": "schemas"}
@@ -35,6 +35,13 @@ WARM_UP = 400
 BLOCKS, REQUESTS = 12, 400
 # Latimer has one core to itself; the client and the engine share the other.
 CORES = os.sched_getaffinity(0)
+COMPLETION = {"model": "fake", "prompt": "Hello", "max_tokens": 8}
+# The kinds of requests, each with the end of its responses.
+KINDS = {
+    "plain": (translated("Hello", False, 8), b"}}"),
+    "streamed": (translated("Hello", True, 8), b"0\r\n\r\n"),
+    "completion": (http("/v1/completions", COMPLETION), b"}}"),
+}
 
 
 class Counted(Client):
@@ -91,9 +98,9 @@ def served(tree: Path, engine: int) -> Iterator[tuple[int, int]]:
             process.wait(20)
 
 
-def turn(trees: Mapping[str, Path], engine: int, stream: bool) -> dict[str, float]:
-    """Return the microseconds per request, by checkout."""
-    request, end = translated("Hello", stream, 8), b"0\r\n\r\n" if stream else b"}}"
+def turn(trees: Mapping[str, Path], engine: int, kind: str) -> dict[str, float]:
+    """Return the microseconds per request of a kind, by checkout."""
+    request, end = KINDS[kind]
     found: dict[str, list[float]] = {name: [] for name in trees}
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(served(tree, engine)) for name, tree in trees.items()}
@@ -121,19 +128,19 @@ def main() -> None:
     process.start()
     wait_for(engine)
     trees = {"before": arguments.before, "now": HERE}
-    for kind in ("plain", "streamed"):
-        turns = [turn(trees, engine, kind == "streamed") for _ in range(arguments.turns)]
+    for kind in KINDS:
+        turns = [turn(trees, engine, kind) for _ in range(arguments.turns)]
         for name in trees:
             times = sorted(one[name] for one in turns)
             middle = statistics.median(times)
             sys.stdout.write(
-                f"{kind:8} {name:7} min {times[0]:7.1f} median {middle:7.1f} "
+                f"{kind:10} {name:7} min {times[0]:7.1f} median {middle:7.1f} "
                 f"max {times[-1]:7.1f} us\n"
             )
         ratios = sorted(one["now"] / one["before"] for one in turns)
         least = min(one["now"] for one in turns) / min(one["before"] for one in turns)
         sys.stdout.write(
-            f"{kind:8} now/before: of the minima {least:.3f}; turn by turn {ratios[0]:.3f} to "
+            f"{kind:10} now/before: of the minima {least:.3f}; turn by turn {ratios[0]:.3f} to "
             f"{ratios[-1]:.3f}, median {statistics.median(ratios):.3f}\n"
         )
         sys.stdout.flush()
