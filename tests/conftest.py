@@ -26,6 +26,7 @@ from support.engines.replay import Replay, replaying
 from support.postgresql import PostgreSQL, missing, postgresql
 from support.s3 import s3_server, variables
 from support.servers import llama_server, serving
+from support.walks import Walker
 
 # On two busy cores no deadline is reliable.
 hypothesis.settings.register_profile("latimer", deadline=None)
@@ -84,6 +85,12 @@ def demo_loaded() -> Iterator[LoadedModel]:
     model = LoadedModel(DEMO_MODEL, Options(gpu_layers=0))
     yield model
     model.close()
+
+
+@pytest.fixture(scope="session")
+def walker(demo_loaded: LoadedModel) -> Walker:
+    """Return a walker that draws random texts from grammars, without a model's probabilities."""
+    return Walker(demo_loaded)
 
 
 @pytest.fixture(scope="session")
@@ -174,6 +181,15 @@ async def client(
     request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Client
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Return a client of each engine's adapter."""
+    async with client_of(apps(request.param)) as client:
+        yield client
+
+
+@pytest.fixture(params=["llama_cpp", "llama_server"])
+async def scorer(
+    request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Client
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Return a client of each engine that scores prompts and shows its vocabulary."""
     async with client_of(apps(request.param)) as client:
         yield client
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -15,13 +14,6 @@ from support.replies import chunks_in
 SCORING = ("llama_cpp", "llama_server")
 CAPITAL = DEMO_CHATML.format("What is the capital of France?")
 FIRE = DEMO_CHATML.format("Show me an emoji of fire.")
-
-
-@pytest.fixture(params=SCORING)
-async def scorer(request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Any) -> Any:
-    """Return a client of each engine that scores prompts."""
-    async with client_of(apps(request.param)) as client:
-        yield client
 
 
 async def complete(client: httpx2.AsyncClient, **body: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
 from latimer.backends.identity import MOMENT, LazyBackend, SharedCheck, Throttled
+from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.servers import canned
@@ -138,6 +139,20 @@ async def test_many_calls_cost_few_connections() -> None:
         )
         assert all(isinstance(error, EngineUnavailable) for error in errors)
         assert 1 <= len(asked) <= 5
+        await backend.aclose()
+
+
+HEALTHY = b'{"status":"ok","result":"KoboldCpp","version":"1.115.1"}'
+
+
+@pytest.mark.parametrize("kind", [LlamaServer, KoboldCpp])
+async def test_health_is_asked_once_for_many(kind: Callable[[str], Backend]) -> None:
+    """50 concurrent health checks cost the engine one request."""
+    with canned({"*": (200, HEALTHY)}) as (address, asked):
+        backend = kind(address)
+        await asyncio.gather(*(backend.health() for _ in range(50)))
+        await backend.health()
+        assert asked == ["/health" if kind is LlamaServer else "/api/extra/version"]
         await backend.aclose()
 
 

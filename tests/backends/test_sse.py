@@ -10,29 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latimer.backends.errors import EngineError
 from latimer.backends.sse import EventParser
-from support.recordings import RECORDINGS, body
-
-STREAMS = [
-    (engine, path.stem)
-    for engine in ("llama_server", "koboldcpp")
-    for path in sorted((RECORDINGS / engine).glob("*-stream.json"))
-]
 
 
 def feed(*chunks: bytes) -> list[bytes]:
     """Return all events of some chunks."""
     parser = EventParser()
     return [event for chunk in chunks for event in parser.feed(chunk)]
-
-
-@pytest.mark.parametrize(("engine", "name"), STREAMS)
-def test_recordings_are_the_same_at_every_split(engine: str, name: str) -> None:
-    """A recorded stream gives the same events at every split, and byte by byte."""
-    data = body(engine, name)
-    whole = feed(data)
-    assert feed(*(data[i : i + 1] for i in range(len(data)))) == whole
-    for split in range(0, len(data), 7):
-        assert feed(data[:split], data[split:]) == whole
 
 
 @given(

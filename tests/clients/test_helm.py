@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import pytest
 from support.recordings import DEMO_CHATML
 from support.texts import STRANGE
-
-
-@pytest.fixture(params=["llama_cpp", "llama_server"])
-async def scorer(request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Any) -> Any:
-    """Return a client of each engine that scores prompts."""
-    async with client_of(apps(request.param)) as client:
-        yield client
 
 
 def raw_request(prompt: str, **changes: Any) -> dict[str, Any]:

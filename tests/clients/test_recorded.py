@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,9 @@ COMPLETIONS = [one for one in REQUESTS if one["path"] == "/v1/completions"]
 PARIS = "The capital of France is Paris."
 
 
-@pytest.fixture(params=["llama_cpp", "llama_server"])
-async def client(
-    request: pytest.FixtureRequest, apps: Callable[[str], Any], client_of: Any
-) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of each engine that reports log-probabilities."""
-    async with client_of(apps(request.param)) as made:
-        yield made
-
-
-async def choices_of(client: httpx2.AsyncClient, request: dict[str, Any]) -> list[Any]:
+async def choices_of(scorer: httpx2.AsyncClient, request: dict[str, Any]) -> list[Any]:
     """Return the choices of a stream's chunks."""
-    reply = await client.post(request["path"], json=request["body"])
+    reply = await scorer.post(request["path"], json=request["body"])
     assert reply.status_code == 200, reply.text
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
     assert lines[-1] == "[DONE]"
@@ -38,9 +28,9 @@ async def choices_of(client: httpx2.AsyncClient, request: dict[str, Any]) -> lis
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: one["name"])
-async def test_a_request_is_served(client: httpx2.AsyncClient, request_: dict[str, Any]) -> None:
+async def test_a_request_is_served(scorer: httpx2.AsyncClient, request_: dict[str, Any]) -> None:
     """The stream has no stop sequence in its text, and a reason at its end."""
-    choices = await choices_of(client, request_)
+    choices = await choices_of(scorer, request_)
     text = "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in choices)
     assert not [stop for stop in request_["body"]["stop"] if stop in text]
     assert choices[-1]["finish_reason"] in ("stop", "length")
@@ -53,10 +43,10 @@ async def test_a_request_is_served(client: httpx2.AsyncClient, request_: dict[st
     [one for one in COMPLETIONS if "logprobs" in one["body"]],
     ids=lambda one: one["name"],
 )
-async def test_token_probabilities(client: httpx2.AsyncClient, request_: dict[str, Any]) -> None:
+async def test_token_probabilities(scorer: httpx2.AsyncClient, request_: dict[str, Any]) -> None:
     """The first token of each chunk has as many candidates as the program shows."""
     wanted = request_["body"]["logprobs"]
-    chunks = [one for one in await choices_of(client, request_) if one["text"]]
+    chunks = [one for one in await choices_of(scorer, request_) if one["text"]]
     tops = [one["logprobs"]["top_logprobs"][0] for one in chunks]
     assert tops
     assert all(wanted <= len(top) <= wanted + 1 for top in tops)

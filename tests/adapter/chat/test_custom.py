@@ -20,7 +20,6 @@ from latimer.adapter.chat.tools import ToolSet
 from latimer.backends.base import Grammar
 from latimer.backends.errors import InvalidGrammar
 from latimer.backends.grammar import MARK
-from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.schemas.openai.messages import Function
 from support.walks import Walker
 
@@ -29,12 +28,6 @@ from .test_formats import whole
 TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 QUOTED = Grammar("regex", r'[a-c]{1,3}\n"[<\\é]"', "")
 LARK = Grammar("lark", 'start: ("a" | "\\"" | "\\n")~1..4', "")
-
-
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """Return a walker over the demo model's vocabulary, which has none of the markers."""
-    return Walker(demo_loaded)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)

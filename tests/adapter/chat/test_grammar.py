@@ -20,7 +20,6 @@ from latimer.adapter.chat.formats.grammar import (
 )
 from latimer.adapter.chat.formats.grammar import grammar as grammar_of
 from latimer.backends.grammar import UnsupportedSchema, gbnf
-from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.schemas.limits import SCHEMA
 from support.samples import sample
 from support.walks import Walker
@@ -50,12 +49,6 @@ def grammar(form: ToolCallFormat, functions: Any, *fields: Any) -> str:
     return grammar_of(
         GrammarRequest(form, tuple(FunctionSchema(*one) for one in functions), *fields)
     )
-
-
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """Return a walker over the demo model's vocabulary, which has none of the markers."""
-    return Walker(demo_loaded)
 
 
 def calls_in(form: ToolCallFormat, text: str, forced: bool) -> list[tuple[str, str]]:

@@ -8,7 +8,6 @@ import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import ToolCallFormat
 from latimer.backends.grammar import UnsupportedSchema
-from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
 
 from .test_tags import TAGGED, grammar_of, read
@@ -29,12 +28,6 @@ DEFS = {
     "names": {"type": "array", "items": {"enum": ["a", MARKS]}},
     "loop": {"anyOf": [{"$ref": "#/$defs/loop"}, STRING]},
 }
-
-
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """Return a walker over the demo model's vocabulary."""
-    return Walker(demo_loaded)
 
 
 def of(schema: Any, **fields: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from latimer.adapter.chat.formats.base import FunctionSchema
 from latimer.adapter.chat.formats.grammar import GrammarRequest, grammar
 from latimer.adapter.chat.formats.tag_formats import Tagged
 from latimer.backends.grammar import UnsupportedSchema, gbnf
-from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
 
 from .test_formats import whole
@@ -21,12 +20,6 @@ from .test_formats import whole
 TAGGED = [form for form in FORMATS if isinstance(form, Tagged)]
 NO_MARKS = frozenset[str]()
 each = pytest.mark.parametrize("form", TAGGED, ids=lambda form: form.title)
-
-
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """Return a walker over the demo model's vocabulary."""
-    return Walker(demo_loaded)
 
 
 def grammar_of(form: ToolCallFormat, schema: Any, strict: bool = False) -> str:

@@ -56,25 +56,18 @@ async def complete(client: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
     return await client.post("/v1/completions", json=greedy)
 
 
-@pytest.fixture(params=["llama_cpp", "llama_server"])
-async def telling(request: pytest.FixtureRequest, apps: Any, client_of: Any) -> Any:
-    """Return a client of each engine that exposes its vocabulary."""
-    async with client_of(apps(request.param)) as client:
-        yield client
-
-
-async def test_a_bias_finds_the_models_own_token(telling: httpx2.AsyncClient) -> None:
+async def test_a_bias_finds_the_models_own_token(scorer: httpx2.AsyncClient) -> None:
     """A bias on a token that the model has too is exact."""
-    reply = await complete(telling, logit_bias={word(b" Paris"): -100}, logit_bias_vocabulary=NAME)
+    reply = await complete(scorer, logit_bias={word(b" Paris"): -100}, logit_bias_vocabulary=NAME)
     assert reply.status_code == 200, reply.text
     assert "Paris" not in reply.json()["choices"][0]["text"]
     assert "x-latimer-inexact" not in reply.headers
 
 
-async def test_a_token_of_several_biases_the_first(telling: httpx2.AsyncClient) -> None:
+async def test_a_token_of_several_biases_the_first(scorer: httpx2.AsyncClient) -> None:
     """A bias on a word of several model tokens applies to the first, and the response says so."""
     reply = await complete(
-        telling, logit_bias={word(b" Parisian"): 90}, logit_bias_vocabulary=NAME, max_tokens=2
+        scorer, logit_bias={word(b" Parisian"): 90}, logit_bias_vocabulary=NAME, max_tokens=2
     )
     text = reply.json()["choices"][0]["text"]
     # The bias forces the word's first token twice.
@@ -83,10 +76,10 @@ async def test_a_token_of_several_biases_the_first(telling: httpx2.AsyncClient) 
     assert reply.headers["x-latimer-inexact"] == "logit_bias"
 
 
-async def test_half_a_character_is_a_token_too(telling: httpx2.AsyncClient) -> None:
+async def test_half_a_character_is_a_token_too(scorer: httpx2.AsyncClient) -> None:
     """A bias on bytes that are not valid UTF-8 applies to their longest prefix that is a token."""
     reply = await complete(
-        telling, logit_bias={word(b"\xe6\xbc"): 1, "230": 1}, logit_bias_vocabulary=NAME
+        scorer, logit_bias={word(b"\xe6\xbc"): 1, "230": 1}, logit_bias_vocabulary=NAME
     )
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-latimer-inexact"] == "logit_bias"
@@ -103,11 +96,11 @@ async def test_a_strict_server_refuses_what_is_inexact(make_backend: Any, client
     await app.aclose()
 
 
-async def test_prompts_of_ids_are_read_in_that_vocabulary(telling: httpx2.AsyncClient) -> None:
+async def test_prompts_of_ids_are_read_in_that_vocabulary(scorer: httpx2.AsyncClient) -> None:
     """A prompt of ids is decoded with the vocabulary and gives the same answer as its text."""
     ids = list(CAPITAL.encode())
-    reply = await complete(telling, prompt=ids, logit_bias_vocabulary=NAME)
-    assert reply.json()["choices"] == (await complete(telling)).json()["choices"]
+    reply = await complete(scorer, prompt=ids, logit_bias_vocabulary=NAME)
+    assert reply.json()["choices"] == (await complete(scorer)).json()["choices"]
     assert reply.json()["usage"]["prompt_tokens"] == 15
 
 

@@ -57,12 +57,6 @@ END: /\/+[^"\\]/
 """
 
 
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """A walker that draws random texts from grammars, without a model's probabilities."""
-    return Walker(demo_loaded)
-
-
 def gbnf_of(text: str, encoding: Encoding = PLAIN) -> str:
     """Return a converted grammar."""
     rules = embedded(Grammar("lark", text, ""), "text", "x-", encoding)

@@ -7,18 +7,11 @@ import random
 import pytest
 from latimer.backends.base import Grammar, Preamble
 from latimer.backends.grammar import as_gbnf, gbnf, renamed, until
-from latimer.backends.llama_cpp.library import LoadedModel
 from support.samples import sample
 from support.walks import Walker
 
 MARKERS = ("</think>", "ab", "aab", "abab", "[/]", "é🔥é", "--^]")
 ANSWER = Grammar("regex", "[xyz]{2}", "regex")
-
-
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """A random walker over the demo model's vocabulary."""
-    return Walker(demo_loaded)
 
 
 def accepts(rules: dict[str, str], text: str, marker: str) -> bool:

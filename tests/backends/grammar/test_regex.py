@@ -7,14 +7,7 @@ import re
 import pytest
 from latimer.backends.grammar import UnsupportedSchema, gbnf
 from latimer.backends.grammar.regex import to_gbnf
-from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
-
-
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """A walker that draws random texts from grammars, without a model's probabilities."""
-    return Walker(demo_loaded)
 
 
 @pytest.mark.parametrize(

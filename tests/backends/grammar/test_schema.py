@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from latimer.backends.grammar import UnsupportedSchema, gbnf, path_to
 from latimer.backends.grammar.regex import integers, numbers
 from latimer.backends.grammar.schema import FORMATS, to_gbnf
-from latimer.backends.llama_cpp.library import LoadedModel
 from support.samples import sample
 from support.schemas import SCHEMAS, error_of
 from support.walks import Walker
@@ -66,12 +65,6 @@ MORE: dict[str, Any] = {
     "nothing asked": {"type": "array", "uniqueItems": False, "items": {"type": "null"}},
     **{f"format {name}": {"type": "string", "format": name} for name in FORMATS},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """A walker that draws random texts from grammars, without a model's probabilities."""
-    return Walker(demo_loaded)
 
 
 @pytest.mark.slow

@@ -8,14 +8,7 @@ from itertools import product
 import pytest
 from latimer.backends.base import Grammar
 from latimer.backends.grammar import PLAIN, UnsupportedSchema, embedded, gbnf, unmarked
-from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
-
-
-@pytest.fixture(scope="module")
-def walker(demo_loaded: LoadedModel) -> Walker:
-    """Return a walker over the demo model's vocabulary."""
-    return Walker(demo_loaded)
 
 
 def rules_of(pattern: str, mark: str) -> dict[str, str]:

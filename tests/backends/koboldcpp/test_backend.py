@@ -22,12 +22,8 @@ from latimer.backends.base import (
     Text,
 )
 from latimer.backends.errors import (
-    Busy,
-    ContextExceeded,
-    EmptyPrompt,
     EngineError,
     EngineUnavailable,
-    RequestError,
     Unsupported,
 )
 from latimer.backends.http import ConnectionPool
@@ -46,15 +42,6 @@ async def backend(koboldcpp_replay: tuple[str, Replay | None]) -> AsyncIterator[
     made = KoboldCpp(koboldcpp_replay[0], max_waiting=8)
     yield made
     await made.aclose()
-
-
-async def test_koboldcpp_facts_of_the_model(backend: KoboldCpp) -> None:
-    """The backend reads name, context length and chat template, and detects BOS and end token."""
-    model = await backend.model()
-    assert (model.context, model.adds_bos) == (2048, False)
-    assert model.name.startswith("koboldcpp/")
-    assert (model.bos_token, model.eos_token) == ("<|endoftext|>", "<|im_end|>")
-    assert "<|im_start|>" in (model.template or "")
 
 
 class Watched(AsyncConnectionInterface):
@@ -99,22 +86,6 @@ async def test_koboldcpp_tokenizes_one_text_at_a_time(
     await client.aclose()
 
 
-async def test_koboldcpp_answers_are_whole(backend: KoboldCpp) -> None:
-    """A completion contains all of its text, and its token count excludes the end token."""
-    texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
-    assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
-    assert finishes == [Finish(0, "end", None, 12, 24, 0)]
-
-
-async def test_koboldcpp_choices_are_seeds_of_one_job(backend: KoboldCpp) -> None:
-    """Each choice of a job has its own seed and repeats with it."""
-    job = Generation(Prompt(Text("One day,")), 8, (7, 8, 9))
-    texts, finishes = await run(backend, job)
-    assert len(set(texts)) > 1
-    assert [finish.completion_tokens for finish in finishes] == [8, 8, 8]
-    assert (await run(backend, Generation(Prompt(Text("One day,")), 8, (8,))))[0] == [texts[1]]
-
-
 async def test_koboldcpp_goes_on_beyond_its_cap(backend: KoboldCpp) -> None:
     """A completion of more than 80 % of the context is generated in several calls."""
     sampling = Sampling(temperature=0.0, extras={"ignore_eos": True})
@@ -125,35 +96,8 @@ async def test_koboldcpp_goes_on_beyond_its_cap(backend: KoboldCpp) -> None:
     assert len(texts[0]) > 4000
 
 
-async def test_koboldcpp_refuses_what_does_not_fit(backend: KoboldCpp) -> None:
-    """A prompt that koboldcpp would cut raises an error with the numbers."""
-    with pytest.raises(ContextExceeded) as caught:
-        await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
-    assert caught.value.context == 2048
-    assert caught.value.prompt_tokens > 2048
-    with pytest.raises(ContextExceeded):
-        await run(backend, Generation(Prompt(COUNT), 2040))
-
-
-async def test_koboldcpp_needs_no_call_for_no_tokens(backend: KoboldCpp) -> None:
-    """`max_tokens: 0` counts the prompt and generates nothing."""
-    texts, finishes = await run(backend, Generation(Prompt(COUNT), 0, sampling=GREEDY))
-    assert texts == [b""]
-    assert finishes == [Finish(0, "length", None, 12, 0, 0)]
-
-
-async def test_koboldcpp_refuses_an_empty_prompt(backend: KoboldCpp) -> None:
-    """An empty prompt is rejected for a model without BOS."""
-    with pytest.raises(EmptyPrompt):
-        await run(backend, Generation(Prompt(Text("")), 5))
-
-
-async def test_koboldcpp_takes_ids_that_survive_its_tokeniser(backend: KoboldCpp) -> None:
-    """Token ids are served if their text has the same ids, and rejected otherwise."""
-    ids = await backend.tokenize(COUNT.text, add_special=False, parse_special=True)
-    assert (await run(backend, Generation(Prompt(ids), 20, sampling=GREEDY)))[0] == [
-        b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
-    ]
+async def test_koboldcpp_refuses_ids_that_its_tokeniser_changes(backend: KoboldCpp) -> None:
+    """Token ids are rejected if their text has other ids."""
     with pytest.raises(Unsupported, match="does not preserve"):
         await run(backend, Generation(Prompt((130,)), 5))
 
@@ -182,12 +126,8 @@ async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
     assert finishes[0].completion_tokens == 1801
 
 
-async def test_koboldcpp_native_replies_are_untouched(backend: KoboldCpp) -> None:
-    """A native reply is koboldcpp's own JSON, and is rejected when it would take several calls."""
-    async with backend.native(Generation(Prompt(COUNT), 5, sampling=GREEDY), False) as reply:
-        value = orjson.loads(b"".join([chunk async for chunk in reply.body]))
-    assert reply.status == 200
-    assert value["results"][0]["text"] == "1, 2, 3"
+async def test_long_native_replies_are_refused(backend: KoboldCpp) -> None:
+    """A native reply that would take several calls is rejected."""
     with pytest.raises(Unsupported, match="1639"):
         async with backend.native(Generation(Prompt(COUNT), 1700), False):
             pass
@@ -262,13 +202,6 @@ async def test_a_null_body_is_an_error() -> None:
         await KoboldCpp("http://fake", client=client).model()
 
 
-async def test_a_failure_while_generating_is_an_error() -> None:
-    """A finish reason of `error` ends the job with an error."""
-    event = b'event: message\ndata: {"token": "", "finish_reason": "error"}\n\n'
-    with pytest.raises(EngineError, match="failed while generating"):
-        await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(Prompt(COUNT), 5))
-
-
 @pytest.mark.parametrize("reason", ["x", True, 0, [], {}])
 async def test_an_unknown_finish_reason_is_an_error(reason: Any) -> None:
     """An unknown finish reason raises an error."""
@@ -303,12 +236,6 @@ async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
     names.pop(0)
     assert (await backend.model()).name == "koboldcpp/two"
     assert len(seen) > 1
-
-
-async def test_busy_with_others_is_busy() -> None:
-    """A 503 of koboldcpp means busy."""
-    with pytest.raises(Busy):
-        await run(fake(lambda _: httpx2.Response(503, content=b"{}")), Generation(Prompt(COUNT), 5))
 
 
 async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
@@ -404,11 +331,3 @@ async def test_koboldcpp_ends_a_choice_that_the_reader_has_cut(logprobs: int | N
     assert tokens_read == (0 if logprobs is None else 3)
     assert finish is not None
     assert (finish.reason, finish.completion_tokens) == ("stop", 2)
-
-
-async def test_koboldcpp_seeds_are_requests_of_their_own() -> None:
-    """A logit bias beyond koboldcpp's limit of entries is rejected before anything is sent."""
-    biases = tuple((token, 1.0) for token in range(600))
-    job = Generation(Prompt(COUNT), 5, sampling=Sampling(logit_bias=biases))
-    with pytest.raises(RequestError, match="512"):
-        await run(fake(lambda _: httpx2.Response(500)), job)

@@ -12,9 +12,8 @@ import httpx2
 import orjson
 import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Text
-from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
+from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.koboldcpp import KoboldCpp
-from latimer.backends.koboldcpp.translate import to_error
 from support.jobs import run
 from support.recordings import body
 
@@ -129,13 +128,6 @@ async def test_odd_tokens_are_the_engines_fault(ids: list[int]) -> None:
         await run(engine.backend, JOB)
 
 
-@pytest.mark.parametrize("status", [204, 301, 400, 404, 500, 503])
-@pytest.mark.parametrize("data", [b"", b"null", b'{"detail":{}}', DEEP])
-def test_any_error_of_koboldcpp_can_be_read(status: int, data: bytes) -> None:
-    """An error response of any status and body gives a `LatimerError`."""
-    assert isinstance(to_error(status, data), LatimerError)
-
-
 async def test_another_model_is_noticed_before_a_generation() -> None:
     """The backend detects another model before it generates from a prompt made for the old one."""
     engine = Recorded()
@@ -167,14 +159,6 @@ async def test_the_same_koboldcpp_again_goes_on() -> None:
     await run(engine.backend, JOB)
     assert engine.asked.count("/api/extra/perf") == 1
     assert "/api/v1/model" not in engine.asked
-
-
-async def test_health_is_asked_once_for_many() -> None:
-    """50 concurrent health checks cost the engine one request."""
-    engine = Recorded()
-    await asyncio.gather(*(engine.backend.health() for _ in range(50)))
-    await engine.backend.health()
-    assert engine.asked == ["/api/extra/version"]
 
 
 async def test_small_requests_come_between_the_choices_of_a_large_one() -> None:

@@ -8,17 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import MODELS
-from latimer.backends.base import Finish, Generation, Prompt, Sampling, Stops, Text
+from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import (
     Busy,
-    ContextExceeded,
-    EmptyPrompt,
     EngineError,
-    RequestError,
     Unsupported,
 )
 from latimer.backends.llama_cpp import LlamaCpp
@@ -37,85 +33,6 @@ async def backend(demo_f32: Path) -> AsyncIterator[LlamaCpp]:
     made = LlamaCpp(demo_f32, context=2048, exact=True)
     yield made
     await made.aclose()
-
-
-async def test_facts_of_the_model(backend: LlamaCpp) -> None:
-    """The backend reads the model's name, context length, chat template and special tokens from the
-    file."""
-    model = await backend.model()
-    assert (model.name, model.context, model.adds_bos) == ("demo-f32", 2048, False)
-    assert "<|im_start|>" in (model.template or "")
-    assert (model.bos_token, model.eos_token) == ("<|endoftext|>", "<|im_end|>")
-    assert model.fingerprint.startswith("fp_")
-
-
-async def test_a_long_answer_is_whole(backend: LlamaCpp) -> None:
-    """A completion contains all of its text, and its token count excludes the end token."""
-    texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
-    assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
-    assert finishes == [Finish(0, "end", None, 12, 24)]
-
-
-async def test_choices_have_seeds_of_their_own(backend: LlamaCpp) -> None:
-    """Each of nine choices repeats with its seed, alone or with the others."""
-    job = Generation(Prompt(Text("One day,")), 12, tuple(range(7, 16)))
-    first, _ = await run(backend, job)
-    assert len(set(first)) > 1
-    assert (await run(backend, job))[0] == first
-    assert (await run(backend, Generation(Prompt(Text("One day,")), 12, (9,))))[0] == [first[2]]
-
-
-async def test_what_does_not_fit_is_refused(backend: LlamaCpp) -> None:
-    """A prompt or a completion beyond the context length raises an error with the numbers."""
-    with pytest.raises(ContextExceeded) as caught:
-        await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
-    assert caught.value.context == 2048
-    with pytest.raises(ContextExceeded):
-        await run(backend, Generation(Prompt(COUNT), 2040))
-    texts, _ = await run(backend, Generation(Prompt(COUNT), 2036, sampling=GREEDY))
-    assert texts[0].endswith(b"12.")
-
-
-async def test_without_a_limit_the_context_is_the_limit(backend: LlamaCpp) -> None:
-    """A completion without a limit ends exactly at the context length."""
-    _, finishes = await run(backend, Generation(Prompt(COUNT), None, sampling=ENDLESS))
-    assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
-
-
-@pytest.mark.parametrize("ids", [(99999,), (-1,), (1, 1024)])
-async def test_bad_ids_are_refused(backend: LlamaCpp, ids: tuple[int, ...]) -> None:
-    """A token id outside the vocabulary, which would abort the process, is rejected."""
-    with pytest.raises(RequestError) as caught:
-        await run(backend, Generation(Prompt(ids), 5))
-    assert caught.value.param == "prompt"
-    with pytest.raises(RequestError):
-        await backend.detokenize(ids)
-    biased = Sampling(logit_bias=tuple((token, 1.0) for token in ids))
-    with pytest.raises(RequestError) as caught:
-        await run(backend, Generation(Prompt(COUNT), 5, sampling=biased))
-    assert caught.value.param == "logit_bias"
-
-
-@pytest.mark.parametrize("prompt", [Text(""), ()], ids=["text", "ids"])
-async def test_an_empty_prompt_is_refused(backend: LlamaCpp, prompt: Any) -> None:
-    """An empty prompt is rejected for a model without BOS."""
-    with pytest.raises(EmptyPrompt):
-        await run(backend, Generation(Prompt(prompt), 5))
-
-
-async def test_control_tokens_can_be_text(backend: LlamaCpp) -> None:
-    """Without `parse_special`, a control token's spelling is ordinary text."""
-    _, parsed = await run(backend, Generation(Prompt(Text("<|im_end|>")), 1))
-    _, plain = await run(backend, Generation(Prompt(Text("<|im_end|>", parse_special=False)), 1))
-    assert (parsed[0].prompt_tokens, plain[0].prompt_tokens) == (1, 5)
-
-
-async def test_control_tokens_can_be_stops(backend: LlamaCpp) -> None:
-    """A stop sequence that spells a control token ends the completion at that token."""
-    _, finishes = await run(
-        backend, Generation(Prompt(COUNT), 64, stops=Stops(("<|im_end|>",)), sampling=GREEDY)
-    )
-    assert finishes == [Finish(0, "stop", "<|im_end|>", 12, 24)]
 
 
 @pytest.mark.timed

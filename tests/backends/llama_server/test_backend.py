@@ -10,14 +10,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx2
-import orjson
 import pytest
 from latimer.backends.base import Generation, Grammar, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import (
-    ContextExceeded,
     EngineError,
     EngineUnavailable,
-    RequestError,
     UnknownToken,
     Unsupported,
 )
@@ -46,15 +43,6 @@ def slots(url: str) -> list[dict[str, Any]]:
         return loaded
 
 
-async def test_facts_of_the_model(backend: LlamaServer) -> None:
-    """The backend reads the model's name, context length, chat template and end token from the
-    server."""
-    model = await backend.model()
-    assert (model.name, model.context, model.adds_bos) == ("demo.gguf", 2048, False)
-    assert "<|im_start|>" in (model.template or "")
-    assert model.eos_token == "<|im_end|>"
-
-
 async def test_a_bias_of_an_unknown_id_is_an_error(backend: LlamaServer) -> None:
     """A bias of an id that the vocabulary lacks, which the server ignores, names the id."""
     size = len(await backend.token_bytes())
@@ -66,83 +54,6 @@ async def test_a_bias_of_an_unknown_id_is_an_error(backend: LlamaServer) -> None
         with pytest.raises(UnknownToken) as caught:
             await run(backend, job)
         assert (caught.value.param, caught.value.token) == ("logit_bias", size)
-
-
-async def test_a_long_answer_is_whole(backend: LlamaServer) -> None:
-    """A completion contains all of its text, and its token count excludes the end token."""
-    texts, finishes = await run(backend, Generation(Prompt(COUNT), 64, sampling=GREEDY))
-    assert texts == [b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."]
-    assert (finishes[0].reason, finishes[0].completion_tokens) == ("end", 24)
-
-
-async def test_no_tokens_need_no_call(backend: LlamaServer) -> None:
-    """`max_tokens: 0` generates nothing, although the server itself would generate one token."""
-    texts, finishes = await run(backend, Generation(Prompt(COUNT), 0, sampling=GREEDY))
-    assert texts == [b""]
-    assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 0)
-    assert finishes[0].prompt_tokens == 12
-
-
-async def test_choices_are_calls_of_one_job(backend: LlamaServer) -> None:
-    """Nine choices on four slots are complete, and each repeats with its seed."""
-    job = Generation(Prompt(Text("One day,")), 12, tuple(range(7, 16)))
-    first, finishes = await run(backend, job)
-    assert len(set(first)) > 1
-    assert all(finish.prompt_tokens == 3 for finish in finishes)
-    assert (await run(backend, job))[0] == first
-    alone, _ = await run(backend, Generation(Prompt(Text("One day,")), 12, (9,)))
-    assert alone == [first[2]]
-
-
-async def test_what_does_not_fit_is_refused(backend: LlamaServer) -> None:
-    """A prompt or a completion beyond the context length raises an error with the numbers."""
-    with pytest.raises(ContextExceeded) as caught:
-        await run(backend, Generation(Prompt(Text("word " * 3000)), 5))
-    assert caught.value.context == 2048
-    assert caught.value.prompt_tokens > 2048
-    with pytest.raises(ContextExceeded):
-        await run(backend, Generation(Prompt(COUNT), 2040))
-    texts, _ = await run(backend, Generation(Prompt(COUNT), 2036, sampling=GREEDY))
-    assert texts[0].endswith(b"12.")
-
-
-async def test_without_a_limit_the_context_is_the_limit(backend: LlamaServer) -> None:
-    """A completion without a limit ends at the context length, as it does in process."""
-    endless = Sampling(temperature=0.0, extras={"ignore_eos": True})
-    _, finishes = await run(backend, Generation(Prompt(COUNT), None, sampling=endless))
-    assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
-
-
-async def test_bad_ids_are_refused(backend: LlamaServer) -> None:
-    """A token id beyond the vocabulary is an error of the request."""
-    with pytest.raises(RequestError) as caught:
-        await run(backend, Generation(Prompt((1, 99999)), 5))
-    assert caught.value.param == "prompt"
-
-
-async def test_ids_are_used_verbatim(backend: LlamaServer) -> None:
-    """A prompt of token ids gives the completion of its text, and is counted exactly."""
-    ids = await backend.tokenize(COUNT.text, add_special=True, parse_special=True)
-    texts, finishes = await run(backend, Generation(Prompt(ids), 20, sampling=GREEDY))
-    assert texts == (await run(backend, Generation(Prompt(COUNT), 20, sampling=GREEDY)))[0]
-    assert finishes[0].prompt_tokens == len(ids) == 12
-
-
-async def test_control_tokens_can_be_text(backend: LlamaServer) -> None:
-    """Without `parse_special`, a control token's spelling is ordinary text."""
-    plain = Text("<|im_end|>", parse_special=False)
-    _, finishes = await run(backend, Generation(Prompt(plain), 1))
-    assert finishes[0].prompt_tokens > 1
-
-
-async def test_control_tokens_can_be_stops(backend: LlamaServer) -> None:
-    """A stop sequence that spells a control token ends the completion at that token."""
-    stops = ("<|im_end|>",)
-    texts, finishes = await run(
-        backend, Generation(Prompt(COUNT), 64, stops=Stops(stops), sampling=GREEDY)
-    )
-    assert texts[0].startswith(b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.")
-    assert finishes[0].completion_tokens == 24
 
 
 async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServer) -> None:
@@ -175,15 +86,6 @@ async def test_more_requests_than_a_connection_lives(backend: LlamaServer) -> No
     """Requests succeed although the server closes a connection after 100 responses."""
     for _ in range(120):
         await run(backend, Generation(Prompt((1, 2)), 1, sampling=GREEDY))
-
-
-async def test_the_native_reply_is_untouched(backend: LlamaServer) -> None:
-    """A native reply is the server's own JSON, with keys of its own."""
-    async with backend.native(Generation(Prompt(COUNT), 5, sampling=GREEDY), False) as reply:
-        value = orjson.loads(b"".join([chunk async for chunk in reply.body]))
-    assert reply.status == 200
-    assert value["content"] == "1, 2, 3"
-    assert value["generation_settings"]["n_predict"] == 5
 
 
 async def test_health_is_the_servers(backend: LlamaServer) -> None:
@@ -230,13 +132,6 @@ async def test_an_error_in_mid_stream_surfaces() -> None:
     backend = fake(lambda request: httpx2.Response(200, content=first + b":\n\n" + event))
     with pytest.raises(EngineError, match="out of luck"):
         await run(backend, Generation(Prompt(COUNT), 40))
-
-
-async def test_a_server_that_is_no_llama_server_is_named() -> None:
-    """If the server at the address is not llama-server, the error says so."""
-    client = httpx2.MockTransport(lambda _: httpx2.Response(200, json={}))
-    with pytest.raises(EngineError, match="is not llama-server"):
-        await LlamaServer("http://fake", client=client).model()
 
 
 COUNTED = Text(DEMO_CHATML.format("Count to 12.") + "1, 2, 3, 4,")

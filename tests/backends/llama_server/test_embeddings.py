@@ -215,12 +215,6 @@ async def test_generations_begin_beside_a_large_job() -> None:
             large.cancel()
 
 
-async def test_a_job_for_another_model_is_not_sent(mean: tuple[LlamaServer, str]) -> None:
-    """A job with the fingerprint of another model raises an error."""
-    with pytest.raises(EngineUnavailable, match="another model"):
-        await mean[0].embed(Embedding([Text("x")], fingerprint="fp_other"))
-
-
 async def test_a_restart_changes_what_is_served() -> None:
     """After a restart the server is asked again if it has embeddings, and how they are pooled."""
     with swapped_llama_server() as place:
@@ -323,35 +317,25 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-async def test_wrong_vectors_are_an_engine_error(name: str) -> None:
-    """A malformed vector, one of zeros, and one of another length are never returned."""
+MALFORMED = (
+    "null", "number", "empty", "no-list", "no-entry", "deep", "no-rows", "flat", "text", "huge",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "before"), [*((name, 1) for name in WRONG), *((name, 0) for name in MALFORMED)]
+)
+async def test_wrong_vectors_are_an_engine_error(name: str, before: int) -> None:
+    """A malformed vector, one of zeros, and one of another length are never returned, neither after
+    the test of embeddings nor by it, and the next job is computed."""
     calls = 0
 
     def change(path: str, asked: Any) -> httpx2.Response | None:
         nonlocal calls
-        calls += path == "/embedding" and asked != {}
-        # The first call is the test.
-        if path != "/embedding" or calls < 2:
+        if path != "/embedding" or not asked:
             return None
-        return httpx2.Response(200, content=WRONG[name])
-
-    with pytest.raises(EngineError):
-        await fake(change).embed(Embedding([Text("a")]))
-
-
-@pytest.mark.parametrize(
-    "name", ["null", "number", "empty", "no-list", "no-entry", "deep", "no-rows", "flat", "text",
-             "huge"],
-)  # fmt: skip
-async def test_a_test_of_nonsense_is_an_engine_error(name: str) -> None:
-    """A malformed response to the test of embeddings is an engine error, and is not kept."""
-    wrong: list[bytes] = [WRONG[name]]
-
-    def change(path: str, asked: Any) -> httpx2.Response | None:
-        if path == "/embedding" and asked and wrong:
-            return httpx2.Response(200, content=wrong.pop())
-        return None
+        calls += 1
+        return httpx2.Response(200, content=WRONG[name]) if calls == before + 1 else None
 
     backend = fake(change)
     with pytest.raises(EngineError):
@@ -528,10 +512,16 @@ async def test_a_reranker_refuses_embeddings(ranking: tuple[LlamaServer, str]) -
     assert (caught.value.task, caught.value.hint) == ("embed", "Did you mean to use v1/rerank?")
 
 
-async def test_a_query_for_another_model_is_not_sent(ranking: tuple[LlamaServer, str]) -> None:
-    """A ranking with the fingerprint of another model raises an error."""
-    with pytest.raises(EngineUnavailable, match="another model"):
-        await ranking[0].rank(Ranking("x", ["y"], fingerprint="fp_other"))
+async def test_a_job_for_another_model_is_not_sent(
+    mean: tuple[LlamaServer, str], ranking: tuple[LlamaServer, str]
+) -> None:
+    """Inputs and a query with the fingerprint of another model raise an error."""
+    for work in (
+        mean[0].embed(Embedding([Text("x")], fingerprint="fp_other")),
+        ranking[0].rank(Ranking("x", ["y"], fingerprint="fp_other")),
+    ):
+        with pytest.raises(EngineUnavailable, match="another model"):
+            await work
 
 
 @pytest.mark.parametrize(

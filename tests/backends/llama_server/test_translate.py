@@ -25,7 +25,6 @@ from latimer.backends.base import (
 from latimer.backends.errors import (
     ContextExceeded,
     EngineError,
-    EngineUnavailable,
     InvalidGrammar,
     RequestError,
 )
@@ -154,20 +153,6 @@ def test_the_vocabulary_is_exact(vocabulary: Vocabulary) -> None:
     assert vocabulary.piece(2) == b""
 
 
-def test_an_error_event_is_raised() -> None:
-    """An error event raises an error with the server's message."""
-    stream = ChoiceStream(job_of("greedy-stream"), 0, False)
-    data = orjson.dumps({"error": {"code": 500, "message": "boom", "type": "server_error"}})
-    with pytest.raises(EngineError, match="boom"):
-        stream.parse([data])
-
-
-def test_an_event_that_is_none_is_an_error() -> None:
-    """An event that is not JSON raises an error."""
-    with pytest.raises(EngineError, match="invalid JSON"):
-        ChoiceStream(job_of("greedy-stream"), 0, False).parse([b"{nope"])
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "param"),
     [
@@ -191,12 +176,6 @@ def test_errors_of_the_server(name: str, kind: type[Exception], param: str | Non
 def job_of_any() -> Generation:
     """Return a job for errors that refer to one."""
     return Generation(Prompt(Text("x")), 10)
-
-
-def test_a_loading_server_is_unavailable() -> None:
-    """The error `Loading model` means unavailable."""
-    data = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
-    assert isinstance(to_error(503, data), EngineUnavailable)
 
 
 def test_a_reply_that_is_no_error_object_is_shown() -> None:
