@@ -13,10 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -26,13 +24,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.proxy import STREAM_HEAD, FakeEngine, chunk, event, final
+from benchmarks.proxy import STREAM_HEAD, FakeEngine, chunk, event, final, package_of
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.llama_server import LlamaServer
 
-HERE = Path(__file__).parent.parent.parent
-FOLDERS = ("adapter", "backends", "schemas")
 ROUNDS = 40
 # The tokens of a plain response, and of the two streams whose difference is the cost of a token.
 TOKENS, SHORT, LONG = 8, 8, 40
@@ -300,13 +296,8 @@ def numbers(found: Mapping[str, Counter[str]]) -> dict[str, int]:
 
 def in_checkout(tree: Path) -> dict[str, int]:
     """Return the numbers of another checkout, measured in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "latimer"
-        package.mkdir()
-        for name in FOLDERS:
-            (package / name).symlink_to((tree / name).resolve())
-        command = [sys.executable, __file__, "--json"]
-        environment = {**os.environ, "PYTHONPATH": folder}
+    command = [sys.executable, __file__, "--json"]
+    with package_of(tree) as environment:
         output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     found: dict[str, int] = json.loads(output.stdout)
     return found

@@ -14,22 +14,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import random
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.proxy import Client, free_port, http, run_engine, translated, wait_for
+from benchmarks.proxy import (
+    Client,
+    fake_engine,
+    free_port,
+    http,
+    package_of,
+    translated,
+    wait_for,
+)
 
 HERE = Path(__file__).parent.parent.parent
-FOLDERS = {"adapter": "adapter", "backends": "backends", "schemas": "schemas"}
 WARM_UP = 400
 # The number of blocks per checkout, and of requests per block.
 BLOCKS, REQUESTS = 12, 400
@@ -75,18 +80,18 @@ def on_core(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def served(tree: Path, engine: int) -> Iterator[tuple[int, int]]:
-    """Run `latimer serve` of a checkout; yield its process id and its port."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "latimer"
-        package.mkdir()
-        for name, source in FOLDERS.items():
-            (package / name).symlink_to((tree / source).resolve())
-        port = free_port()
-        arguments = [f"http://127.0.0.1:{engine}", "--port", str(port), "--model-name", "fake"]
+def served(tree: Path, engine: int | None, *words: str) -> Iterator[tuple[int, int]]:
+    """Run `latimer serve` of a checkout; yield its process id and its port.
+
+    Args:
+        engine: the port of its engine; None for the demo model.
+    """
+    place = () if engine is None else (f"http://127.0.0.1:{engine}", "--model-name", "fake")
+    port = free_port()
+    with package_of(tree) as environment:
         process = subprocess.Popen(
-            ["latimer", "serve", *arguments],
-            env={**os.environ, "PYTHONPATH": folder, "LATIMER_PORT": str(port)},
+            ["latimer", "serve", *place, "--port", str(port), *words],
+            env={**environment, "LATIMER_PORT": str(port)},
             stderr=subprocess.DEVNULL,
             preexec_fn=lambda: os.sched_setaffinity(0, {min(CORES)}),
         )
@@ -95,7 +100,7 @@ def served(tree: Path, engine: int) -> Iterator[tuple[int, int]]:
             yield process.pid, port
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(30)
 
 
 def turn(trees: Mapping[str, Path], engine: int, kind: str) -> dict[str, float]:
@@ -121,15 +126,10 @@ def main() -> None:
     options.add_argument("--before", type=Path, required=True, help="another checkout")
     options.add_argument("--turns", type=int, default=10)
     arguments = options.parse_args()
-    engine = free_port()
-    core = max(CORES)
-    os.sched_setaffinity(0, {core})
-    process = multiprocessing.Process(target=run_engine, args=(engine, core), daemon=True)
-    process.start()
-    wait_for(engine)
     trees = {"before": arguments.before, "now": HERE}
     for kind in KINDS:
-        turns = [turn(trees, engine, kind) for _ in range(arguments.turns)]
+        with fake_engine(max(CORES)) as engine:
+            turns = [turn(trees, engine, kind) for _ in range(arguments.turns)]
         for name in trees:
             times = sorted(one[name] for one in turns)
             middle = statistics.median(times)
@@ -144,7 +144,6 @@ def main() -> None:
             f"{ratios[-1]:.3f}, median {statistics.median(ratios):.3f}\n"
         )
         sys.stdout.flush()
-    process.terminate()
 
 
 if __name__ == "__main__":

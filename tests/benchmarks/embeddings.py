@@ -34,10 +34,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import gguf
 import httpx2
-from benchmarks.engine import ask
-from latimer.backends.llama_cpp import DEMO_MODEL
+from benchmarks.engine import ask, model_of
 from models.make_embeddings import Shape, bert
-from support import gguf_files
 from support.servers import command, llama_server
 
 MINILM = Shape(width=384, layers=6, heads=12, inner=1536)
@@ -202,12 +200,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if given.chat:
-            path = DEMO_MODEL
-            if given.model == "110m":
-                path = gguf_files.larger(
-                    DEMO_MODEL, Path(name) / "110m.gguf", width=768, layers=16, inner=2048
-                )
-            shown = during(path, given.repeats)
+            shown = during(model_of(given.model, name), given.repeats)
         else:
             shown = compare(Path(name), given.repeats, given.sentence_transformers)
     sys.stdout.write(shown + "\n")

@@ -118,6 +118,14 @@ def servers(path: Path, parallel: int) -> Iterator[dict[str, Any]]:
     }
 
 
+def model_of(name: str, folder: str) -> Path:
+    """Return the file of the demo model, of one with 110 million parameters, or the named file."""
+    if name == "110m":
+        larger = Path(folder) / "110m.gguf"
+        return gguf_files.larger(DEMO_MODEL, larger, width=768, layers=16, inner=2048)
+    return DEMO_MODEL if name == "demo" else Path(name)
+
+
 def measure(
     path: Path, clients: list[int], tokens: int, rounds: int, repeats: int
 ) -> dict[str, Any]:
@@ -170,13 +178,9 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = {"demo": DEMO_MODEL}.get(arguments.model, Path(arguments.model))
-        if arguments.model == "110m":
-            model = gguf_files.larger(
-                DEMO_MODEL, Path(folder) / "110m.gguf", width=768, layers=16, inner=2048
-            )
         found = measure(
-            model, arguments.clients, arguments.tokens, arguments.rounds, arguments.repeats
-        )
+            model_of(arguments.model, folder),
+            arguments.clients, arguments.tokens, arguments.rounds, arguments.repeats,
+        )  # fmt: skip
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
     sys.stdout.write(table(found, arguments.clients) + "\n")

@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -51,44 +51,38 @@ async def differences(backend: Backend, truth: Reference, text: str) -> list[flo
     return [abs(a - b) for a, b in zip(got, expected, strict=True)]
 
 
-async def prompts(count: int) -> None:
-    """Print the table of prompts."""
-    texts = demo_texts(count)
+def settings() -> Iterator[tuple[str, Path, bool]]:
+    """Yield the first cells of a row, a model, and True for exact arithmetic."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f32.gguf"
         plain = gguf_files.copy(DEMO_MODEL, path, kind=gguf.GGMLQuantizationType.F32)
-        print("| weights | flags | engine | at once | mean | largest |\n|---|---|---|--:|--:|--:|")
         for name, model in (("F32", plain), ("Q8_0", DEMO_MODEL)):
-            for exact in (True, False):
-                with reference(model) as truth:
-                    async with engines(model, exact=exact) as backends:
-                        for engine, backend in backends.items():
-                            for at_once in (1, 8):
-                                found = await run(backend, truth, texts, at_once)
-                                flags = "exact" if exact else "default"
-                                mean, worst = statistics.fmean(found), max(found)
-                                print(
-                                    f"| {name} | {flags} | {engine} | {at_once} | {mean:.1e} "
-                                    f"| {worst:.1e} |",
-                                    flush=True,
-                                )
+            yield f"| {name} | exact", model, True
+            yield f"| {name} | default", model, False
+
+
+async def prompts(count: int) -> None:
+    """Print the table of prompts."""
+    texts = demo_texts(count)
+    print("| weights | flags | engine | at once | mean | largest |\n|---|---|---|--:|--:|--:|")
+    for row, model, exact in settings():
+        with reference(model) as truth:
+            async with engines(model, exact=exact) as backends:
+                for engine, backend in backends.items():
+                    for at_once in (1, 8):
+                        found = await run(backend, truth, texts, at_once)
+                        mean, worst = statistics.fmean(found), max(found)
+                        cells = f"{engine} | {at_once} | {mean:.1e} | {worst:.1e}"
+                        print(f"{row} | {cells} |", flush=True)
 
 
 async def neighbours(count: int) -> None:
     """Print the differences of generated answers alone and among fifteen others."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "f32.gguf"
-        plain = gguf_files.copy(DEMO_MODEL, path, kind=gguf.GGMLQuantizationType.F32)
-        print("\n| weights | flags | requests | other texts | largest |\n|---|---|--:|--:|--:|")
-        for name, model in (("F32", plain), ("Q8_0", DEMO_MODEL)):
-            for exact in (True, False):
-                async with aclosing(LlamaCpp(model, context=2048, exact=exact)) as backend:
-                    found = await apart(backend, count)
-                flags = "exact" if exact else "default"
-                print(
-                    f"| {name} | {flags} | {found.requests} | {found.texts} | {found.worst:.1e} |",
-                    flush=True,
-                )
+    print("\n| weights | flags | requests | other texts | largest |\n|---|---|--:|--:|--:|")
+    for row, model, exact in settings():
+        async with aclosing(LlamaCpp(model, context=2048, exact=exact)) as backend:
+            found = await apart(backend, count)
+        print(f"{row} | {found.requests} | {found.texts} | {found.worst:.1e} |", flush=True)
 
 
 async def run(backend: Backend, truth: Reference, texts: list[str], at_once: int) -> list[float]:

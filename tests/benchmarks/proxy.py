@@ -25,7 +25,9 @@ import platform
 import socket
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +288,29 @@ def run_floor(port: int, engine: int, core: int) -> None:
     uvicorn.run(
         app, host="127.0.0.1", port=port, log_level="error", access_log=False, lifespan="off"
     )
+
+
+@contextlib.contextmanager
+def package_of(tree: Path) -> Iterator[dict[str, str]]:
+    """Yield the environment variables of a process that imports `latimer` from a checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "latimer"
+        package.mkdir()
+        for name in ("adapter", "backends", "schemas"):
+            (package / name).symlink_to((tree / name).resolve())
+        yield {**os.environ, "PYTHONPATH": folder}
+
+
+@contextlib.contextmanager
+def fake_engine(core: int, protocol: type[FakeEngine] = FakeEngine) -> Iterator[int]:
+    """Run the fake engine on a core, with this process beside it; yield its port."""
+    os.sched_setaffinity(0, {core})
+    port = free_port()
+    process = multiprocessing.Process(target=run_engine, args=(port, core, protocol), daemon=True)
+    process.start()
+    wait_for(port)
+    yield port
+    process.terminate()
 
 
 def free_port() -> int:

@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
-import os
 import random
 import statistics
 import sys
@@ -33,17 +31,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.cpu import CORES, HERE, on_core, send, served
-from benchmarks.proxy import (
-    STREAM_HEAD,
-    FakeEngine,
-    chunk,
-    event,
-    final,
-    free_port,
-    http,
-    run_engine,
-    wait_for,
-)
+from benchmarks.proxy import STREAM_HEAD, FakeEngine, chunk, event, fake_engine, final, http
 
 # The tokens of short and long answers.
 SHORT, LONG = 16, 512
@@ -166,18 +154,12 @@ def main() -> int:
     names = [way.name for way in WAYS]
     options.add_argument("--way", choices=names, action="append", help="how tokens arrive")
     arguments = options.parse_args()
-    engine, core = free_port(), max(CORES)
-    os.sched_setaffinity(0, {core})
-    run = multiprocessing.Process(target=run_engine, args=(engine, core, Streaming), daemon=True)
-    run.start()
-    wait_for(engine)
     good = True
-    for way in WAYS:
-        if way.name not in (arguments.way or names):
-            continue
-        turns = [turn(engine, way) for _ in range(arguments.turns)]
-        good &= show(way.name, turns)
-    run.terminate()
+    with fake_engine(max(CORES), Streaming) as engine:
+        for way in WAYS:
+            if way.name in (arguments.way or names):
+                turns = [turn(engine, way) for _ in range(arguments.turns)]
+                good &= show(way.name, turns)
     return 0 if good else 1
 
 

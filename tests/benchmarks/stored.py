@@ -19,11 +19,8 @@ import asyncio
 import contextlib
 import itertools
 import json
-import multiprocessing
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,8 +31,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.cpu import CORES, on_core
-from benchmarks.proxy import free_port, http, quantile, run_engine, wait_for
+from benchmarks.cpu import CORES, HERE, on_core, served
+from benchmarks.proxy import fake_engine, http, quantile
 from support.postgresql import missing, postgresql
 
 KINDS = ("memory", "sqlite", "postgresql")
@@ -98,24 +95,6 @@ async def pace(port: int, request: bytes, rate: float, seconds: float) -> list[f
 
 
 @contextlib.contextmanager
-def served(store: str, *arguments: str) -> Iterator[tuple[int, int]]:
-    """Run `latimer serve` with a store; yield its process id and its port."""
-    port = free_port()
-    process = subprocess.Popen(
-        ["latimer", "serve", *arguments, "--port", str(port), "--store", store],
-        env={**os.environ, "LATIMER_PORT": str(port)},
-        preexec_fn=lambda: os.sched_setaffinity(0, {min(CORES)}),
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(port)
-        yield process.pid, port
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@contextlib.contextmanager
 def stores(folder: str) -> Iterator[dict[str, str]]:
     """Yield the setting `store` for each kind of database that this machine has."""
     found = {"memory": "memory", "sqlite": f"{folder}/store.db"}
@@ -149,15 +128,13 @@ def turn(process: int, port: int, stored: bool, rate: float) -> tuple[float, flo
 
 def speed(turns: int, rate: float) -> None:
     """Compare requests that are stored with requests that are not."""
-    engine = free_port()
-    core = max(CORES)
-    os.sched_setaffinity(0, {core})
-    fake = multiprocessing.Process(target=run_engine, args=(engine, core), daemon=True)
-    fake.start()
-    wait_for(engine)
-    with tempfile.TemporaryDirectory() as folder, stores(folder) as places:
+    with (
+        fake_engine(max(CORES)) as engine,
+        tempfile.TemporaryDirectory() as folder,
+        stores(folder) as places,
+    ):
         for kind, place in places.items():
-            with served(place, f"http://127.0.0.1:{engine}", "--model-name", "fake") as (pid, port):
+            with served(HERE, engine, "--store", place) as (pid, port):
                 for stored in (False, True):
                     asyncio.run(pace(port, body(stored), rate, WARM_UP))
                 pairs = []
@@ -168,7 +145,6 @@ def speed(turns: int, rate: float) -> None:
                     }
                     pairs.append((found[False], found[True]))
             report(kind, pairs)
-    fake.terminate()
 
 
 def report(kind: str, pairs: list[tuple[tuple[float, float], tuple[float, float]]]) -> None:
@@ -191,7 +167,7 @@ def rows(count: int, folder: str) -> None:
             if kind in places:
                 asyncio.run(fill(kind, places[kind], count))
                 # The demo model is never used.
-                with served(places[kind]) as (_, port):
+                with served(HERE, None, "--store", places[kind]) as (_, port):
                     pages(kind, port)
 
 
