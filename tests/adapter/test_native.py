@@ -8,9 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.llama_server import LlamaServer
+from support.engines.recorded import RecordedServer
 from support.recordings import DEMO_CHATML
-from support.recordings import body as recorded
 
 COUNT = DEMO_CHATML.format("Count to 12.")
 BODY = {"model": "m", "prompt": COUNT, "max_tokens": 5, "temperature": 0, "oai_compat": False}
@@ -50,15 +49,11 @@ async def test_a_stream_that_the_engine_cuts_ends_with_an_error(client_of: Any) 
         yield b'data: {"content":"1"}\n\n'
         raise httpx2.ReadError("gone")
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == "/props":
-            return httpx2.Response(200, content=recorded("llama_server", "props"))
-        if request.url.path == "/tokenize":
-            return httpx2.Response(200, json={"tokens": []})
+    def stream(_request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=half())
 
-    engine = LlamaServer("http://engine", client=httpx2.MockTransport(answer))
-    async with client_of(OpenAIAdapter(engine, any_model=True)) as client:
+    engine = RecordedServer({"/completion": stream})
+    async with client_of(OpenAIAdapter(engine.backend, any_model=True)) as client:
         reply = await client.post("/v1/completions", json={**BODY, "stream": True})
     events = reply.text.split("\n\n")
     assert events[0] == 'data: {"content":"1"}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -28,6 +28,7 @@ from latimer.backends.errors import (
 )
 from latimer.backends.http import ConnectionPool
 from latimer.backends.koboldcpp import KoboldCpp
+from support.engines.recorded import RecordedKoboldcpp
 from support.engines.replay import Replay
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body, exchange
@@ -133,65 +134,24 @@ async def test_long_native_replies_are_refused(backend: KoboldCpp) -> None:
             pass
 
 
-Handler = Callable[[httpx2.Request], httpx2.Response]
+STREAM = "/api/extra/generate/stream"
+PERF = {**orjson.loads(body("koboldcpp", "perf")), "stop_reason": 0, "idle": 1}
 
 
-def fake(handler: Handler, own: Collection[str] = (), **options: Any) -> KoboldCpp:
-    """Return a backend over a fake koboldcpp with recorded responses and one handler."""
-    plain = {
-        "/api/extra/version": "version",
-        "/api/v1/model": "model",
-        "/api/extra/true_max_context_length": "true-max-context",
-        "/props": "props",
-        "/api/extra/last_logprobs": "last-logprobs",
-    }
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        path = request.url.path
-        if path in own:
-            return handler(request)
-        if path == "/api/extra/tokencount":
-            ids = [0] if orjson.loads(request.content)["special"] else [5, 6, 7]
-            return httpx2.Response(200, json={"value": len(ids), "ids": ids})
-        if path == "/api/extra/detokenize":
-            return httpx2.Response(200, json={"result": "<s>", "success": True})
-        if path == "/api/v1/generate":
-            return httpx2.Response(200, content=body("koboldcpp", "limit"))
-        if path in plain:
-            return httpx2.Response(200, content=body("koboldcpp", plain[path]))
-        return handler(request)
-
-    client = httpx2.MockTransport(answer)
-    return KoboldCpp("http://fake", client=client, **options)
-
-
-def perf(stop_reason: int, idle: int = 1) -> httpx2.Response:
-    """Return a response of `/api/extra/perf`."""
-    recorded = orjson.loads(body("koboldcpp", "perf"))
-    return httpx2.Response(200, json={**recorded, "stop_reason": stop_reason, "idle": idle})
-
-
-class Silence(httpx2.AsyncByteStream):
-    """A body that never arrives, as in the recording `prompt-null-stream`."""
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        await asyncio.sleep(3600)
-        yield b""
+async def silence() -> AsyncIterator[bytes]:
+    """Yield nothing, as in the recording `prompt-null-stream`."""
+    await asyncio.sleep(3600)
+    yield b""
 
 
 @pytest.mark.timed
 async def test_a_stream_that_never_ends_is_an_error() -> None:
     """A stream that stays open while the engine is idle raises an error."""
     assert "stays open" in exchange("koboldcpp", "prompt-null-stream")["note"]
-
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == "/api/extra/generate/stream":
-            return httpx2.Response(200, stream=Silence())
-        return perf(0)
-
+    engine = RecordedKoboldcpp({STREAM: silence(), "/api/extra/perf": PERF}, silence=0.05)
     start = time.monotonic()
     with pytest.raises(EngineError, match="idle"):
-        await run(fake(handler, silence=0.05), Generation(Prompt(COUNT), 5))
+        await run(engine.backend, Generation(Prompt(COUNT), 5))
     assert time.monotonic() - start < 2
 
 
@@ -207,7 +167,7 @@ async def test_an_unknown_finish_reason_is_an_error(reason: Any) -> None:
     """An unknown finish reason raises an error."""
     event = b"data: " + orjson.dumps({"token": "a", "finish_reason": reason}) + b"\n\n"
     with pytest.raises(EngineError, match="an invalid event"):
-        await run(fake(lambda _: httpx2.Response(200, content=event)), Generation(Prompt(COUNT), 5))
+        await run(RecordedKoboldcpp({STREAM: event}).backend, Generation(Prompt(COUNT), 5))
 
 
 async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
@@ -241,28 +201,17 @@ async def test_a_koboldcpp_that_went_away_is_asked_anew() -> None:
 async def test_an_older_koboldcpp_counts_by_its_tokeniser() -> None:
     """Versions before 1.115 report no tokens, so the text is tokenized and the usage is marked as
     inexact."""
-    recorded = body("koboldcpp", "limit-stream")
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        path = request.url.path
-        if path == "/api/extra/version":
-            return httpx2.Response(200, json={"result": "KoboldCpp", "version": "1.76"})
-        if path == "/props":
-            return httpx2.Response(404)
-        if path == "/api/extra/tokencount":
-            value = orjson.loads(request.content)
-            ids = [0] * value["special"] + list(range(len(value["prompt"])))
-            return httpx2.Response(200, json={"value": len(ids), "ids": ids})
-        if path == "/api/extra/detokenize":
-            return httpx2.Response(200, json={"result": "<s>", "success": True})
-        if path == "/api/extra/generate/stream":
-            return httpx2.Response(200, content=recorded)
-        if path == "/api/v1/model":
-            return httpx2.Response(200, content=body("koboldcpp", "model"))
-        return httpx2.Response(200, content=body("koboldcpp", "true-max-context"))
+    def count(request: httpx2.Request) -> httpx2.Response:
+        value = orjson.loads(request.content)
+        ids = [0] * value["special"] + list(range(len(value["prompt"])))
+        return httpx2.Response(200, json={"value": len(ids), "ids": ids})
 
-    client = httpx2.MockTransport(answer)
-    backend = KoboldCpp("http://fake", client=client)
+    backend = RecordedKoboldcpp({
+        "/api/extra/version": {"result": "KoboldCpp", "version": "1.76"},
+        "/props": lambda _: httpx2.Response(404),
+        "/api/extra/tokencount": count,
+    }).backend  # fmt: skip
     assert (await backend.model()).template is None
     assert "usage" in backend.capabilities.inexact
     texts, finishes = await run(backend, Generation(Prompt(COUNT), 7))
@@ -304,20 +253,22 @@ async def test_koboldcpp_ends_a_choice_that_the_reader_has_cut(logprobs: int | N
             yield b"data: " + orjson.dumps({"token": token, "finish_reason": None}) + b"\n\n"
         await aborted.wait()
 
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == "/api/extra/abort":
-            aborted.set()
-        if request.url.path == "/api/extra/generate/stream":
-            return httpx2.Response(200, content=events())
-        if request.url.path == "/api/extra/last_logprobs":
-            told = {"content": top, "tokens": tokens, "token_ids": [7] * 4}
-            return httpx2.Response(200, json={"logprobs": told})
-        return perf(0)
+    def abort(_request: httpx2.Request) -> httpx2.Response:
+        aborted.set()
+        return httpx2.Response(200, json={"success": True})
 
+    engine = RecordedKoboldcpp({
+        STREAM: events(),
+        "/api/extra/abort": abort,
+        "/api/extra/last_logprobs": {
+            "logprobs": {"content": top, "tokens": tokens, "token_ids": [7] * 4}
+        },
+        "/api/extra/perf": PERF,
+    })  # fmt: skip
     stops = Stops(("x",), by_reader=True)
     job = Generation(Prompt(COUNT), 500, stops=stops, logprobs=logprobs)
     text, tokens_read, finish = b"", 0, None
-    async with asyncio.timeout(5), fake(handler, ["/api/extra/last_logprobs"]).open(job) as batches:
+    async with asyncio.timeout(5), engine.backend.open(job) as batches:
         async for batch in batches:
             for event in batch:
                 if isinstance(event, Piece):

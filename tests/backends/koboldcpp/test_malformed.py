@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
 
-import httpx2
 import orjson
 import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
-from latimer.backends.koboldcpp import KoboldCpp
+from support.engines.recorded import RecordedKoboldcpp
 from support.jobs import run
 from support.recordings import body
 
@@ -32,47 +28,12 @@ NONSENSE: dict[str, bytes] = {
     "odd": b'{"ids":[-1],"result":{},"value":-1,"version":7,"logprobs":[],"results":5}',
     "large": b'{"ids":[1180591620717411303424],"result":[],"value":1e300,"logprobs":{"tokens":7}}',
 }
-PLAIN = {
-    "/api/extra/version": "version",
-    "/api/v1/model": "model",
-    "/api/extra/true_max_context_length": "true-max-context",
-    "/props": "props",
-    "/api/v1/generate": "limit",
-    "/api/extra/generate/stream": "limit-stream",
-    "/api/extra/last_logprobs": "last-logprobs",
-    "/api/extra/perf": "perf",
-}
 
 
-class Recorded:
-    """A recorded koboldcpp whose responses can be changed."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, bytes] = {
-            path: body("koboldcpp", name) for path, name in PLAIN.items()
-        }
-        self.answers["/api/extra/abort"] = b'{"success":true}'
-        self.answers["/api/extra/detokenize"] = b'{"result":"<s>"}'
-        self.asked: list[str] = []
-        client = httpx2.MockTransport(self._answer)
-        self.backend = KoboldCpp("http://fake", client=client, silence=0.1)
-
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        path = request.url.path
-        self.asked.append(path)
-        if path in self.answers:
-            return httpx2.Response(200, content=self.answers[path])
-        ids = [0] if orjson.loads(request.content)["special"] else [5, 6, 7]
-        return httpx2.Response(200, json={"value": len(ids), "ids": ids})
-
-    def restart(
-        self, uptime: float = 1.0, changes: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
-        """Respond like another process, with some responses changed."""
-        perf = {**orjson.loads(self.answers["/api/extra/perf"]), "uptime": uptime}
-        self.answers["/api/extra/perf"] = orjson.dumps(perf)
-        for path, value in changes.items():
-            self.answers[path] = orjson.dumps(value)
+def restart(engine: RecordedKoboldcpp) -> None:
+    """Respond like another process."""
+    perf = orjson.loads(body("koboldcpp", "perf"))
+    engine.answers["/api/extra/perf"] = {**perf, "uptime": 1.0}
 
 
 ASKED = [
@@ -92,7 +53,7 @@ ASKED = [
 @pytest.mark.parametrize("path", ASKED)
 async def test_koboldcpps_nonsense_is_an_engine_error(path: str, name: str) -> None:
     """An invalid response to any call raises an engine error or has no effect."""
-    engine = Recorded()
+    engine = RecordedKoboldcpp()
     engine.answers[path] = NONSENSE[name]
     if path == "/api/extra/generate/stream":
         engine.answers[path] = b"data: " + NONSENSE[name] + b"\n\n"
@@ -113,7 +74,7 @@ async def test_koboldcpps_nonsense_is_an_engine_error(path: str, name: str) -> N
 @pytest.mark.parametrize("name", NONSENSE)
 async def test_a_perf_of_nonsense_is_as_good_as_none(name: str) -> None:
     """A job succeeds when `/api/extra/perf` gives an invalid response."""
-    engine = Recorded()
+    engine = RecordedKoboldcpp()
     engine.answers["/api/extra/perf"] = NONSENSE[name]
     assert (await run(engine.backend, JOB))[0][0]
 
@@ -121,7 +82,7 @@ async def test_a_perf_of_nonsense_is_as_good_as_none(name: str) -> None:
 @pytest.mark.parametrize("ids", [[], [-5], [2**31], [True]], ids=str)
 async def test_odd_tokens_are_the_engines_fault(ids: list[int]) -> None:
     """Invalid token ids from the engine raise an engine error, not an error of the request."""
-    engine = Recorded()
+    engine = RecordedKoboldcpp()
     await engine.backend.model()
     engine.answers["/api/extra/tokencount"] = orjson.dumps({"value": len(ids), "ids": ids})
     with pytest.raises(EngineError):
@@ -130,11 +91,12 @@ async def test_odd_tokens_are_the_engines_fault(ids: list[int]) -> None:
 
 async def test_another_model_is_noticed_before_a_generation() -> None:
     """The backend detects another model before it generates from a prompt made for the old one."""
-    engine = Recorded()
+    engine = RecordedKoboldcpp()
     old = await engine.backend.model()
     await run(engine.backend, JOB)
     other = {"chat_template": "{{ messages }}"}
-    engine.restart(changes={"/props": other})
+    restart(engine)
+    engine.answers["/props"] = other
     engine.asked.clear()
     with pytest.raises(EngineUnavailable, match="another model"):
         await run(engine.backend, JOB)
@@ -149,10 +111,10 @@ async def test_another_model_is_noticed_before_a_generation() -> None:
 async def test_the_same_koboldcpp_again_goes_on() -> None:
     """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost one check
     each."""
-    engine = Recorded()
+    engine = RecordedKoboldcpp()
     model = await engine.backend.model()
     await run(engine.backend, JOB)
-    engine.restart(1.0)
+    restart(engine)
     assert (await run(engine.backend, replace(JOB, fingerprint=model.fingerprint)))[0][0]
     assert await engine.backend.model() is model
     engine.asked.clear()
@@ -163,7 +125,7 @@ async def test_the_same_koboldcpp_again_goes_on() -> None:
 
 async def test_small_requests_come_between_the_choices_of_a_large_one() -> None:
     """A small request runs between the choices of a large one."""
-    engine = Recorded()
+    engine = RecordedKoboldcpp()
     await engine.backend.model()
     order: list[str] = []
 

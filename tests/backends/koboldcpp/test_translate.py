@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from backends.llama_server.test_translate import payload as llama_server_payload
 from latimer.backends.base import MEDIA, Generation, Media, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import Busy, EngineError, EngineUnavailable, RequestError
 from latimer.backends.koboldcpp.translate import (
@@ -106,10 +108,15 @@ def test_an_engine_error_is_raised() -> None:
         stream.parse(b"null")
 
 
+def payload(stops: tuple[str, ...] = (), **sampling: Any) -> dict[str, Any]:
+    """Return the payload of a job with these sampling parameters."""
+    job = Generation(Prompt(Text("x")), 5, stops=Stops(stops), sampling=Sampling(**sampling))
+    return dict(to_native(job, 0, "x", 5, 2048, "KEY"))
+
+
 def test_neutral_values_are_sent_every_time() -> None:
     """Every request turns off koboldcpp's own sampling, trimming and placeholders."""
-    job = Generation(Prompt(Text("x")), 5, stops=Stops(("a", "b")))
-    sent = dict(to_native(job, 0, "x", 5, 2048, "KEY"))
+    sent = payload(("a", "b"))
     assert all(sent[name] == value for name, value in NEUTRAL.items())
     assert sent["stop_sequence"] == ["a", "b"]
     assert (sent["trim_stop"], sent["replace_instruct_placeholders"]) == (False, False)
@@ -119,27 +126,23 @@ def test_neutral_values_are_sent_every_time() -> None:
 def test_extras_have_koboldcpps_names() -> None:
     """A sampling parameter that the request names is sent under koboldcpp's name."""
     extras = {"typical_p": 0.9, "repeat_penalty": 1.1, "ignore_eos": True, "dynatemp_range": 0.5}
-    sampling = Sampling(presence_penalty=0.5, extras=extras)
-    sent = to_native(Generation(Prompt(Text("x")), 5, sampling=sampling), 0, "x", 5, 2048, "")
+    sent = payload(presence_penalty=0.5, extras=extras)
     assert (sent["typical"], sent["rep_pen"], sent["ban_eos_token"]) == (0.9, 1.1, True)
     assert (sent["presence_penalty"], sent["rep_pen_range"]) == (0.5, 2048)
     assert sent["dynatemp_range"] == 0.5
 
 
-def test_dry_looks_back_over_the_whole_context() -> None:
+@pytest.mark.parametrize("sent_by", [payload, llama_server_payload])
+@pytest.mark.parametrize(
+    ("window", "sent"),
+    [({}, (2.0, 2048)), ({"dry_penalty_last_n": -1}, (2.0, 2048)),
+     ({"dry_penalty_last_n": 9}, (2.0, 9)), ({"dry_penalty_last_n": 0}, (0.0, 0))],
+)  # fmt: skip
+def test_dry_looks_back_over_the_whole_context(sent_by: Any, window: Any, sent: Any) -> None:
     """DRY looks at the whole context by default and with -1, at fewer tokens with fewer, and 0
-    disables it."""
-    for window, (strength, sent) in {
-        None: (2.0, 2048),
-        -1: (2.0, 2048),
-        9: (2.0, 9),
-        0: (0.0, 0),
-    }.items():
-        extras = {"dry_multiplier": 2.0, "dry_penalty_last_n": window}
-        extras = {name: value for name, value in extras.items() if value is not None}
-        job = Generation(Prompt(Text("x")), 5, sampling=Sampling(extras=extras))
-        found = to_native(job, 0, "x", 5, 2048, "")
-        assert (found["dry_multiplier"], found["dry_penalty_last_n"]) == (strength, sent)  # type: ignore[typeddict-item]
+    disables it, on llama-server, too."""
+    found = sent_by(extras={"dry_multiplier": 2.0, **window})
+    assert (found["dry_multiplier"], found["dry_penalty_last_n"]) == sent
 
 
 @pytest.mark.parametrize(
@@ -147,28 +150,23 @@ def test_dry_looks_back_over_the_whole_context() -> None:
 )
 def test_the_penaltys_window_has_koboldcpps_meaning(last: int, window: int, penalty: float) -> None:
     """A window of -1 is the context length, and a window of 0 switches the penalty off."""
-    extras = {"repeat_penalty": 1.1, "repeat_last_n": last}
-    job = Generation(Prompt(Text("x")), 5, sampling=Sampling(extras=extras))
-    sent = dict(to_native(job, 0, "x", 5, 2048, ""))
+    sent = payload(extras={"repeat_penalty": 1.1, "repeat_last_n": last})
     assert (sent["rep_pen_range"], sent["rep_pen"]) == (window, penalty)
 
 
 def test_a_repeat_penalty_below_one_has_all_spellings() -> None:
     """A penalty below 1 is sent in each spelling, because koboldcpp takes the largest of them."""
     for penalty, spellings in ((0.5, 3), (1.5, 1)):
-        sampling = Sampling(extras={"repeat_penalty": penalty})
-        sent = to_native(Generation(Prompt(Text("x")), 5, sampling=sampling), 0, "x", 5, 2048, "")
+        sent = payload(extras={"repeat_penalty": penalty})
         assert list(sent.values()).count(penalty) == spellings
 
 
 def test_a_bias_is_an_object_of_at_most_512() -> None:
     """A logit bias of more than 512 entries, which koboldcpp would drop, is rejected."""
     biases = tuple((token, 1.0) for token in range(513))
-    job = Generation(Prompt(Text("x")), 5, sampling=Sampling(logit_bias=biases[:2]))
-    assert to_native(job, 0, "x", 5, 2048, "")["logit_bias"] == {"0": 1.0, "1": 1.0}
-    job = Generation(Prompt(Text("x")), 5, sampling=Sampling(logit_bias=biases))
+    assert payload(logit_bias=biases[:2])["logit_bias"] == {"0": 1.0, "1": 1.0}
     with pytest.raises(RequestError, match="at most 512"):
-        to_native(job, 0, "x", 5, 2048, "")
+        payload(logit_bias=biases)
 
 
 @pytest.mark.parametrize("seed", [None, 0, -1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
@@ -202,9 +200,8 @@ def test_media_are_files_and_words() -> None:
     assert with_media(job, f"a{MEDIA}b{MEDIA}{MEDIA}") == (
         "a\n(Attached Image 1)\nb\n(Attached Audio 1)\n\n(Attached Image 2)\n"
     )
-    payload = to_native(job, 0, "a", 5, 100, "KEY")
-    assert payload["images"] == ["b25l", "Mw=="]
-    assert payload["audio"] == ["dHdv"]
+    sent = to_native(job, 0, "a", 5, 100, "KEY")
+    assert (sent["images"], sent["audio"]) == (["b25l", "Mw=="], ["dHdv"])
 
 
 def test_an_end_token_that_is_shown_is_no_text() -> None:

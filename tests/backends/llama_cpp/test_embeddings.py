@@ -6,7 +6,6 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from latimer.backends.base import (
@@ -30,8 +29,9 @@ from latimer.backends.errors import (
 )
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from support.embedding_reference import LAST, MEAN, cosine, embedding_reference
+from support.embeddings import MODELS
+from support.jobs import run
 
-MODELS = Path(__file__).parent.parent.parent / "models"
 NAMES = ("bert-mean", "bert-cls", "last")
 WORDS = ("the", "cat", "kato", "mira", "is", "blue", "sky", "été", "12", "🐱", "Hello", "of")
 
@@ -243,15 +243,9 @@ async def test_a_reranker_does_not_embed(ranker: LlamaCpp) -> None:
 async def test_a_chat_model_embeds_on_request(both: LlamaCpp) -> None:
     """A chat model with `embeddings` generates and embeds at the same time."""
 
-    async def generated() -> bytes:
-        greedy = Generation(Prompt(Text("Count to 12.")), 40, sampling=Sampling(temperature=0))
-        async with both.open(greedy) as batches:
-            return b"".join(
-                [getattr(event, "data", b"") async for batch in batches for event in batch]
-            )
-
-    alone = await generated()
-    together, found = await asyncio.gather(generated(), both.embed(job(*texts(200))))
+    greedy = Generation(Prompt(Text("Count to 12.")), 40, sampling=Sampling(temperature=0))
+    alone, _ = await run(both, greedy)
+    (together, _), found = await asyncio.gather(run(both, greedy), both.embed(job(*texts(200))))
     assert together == alone
     reference = embedding_reference(DEMO_MODEL)
     ids = await ids_of(both, texts(200)[3])

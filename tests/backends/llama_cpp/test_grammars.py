@@ -17,7 +17,6 @@ import pytest
 from latimer.adapter.errors import render
 from latimer.backends.base import (
     Event,
-    Finish,
     Generation,
     Grammar,
     GrammarKind,
@@ -29,6 +28,7 @@ from latimer.backends.base import (
 from latimer.backends.errors import InvalidGrammar
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_cpp.grammars import Guidance
+from support.jobs import run
 from support.recordings import DEMO_CHATML
 
 ASK = Text(DEMO_CHATML.format("Tell me about a person."))
@@ -70,10 +70,8 @@ def job_of(
 
 async def text_of(backend: LlamaCpp, job: Generation) -> tuple[str, str]:
     """Return the text of one choice and its finish reason."""
-    events = await events_of(backend, job)
-    finish = next(event for event in events if isinstance(event, Finish))
-    data = b"".join(event.data for event in events if isinstance(event, Piece))
-    return data.decode(errors="replace"), finish.reason
+    (text,), (finish,) = await run(backend, job)
+    return text.decode(errors="replace"), finish.reason
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
@@ -115,10 +113,8 @@ async def test_objects_follow_their_schema(backend: LlamaCpp) -> None:
 async def test_every_choice_follows_it(backend: LlamaCpp) -> None:
     """Each choice of a request follows the grammar with a state of its own."""
     job = replace(job_of(DIGITS), seeds=tuple(range(6)))
-    events = await events_of(backend, job)
-    pieces = [event for event in events if isinstance(event, Piece)]
-    texts = ["".join(p.data.decode() for p in pieces if p.choice == index) for index in range(6)]
-    assert all(re.fullmatch("[0-9]{3}", text) for text in texts)
+    texts, _ = await run(backend, job)
+    assert all(re.fullmatch(b"[0-9]{3}", text) for text in texts)
     assert len(set(texts)) > 1
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import gguf
 import pytest
-from latimer.backends.base import Generation, Piece, Prompt, Sampling, Text
+from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from support import gguf_files
+from support.jobs import run
 from support.recordings import DEMO_CHATML
 from support.reference import prompt_tokens
 
@@ -26,9 +27,7 @@ async def answer(path: Path = DEMO_MODEL, **options: Any) -> str:
     backend = LlamaCpp(path, context=512, **options)
     async with aclosing(backend):
         job = Generation(Prompt(FRANCE), 20, (1,), sampling=Sampling(0.0))
-        async with backend.open(job) as batches:
-            events = [event async for batch in batches for event in batch]
-    return b"".join(event.data for event in events if isinstance(event, Piece)).decode()
+        return (await run(backend, job))[0][0].decode()
 
 
 async def scores(path: Path, **options: Any) -> list[float]:

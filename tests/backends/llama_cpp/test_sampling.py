@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from latimer.backends.base import (
     Finish,
     Generation,
-    Piece,
     Prompt,
     PromptTokens,
     Sampling,
@@ -173,9 +172,7 @@ async def sample(
 ) -> str:
     """Return the text of one choice."""
     job = Generation(Prompt(prompt), tokens, (seed,), sampling=Sampling(**sampling))
-    async with backend.open(job) as batches:
-        events = [event async for batch in batches for event in batch]
-    return b"".join(event.data for event in events if isinstance(event, Piece)).decode()
+    return (await run(backend, job))[0][0].decode()
 
 
 async def test_temperature_zero_is_greedy(backend: LlamaCpp) -> None:
@@ -280,10 +277,7 @@ async def test_a_least_number_of_tokens(backend: LlamaCpp) -> None:
         assert await sample(backend, FRANCE, 60, temperature=0.0, extras=extras) == plain
     for least in (count + 1, count + 10):
         job = Generation(Prompt(FRANCE), 60, sampling=Sampling(0.0, extras={"min_tokens": least}))
-        async with backend.open(job) as batches:
-            events = [event async for batch in batches for event in batch]
-        finish = events[-1]
-        assert isinstance(finish, Finish)
+        (finish,) = (await run(backend, job))[1]
         assert least <= finish.completion_tokens < 60
         assert finish.reason == "end"
 

@@ -6,10 +6,9 @@ import asyncio
 import json
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import pytest
 from latimer.backends.base import Generation, Grammar, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import (
@@ -20,6 +19,7 @@ from latimer.backends.errors import (
 )
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
+from support.engines.recorded import RecordedServer
 from support.jobs import run
 from support.recordings import DEMO_CHATML, body
 from support.servers import llama_server
@@ -95,24 +95,10 @@ async def test_health_is_the_servers(backend: LlamaServer) -> None:
         await LlamaServer("http://127.0.0.1:1").health()
 
 
-def fake(handler: Callable[[httpx2.Request], httpx2.Response]) -> LlamaServer:
-    """Return a backend over a server with behaviour that a real one does not show on demand."""
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == "/props":
-            return httpx2.Response(200, content=body("llama_server", "props"))
-        if request.url.path == "/tokenize":
-            return httpx2.Response(200, json={"tokens": []})
-        return handler(request)
-
-    client = httpx2.MockTransport(answer)
-    return LlamaServer("http://fake", client=client)
-
-
 async def test_a_reverse_prompt_of_the_server_is_passed_on_as_told() -> None:
     """The finish names a stop sequence that the server has but the request does not."""
     stream = body("llama_server", "stop-word-stream")
-    backend = fake(lambda request: httpx2.Response(200, content=stream))
+    backend = RecordedServer({"/completion": stream}).backend
     _, finishes = await run(backend, Generation(Prompt(COUNT), 40))
     assert (finishes[0].reason, finishes[0].stop) == ("stop", "5, 6")
 
@@ -120,7 +106,7 @@ async def test_a_reverse_prompt_of_the_server_is_passed_on_as_told() -> None:
 async def test_a_stream_that_just_ends_is_an_error() -> None:
     """A stream without a final event raises an error."""
     stream = body("llama_server", "greedy-stream").rpartition(b"data:")[0]
-    backend = fake(lambda request: httpx2.Response(200, content=stream))
+    backend = RecordedServer({"/completion": stream}).backend
     with pytest.raises(EngineError, match="before it was finished"):
         await run(backend, Generation(Prompt(COUNT), 40))
 
@@ -129,7 +115,7 @@ async def test_an_error_in_mid_stream_surfaces() -> None:
     """An error event in the middle of a stream raises an error with its message."""
     first = body("llama_server", "greedy-stream").partition(b"\n\n")[0] + b"\n\n"
     event = b'data: {"error":{"code":500,"message":"out of luck","type":"server_error"}}\n\n'
-    backend = fake(lambda request: httpx2.Response(200, content=first + b":\n\n" + event))
+    backend = RecordedServer({"/completion": first + b":\n\n" + event}).backend
     with pytest.raises(EngineError, match="out of luck"):
         await run(backend, Generation(Prompt(COUNT), 40))
 

@@ -18,6 +18,7 @@ from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
+from support.engines.recorded import RecordedServer
 from support.jobs import run
 from support.recordings import body
 from support.servers import Swapped, swapped_llama_server
@@ -138,37 +139,12 @@ async def test_another_file_under_the_same_name_is_another_model(
     await backend.aclose()
 
 
-PROPS = orjson.loads(body("llama_server", "props"))
-
-
-class Recorded:
-    """A recorded server whose responses can be changed."""
-
-    def __init__(self) -> None:
-        self.props: dict[str, Any] = dict(PROPS)
-        self.stream = body("llama_server", "greedy-stream")
-        self.asked: list[str] = []
-        client = httpx2.MockTransport(self._answer)
-        self.backend = LlamaServer("http://fake", client=client)
-
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        self.asked.append(request.url.path)
-        if request.url.path == "/props":
-            return httpx2.Response(200, json=self.props)
-        if request.url.path == "/v1/models":
-            return httpx2.Response(404, content=b"")
-        if request.url.path == "/tokenize":
-            return httpx2.Response(200, json={"tokens": []})
-        return httpx2.Response(200, content=self.stream)
-
-
 async def test_an_answer_that_names_another_model_is_an_error() -> None:
     """A final event that names another model raises an error, and the facts are read again."""
-    server = Recorded()
-    events = server.stream.split(b"\n\n")
+    events = body("llama_server", "greedy-stream").split(b"\n\n")
     final = orjson.loads(events[-2].removeprefix(b"data: "))
     events[-2] = b"data: " + orjson.dumps({**final, "model": "other.gguf"})
-    server.stream = b"\n\n".join(events)
+    server = RecordedServer({"/completion": b"\n\n".join(events)})
     job = Generation(Prompt(Text("a")), 20, sampling=GREEDY)
     with pytest.raises(EngineError, match=r"another model \(other\.gguf") as caught:
         await run(server.backend, job)
@@ -182,9 +158,9 @@ async def test_an_answer_that_names_another_model_is_an_error() -> None:
 async def test_a_users_own_client_is_asked_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an httpx client, which does not report new connections, model facts are read again after
     two seconds."""
-    server = Recorded()
+    server = RecordedServer()
     old = await server.backend.model()
-    server.props["chat_template"] = "another"
+    server.answers["/props"]["chat_template"] = "another"  # type: ignore[index]
     assert await server.backend.model() is old
     server.backend.server.monitor._checked_at -= 2.1
     new = await server.backend.model()

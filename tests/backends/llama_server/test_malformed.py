@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import httpx2
 import orjson
 import pytest
 from latimer.backends.base import Generation, Prompt, Stops, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
-from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.translate import to_error
+from support.engines.recorded import RecordedServer
 from support.jobs import run
 from support.recordings import body
 
@@ -34,25 +33,6 @@ NONSENSE: dict[str, bytes] = {
 }
 
 
-def server(answers: dict[str, bytes | Callable[[Any], bytes]], status: int = 200) -> LlamaServer:
-    """Return a backend over a recorded server with some responses replaced."""
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        path = request.url.path
-        if path in answers:
-            own = answers[path]
-            content = own if isinstance(own, bytes) else own(orjson.loads(request.content))
-            return httpx2.Response(status, content=content)
-        if path == "/props":
-            return httpx2.Response(200, json=PROPS)
-        if path == "/tokenize":
-            return httpx2.Response(200, json={"tokens": [5]})
-        return httpx2.Response(404, content=b"{}")
-
-    client = httpx2.MockTransport(answer)
-    return LlamaServer("http://fake", client=client)
-
-
 JOBS = {
     "/props": Generation(Prompt(Text("a")), 1),
     "/completion": Generation(Prompt(Text("a")), 1),
@@ -66,13 +46,13 @@ JOBS = {
 async def test_nonsense_is_an_engine_error(path: str, name: str) -> None:
     """An invalid response to any call of a job raises an engine error."""
     with pytest.raises(EngineError):
-        await run(server({path: NONSENSE[name]}), JOBS[path])
+        await run(RecordedServer({path: NONSENSE[name]}).backend, JOBS[path])
 
 
 @pytest.mark.parametrize("name", NONSENSE)
 async def test_a_vocabulary_of_nonsense_is_an_engine_error(name: str) -> None:
     """An invalid response to the call for the vocabulary raises an engine error."""
-    backend = server({"/completion": NONSENSE[name]})
+    backend = RecordedServer({"/completion": NONSENSE[name]}).backend
     for ask in (backend.token_bytes, backend.special_tokens, backend.server.facts):
         with pytest.raises(EngineError):
             await ask()
@@ -94,7 +74,7 @@ async def test_odd_pieces_are_an_engine_error(entry: dict[str, Any]) -> None:
     """A vocabulary entry with an invalid id or invalid bytes raises an engine error."""
     reply = {"completion_probabilities": [{"top_logprobs": [entry]}]}
     with pytest.raises(EngineError):
-        await server({"/completion": orjson.dumps(reply)}).server.facts()
+        await RecordedServer({"/completion": orjson.dumps(reply)}).backend.server.facts()
 
 
 @pytest.mark.parametrize(
@@ -120,13 +100,13 @@ async def test_odd_pieces_are_an_engine_error(entry: dict[str, Any]) -> None:
 async def test_odd_facts_are_an_engine_error(wrong: dict[str, Any]) -> None:
     """Model facts of a wrong type or size raise an engine error."""
     with pytest.raises(EngineError, match="is not llama-server"):
-        await server({"/props": orjson.dumps({**PROPS, **wrong})}).model()
+        await RecordedServer({"/props": orjson.dumps({**PROPS, **wrong})}).backend.model()
 
 
 @pytest.mark.parametrize("tokens", [[], [-5], [2**31], [True]], ids=str)
 async def test_odd_tokens_are_the_engines_fault(tokens: list[int]) -> None:
     """Invalid token ids from the engine raise an engine error, not an error of the request."""
-    backend = server({"/tokenize": orjson.dumps({"tokens": tokens})})
+    backend = RecordedServer({"/tokenize": orjson.dumps({"tokens": tokens})}).backend
     with pytest.raises(EngineError):
         await backend.tokenize("a", add_special=False, parse_special=True)
     with pytest.raises(EngineError):
@@ -155,7 +135,7 @@ async def test_odd_events_are_an_engine_error(event: Any) -> None:
     """An event with impossible counts or fields raises an engine error."""
     data = b"data: " + orjson.dumps(event) + b"\n\n"
     with pytest.raises(EngineError):
-        await run(server({"/completion": data}), JOBS["/completion"])
+        await run(RecordedServer({"/completion": data}).backend, JOBS["/completion"])
 
 
 def _stream(*events: Any) -> bytes:
@@ -188,7 +168,10 @@ async def test_an_event_of_nothing_is_an_engine_error(data: bytes, first: bytes)
     last = _stream({**FINAL, "tokens_predicted": 3})
     answer = first + b"data: " + data + b"\n\n" + last
     with pytest.raises(EngineError):
-        await run(server({"/completion": answer}), replace(JOBS["/completion"], max_tokens=4))
+        await run(
+            RecordedServer({"/completion": answer}).backend,
+            replace(JOBS["/completion"], max_tokens=4),
+        )
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -202,15 +185,8 @@ async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool)
         for event in data.split(b"\n\n") if apart else [data]:
             yield event + b"\n\n"
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == "/completion":
-            return httpx2.Response(200, content=chunks())
-        known = {"/props": PROPS, "/tokenize": {"tokens": [5]}}
-        return httpx2.Response(200, json=known.get(request.url.path, {}))
-
-    client = httpx2.MockTransport(answer)
     with pytest.raises(EngineError):
-        await run(LlamaServer("http://fake", client=client), job)
+        await run(RecordedServer({"/completion": chunks()}).backend, job)
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"<html>", DEEP, b'{"error":{"code":503}}'])
@@ -222,7 +198,7 @@ def test_a_503_is_unavailable_whatever_it_says(data: bytes) -> None:
 async def test_a_server_that_loads_is_unavailable() -> None:
     """Health and model raise `EngineUnavailable` while the server loads its model."""
     loading = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
-    backend = server({"/health": loading, "/props": loading}, 503)
+    backend = RecordedServer({"/health": loading, "/props": loading}, 503).backend
     for ask in (backend.health, backend.model):
         with pytest.raises(EngineUnavailable, match="Loading model"):
             await ask()

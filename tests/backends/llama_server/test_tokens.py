@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.backends.base import Generation, Prompt, Stops, Text, Token
+from latimer.backends.base import Finish, Generation, Prompt, Stops, Text, Token
 from latimer.backends.errors import EngineError, Unsupported
 from latimer.backends.llama_server.tokens import TokenStream
 from latimer.backends.llama_server.translate import ChoiceStream, Vocabulary, read_pieces
@@ -54,6 +54,12 @@ def stream_of(*stops: str) -> TokenStream:
     )
 
 
+def finish_of(stream: TokenStream) -> Finish:
+    """Return the end of a stream, which has one."""
+    assert stream.finish is not None
+    return stream.finish
+
+
 def test_a_recorded_stream_is_the_same_at_every_split() -> None:
     """A recorded stream gives the same tokens, log-probabilities and finish at every split."""
     data = body("llama_server", "probs-stream")
@@ -73,8 +79,7 @@ def test_tokens_inside_a_character_are_found_from_its_bytes() -> None:
     tokens = stream.feed([event(end, predicted=3, content="漢"), last("limit", 3)])
     assert [token.id for token in tokens] == [first, middle, end]
     assert [token.logprob for token in tokens] == [None, None, -1.0]
-    assert stream.finish is not None
-    assert stream.finish.completion_tokens == 3
+    assert finish_of(stream).completion_tokens == 3
 
 
 def test_held_characters_come_with_what_releases_them() -> None:
@@ -94,8 +99,8 @@ def test_a_stop_inside_characters_tells_its_tokens() -> None:
     tokens = stream.feed([event(ID[b"a"], predicted=1, content="a")])
     tokens += stream.feed([event(ids[2], predicted=4, content=""), last("word", 4, "漢")])
     assert [token.id for token in tokens] == [ID[b"a"], *ids]
-    assert stream.finish is not None
-    assert (stream.finish.reason, stream.finish.completion_tokens) == ("stop", 1)
+    finish = finish_of(stream)
+    assert (finish.reason, finish.completion_tokens) == ("stop", 1)
 
 
 def test_an_end_token_is_no_token_of_the_text() -> None:
@@ -108,10 +113,9 @@ def test_an_end_token_is_no_token_of_the_text() -> None:
         last("eos", 3),
     ])  # fmt: skip
     assert [token.id for token in tokens] == [1, ID[b"a"]]
-    assert stream.finish is not None
-    assert stream.finish.end is not None
-    assert stream.finish.end.spelling == b"<|im_end|>"
-    assert stream.finish.completion_tokens == 2
+    finish = finish_of(stream)
+    assert finish.end is not None
+    assert (finish.end.spelling, finish.completion_tokens) == (b"<|im_end|>", 2)
 
 
 def test_what_the_stream_does_not_tell_is_settled_by_all_ids() -> None:
@@ -124,8 +128,7 @@ def test_what_the_stream_does_not_tell_is_settled_by_all_ids() -> None:
     tokens = stream.settle([start, broken, ID[b"a"], start])
     assert [token.id for token in tokens] == [start, broken, ID[b"a"], start]
     assert [token.logprob for token in tokens] == [None, None, -1.0, None]
-    assert stream.finish is not None
-    assert stream.finish.completion_tokens == 4
+    assert finish_of(stream).completion_tokens == 4
 
 
 def test_another_answer_settles_nothing() -> None:

@@ -248,20 +248,6 @@ def test_penalties_look_back_over_the_whole_context() -> None:
     assert payload(frequency_penalty=0.5, extras={"repeat_last_n": 7})["repeat_last_n"] == 7
 
 
-def test_dry_looks_back_over_the_whole_context() -> None:
-    """DRY looks at the whole context by default and with -1, at fewer tokens with fewer, and 0
-    disables it."""
-    for window, (strength, sent) in {
-        None: (2.0, 2048),
-        -1: (2.0, 2048),
-        9: (2.0, 9),
-        0: (0.0, 0),
-    }.items():
-        extras = {"dry_multiplier": 2.0, "dry_penalty_last_n": window}
-        found = payload(extras={name: value for name, value in extras.items() if value is not None})
-        assert (found["dry_multiplier"], found["dry_penalty_last_n"]) == (strength, sent)
-
-
 def test_no_sequence_breakers_are_an_empty_text() -> None:
     """An empty list of sequence breakers, which the server rejects, is sent as one empty text."""
     assert payload(extras={"dry_sequence_breakers": []})["dry_sequence_breakers"] == [""]

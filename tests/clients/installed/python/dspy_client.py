@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dspy
 import pytest
+from common import ANSWER, ASK
 
 
 @pytest.fixture
@@ -16,4 +17,4 @@ def lm(url: str) -> dspy.LM:
 
 def test_chat(lm: dspy.LM) -> None:
     """A call returns the answer."""
-    assert lm("What is the capital of France?") == ["The capital of France is Paris."]
+    assert lm(ASK) == [ANSWER]

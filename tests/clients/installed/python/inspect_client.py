@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from common import ANSWER, ASK, PARIS, TOM, Person
 from inspect_ai.model import ChatMessageUser, GenerateConfig, Model, ResponseSchema, get_model
 from inspect_ai.tool import ToolInfo, ToolParams
 from inspect_ai.util import JSONSchema, json_schema
-from pydantic import BaseModel
-
-TOM = "Give me JSON for Tom, age 33."
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 def model_of(url: str, **more: Any) -> Model:
@@ -29,8 +20,8 @@ def model_of(url: str, **more: Any) -> Model:
 
 async def test_chat(url: str) -> None:
     """A generation has the answer and usage."""
-    reply = await model_of(url).generate("What is the capital of France?")
-    assert reply.completion == "The capital of France is Paris."
+    reply = await model_of(url).generate(ASK)
+    assert reply.completion == ANSWER
     assert reply.usage.output_tokens > 0
 
 
@@ -47,7 +38,7 @@ async def test_tools(url: str) -> None:
         name="get_weather", description="Get the weather in a city",
         parameters=ToolParams(properties=city, required=["city"]),
     )  # fmt: skip
-    talk = [ChatMessageUser(content="What is the weather in Paris?")]
+    talk = [ChatMessageUser(content=PARIS)]
     reply = await model_of(url).generate(talk, tools=[tool], tool_choice="any")
     assert [call.function for call in reply.message.tool_calls] == ["get_weather"]
 

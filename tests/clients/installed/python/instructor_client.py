@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import instructor
 import pytest
+from common import TOM, Person
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
 
-TOM = "Give me JSON for Tom, age 33."
 ASK = [{"role": "user", "content": TOM}]
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 @pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA])

@@ -7,22 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from common import ANSWER, ASK, PARIS, TOM, Person
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
-
-ANSWER = "The capital of France is Paris."
-TOM = "Give me JSON for Tom, age 33."
-ASK = "What is the capital of France?"
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 @tool
@@ -73,7 +62,7 @@ async def test_batch(url: str) -> None:
 def test_tools(url: str) -> None:
     """A call runs the tool, and its result leads to the answer."""
     model = model_of(url).bind_tools([get_weather])
-    talk: list[Any] = [HumanMessage("What is the weather in Paris?")]
+    talk: list[Any] = [HumanMessage(PARIS)]
     talk.append(model.invoke(talk))
     assert [call["args"] for call in talk[-1].tool_calls] == [{"city": "Paris"}]
     talk.append(get_weather.invoke(talk[-1].tool_calls[0]))

@@ -6,27 +6,10 @@ from typing import Any
 
 import openai
 import pytest
+from common import ANSWER, ASK, DEGREES, DOT, FINAL, TOM, WEATHER, Person
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-ANSWER = "The capital of France is Paris."
-ASK = "What is the capital of France?"
-WEATHER = "What is the weather in Paris and Rome?"
-FINAL = "It is 21 degrees in Paris and 18 in Rome."
-DEGREES = {"Paris": "21", "Rome": "18"}
-DOT = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElF"
-    "TkSuQmCC"
-)
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 @tool
@@ -105,7 +88,7 @@ def test_tools(steps_url: str, more: Any, stream: bool) -> None:
 def test_structured(url: str, method: Any) -> None:
     """`with_structured_output` returns an object by either method."""
     model = model_of(url).with_structured_output(Person, method=method)
-    assert isinstance(model.invoke("Give me JSON for Tom, age 33."), Person)
+    assert isinstance(model.invoke(TOM), Person)
 
 
 def test_images(steps_url: str) -> None:

@@ -7,19 +7,10 @@ from typing import Any
 
 import litellm
 import pytest
-from pydantic import BaseModel
+from common import ANSWER, ASK, JAPAN, PARIS, TOM, Person
 
 litellm.drop_params = False
-TOM = "Give me JSON for Tom, age 33."
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWER = "The capital of France is Paris."
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
+TALK = [{"role": "user", "content": ASK}]
 
 
 def options(url: str, **more: Any) -> dict[str, Any]:
@@ -32,14 +23,14 @@ def options(url: str, **more: Any) -> dict[str, Any]:
 
 def test_chat(url: str) -> None:
     """A completion has the answer and usage."""
-    reply = litellm.completion(messages=ASK, **options(url))
+    reply = litellm.completion(messages=TALK, **options(url))
     assert reply.choices[0].message.content == ANSWER
     assert reply.usage.completion_tokens > 0
 
 
 async def test_stream(url: str) -> None:
     """A stream joins to the answer."""
-    stream = await litellm.acompletion(messages=ASK, stream=True, **options(url))
+    stream = await litellm.acompletion(messages=TALK, stream=True, **options(url))
     assert "".join([one.choices[0].delta.content or "" async for one in stream]) == ANSWER
 
 
@@ -52,7 +43,7 @@ def test_tools(url: str) -> None:
         },
     }  # fmt: skip
     tools = [{"type": "function", "function": function}]
-    talk: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    talk: list[Any] = [{"role": "user", "content": PARIS}]
     message = litellm.completion(messages=talk, tools=tools, **options(url)).choices[0].message
     call = message.tool_calls[0]
     assert json.loads(call.function.arguments) == {"city": "Paris"}
@@ -71,7 +62,7 @@ def test_structured(url: str) -> None:
 
 def test_logprobs(url: str) -> None:
     """Log-probabilities are kept."""
-    reply = litellm.completion(messages=ASK, logprobs=True, top_logprobs=2, **options(url))
+    reply = litellm.completion(messages=TALK, logprobs=True, top_logprobs=2, **options(url))
     content = reply.choices[0].logprobs.content
     assert "".join(one.token for one in content) == ANSWER
 
@@ -79,7 +70,7 @@ def test_logprobs(url: str) -> None:
 def test_completions(url: str) -> None:
     """The legacy route answers."""
     reply = litellm.text_completion(
-        prompt="Q: What is the capital of Japan?\nA:",
+        prompt=JAPAN,
         **options(url, model="text-completion-openai/demo", max_tokens=9),
     )
     assert "Tokyo" in reply.choices[0].text
@@ -90,7 +81,7 @@ def test_errors(url: str) -> None:
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(messages=[{"role": "user", "content": "word " * 5000}], **options(url))
     with pytest.raises(litellm.NotFoundError):
-        litellm.completion(messages=ASK, **options(url, model="openai/another"))
+        litellm.completion(messages=TALK, **options(url, model="openai/another"))
 
 
 def test_embeddings(embedding_url: str, embedded: Any) -> None:

@@ -7,21 +7,10 @@ from typing import Any
 
 import openai
 import pytest
+from common import ANSWER, ASK, JAPAN, PARIS, TOM, Person
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
-
-TOM = "Give me JSON for Tom, age 33."
-ASK = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 def model_of(url: str, **more: Any) -> OpenAILike:
@@ -49,7 +38,7 @@ def test_completions(url: str) -> None:
         model="demo", api_base=url, api_key="unused", temperature=0, max_tokens=9,
         context_window=2048,
     )  # fmt: skip
-    assert "Tokyo" in model.complete("Q: What is the capital of Japan?\nA:").text
+    assert "Tokyo" in model.complete(JAPAN).text
 
 
 def test_tools(url: str) -> None:
@@ -62,7 +51,7 @@ def test_tools(url: str) -> None:
         return json.dumps({"temp_c": 21})
 
     tool = FunctionTool.from_defaults(get_weather)
-    result = model_of(url).predict_and_call([tool], "What is the weather in Paris?")
+    result = model_of(url).predict_and_call([tool], PARIS)
     assert asked == ["Paris"]
     assert "21" in str(result)
 

@@ -12,19 +12,11 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
+from common import ANSWER, ASK, PARIS, TOM, Person
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 
-TOM = "Give me JSON for Tom, age 33."
 set_tracing_disabled(True)
 SETTINGS = ModelSettings(temperature=0, max_tokens=100)
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 def model_of(url: str) -> OpenAIChatCompletionsModel:
@@ -35,8 +27,8 @@ def model_of(url: str) -> OpenAIChatCompletionsModel:
 async def test_chat(url: str) -> None:
     """A run returns the answer."""
     agent = Agent(name="one", model=model_of(url), model_settings=SETTINGS)
-    result = await Runner.run(agent, "What is the capital of France?")
-    assert result.final_output == "The capital of France is Paris."
+    result = await Runner.run(agent, ASK)
+    assert result.final_output == ANSWER
 
 
 async def test_stream(url: str) -> None:
@@ -45,13 +37,13 @@ async def test_stream(url: str) -> None:
         name="one", model=model_of(url),
         model_settings=ModelSettings(temperature=0, include_usage=True),
     )  # fmt: skip
-    result = Runner.run_streamed(agent, "What is the capital of France?")
+    result = Runner.run_streamed(agent, ASK)
     deltas = [
         event.data.delta
         async for event in result.stream_events()
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
     ]
-    assert "".join(deltas) == "The capital of France is Paris."
+    assert "".join(deltas) == ANSWER
     assert result.context_wrapper.usage.output_tokens > 0
 
 
@@ -66,7 +58,7 @@ async def test_tools(url: str) -> None:
         return json.dumps({"temp_c": 21})
 
     agent = Agent(name="one", model=model_of(url), model_settings=SETTINGS, tools=[get_weather])
-    result = await Runner.run(agent, "What is the weather in Paris?")
+    result = await Runner.run(agent, PARIS)
     assert asked == ["Paris"]
     assert "21" in result.final_output
 
@@ -75,7 +67,7 @@ async def test_stored(url: str) -> None:
     """A run with `store` and metadata is stored, and its completion has them."""
     settings = ModelSettings(temperature=0, store=True, metadata={"run": "agents-sdk"})
     agent = Agent(name="one", model=model_of(url), model_settings=settings)
-    result = await Runner.run(agent, "What is the capital of France?")
+    result = await Runner.run(agent, ASK)
     client = AsyncOpenAI(base_url=url, api_key="unused")
     found = [one async for one in client.chat.completions.list(metadata={"run": "agents-sdk"})]
     assert [one.choices[0].message.content for one in found] == [result.final_output]

@@ -16,24 +16,12 @@ from agents import (
     set_default_openai_client,
     set_tracing_disabled,
 )
+from common import ANSWER, ASK, DEGREES, FINAL, TOM, WEATHER, Person
 from openai import AsyncOpenAI
 from openai.types.shared import Reasoning
-from pydantic import BaseModel
 
-ASK = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
-WEATHER = "What is the weather in Paris and Rome?"
-FINAL = "It is 21 degrees in Paris and 18 in Rome."
-DEGREES = {"Paris": "21", "Rome": "18"}
 set_tracing_disabled(True)
 SETTINGS = ModelSettings(temperature=0)
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 @function_tool
@@ -128,7 +116,7 @@ async def test_handoff() -> None:
 async def test_structured() -> None:
     """An output type is enforced and parsed."""
     agent = agent_of(output_type=Person)
-    result = await Runner.run(agent, "Give me JSON for Tom, age 33.")
+    result = await Runner.run(agent, TOM)
     assert isinstance(result.final_output, Person)
 
 

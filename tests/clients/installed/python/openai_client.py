@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import openai
 import pytest
+from common import ANSWER, ASK, JAPAN, PARIS, TOM, Person
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
-TOM = "Give me JSON for Tom, age 33."
-ASK: list[ChatCompletionMessageParam] = [
-    {"role": "user", "content": "What is the capital of France?"}
-]
-ANSWER = "The capital of France is Paris."
-WEATHER: list[ChatCompletionMessageParam] = [
-    {"role": "user", "content": "What is the weather in Paris?"}
-]
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
+TALK: list[ChatCompletionMessageParam] = [{"role": "user", "content": ASK}]
+WEATHER: list[ChatCompletionMessageParam] = [{"role": "user", "content": PARIS}]
 
 
 class GetWeather(BaseModel):
@@ -42,7 +29,7 @@ def client(url: str) -> OpenAI:
 
 def test_chat(client: OpenAI) -> None:
     """A chat completion has the answer and usage."""
-    reply = client.chat.completions.create(model="demo", messages=ASK, temperature=0)
+    reply = client.chat.completions.create(model="demo", messages=TALK, temperature=0)
     assert reply.choices[0].message.content == ANSWER
     assert reply.usage is not None
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
@@ -65,7 +52,7 @@ def test_stored(client: OpenAI) -> None:
 def test_stream(client: OpenAI) -> None:
     """A stream's deltas join to the answer; usage comes at the end."""
     stream = client.chat.completions.create(
-        model="demo", messages=ASK, temperature=0, stream=True,
+        model="demo", messages=TALK, temperature=0, stream=True,
         stream_options={"include_usage": True},
     )  # fmt: skip
     chunks = list(stream)
@@ -77,7 +64,7 @@ def test_stream(client: OpenAI) -> None:
 async def test_asynchronous(url: str) -> None:
     """The asynchronous client gets the same answer."""
     async with AsyncOpenAI(base_url=url, api_key="unused") as client:
-        reply = await client.chat.completions.create(model="demo", messages=ASK, temperature=0)
+        reply = await client.chat.completions.create(model="demo", messages=TALK, temperature=0)
     assert reply.choices[0].message.content == ANSWER
 
 
@@ -122,7 +109,7 @@ def test_tools(client: OpenAI) -> None:
 def test_logprobs(client: OpenAI) -> None:
     """Log-probabilities come with their alternatives."""
     reply = client.chat.completions.create(
-        model="demo", messages=ASK, temperature=0, logprobs=True, top_logprobs=3
+        model="demo", messages=TALK, temperature=0, logprobs=True, top_logprobs=3
     )
     assert reply.choices[0].logprobs is not None
     content = reply.choices[0].logprobs.content
@@ -134,7 +121,7 @@ def test_logprobs(client: OpenAI) -> None:
 def test_completions(client: OpenAI) -> None:
     """A legacy completion echoes its prompt with log-probabilities."""
     reply = client.completions.create(
-        model="demo", prompt="Q: What is the capital of Japan?\nA:", max_tokens=1, echo=True,
+        model="demo", prompt=JAPAN, max_tokens=1, echo=True,
         logprobs=2, temperature=0,
     )  # fmt: skip
     choice = reply.choices[0]
@@ -158,14 +145,14 @@ def test_errors(client: OpenAI) -> None:
         )
     assert overflow.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError) as missing:
-        client.chat.completions.create(model="another", messages=ASK)
+        client.chat.completions.create(model="another", messages=TALK)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as wrong:
-        client.chat.completions.create(model="demo", messages=ASK, temperature=-1)
+        client.chat.completions.create(model="demo", messages=TALK, temperature=-1)
     assert wrong.value.param == "temperature"
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(
-            model="demo", messages=ASK, max_tokens=1, response_format=Person
+            model="demo", messages=TALK, max_tokens=1, response_format=Person
         )
 
 
@@ -188,31 +175,3 @@ def test_embeddings(embedding_url: str, embedded: Any, more: Any) -> None:
         embedded.check_one(alone.embedding, embedded.vectors[0])
     (item,) = client.embeddings.create(model="demo", input="a", dimensions=16, **more).data
     assert len(item.embedding) == 16
-
-
-async def test_embeddings_at_the_same_time(embedding_url: str, embedded: Any) -> None:
-    """Eight requests at once get the right vectors."""
-    async with AsyncOpenAI(base_url=embedding_url, api_key="unused") as client:
-        replies = await asyncio.gather(
-            *(client.embeddings.create(model="demo", input=embedded.texts) for _ in range(8))
-        )
-    for reply in replies:
-        embedded.check([item.embedding for item in reply.data])
-
-
-@pytest.mark.parametrize("count", [1, 2_048])
-def test_embeddings_of_many_texts(embedding_url: str, embedded: Any, count: int) -> None:
-    """The vectors of a batch are in the order of its texts."""
-    texts = [f"text {number}" for number in range(count - 1)] + embedded.texts[:1]
-    client = OpenAI(base_url=embedding_url, api_key="unused")
-    data = client.embeddings.create(model="demo", input=texts).data
-    assert [item.index for item in data] == list(range(count))
-    embedded.check_one(data[-1].embedding, embedded.vectors[0])
-
-
-def test_embeddings_that_are_too_long(embedding_url: str) -> None:
-    """A text beyond the context is the client's own exception, which names it."""
-    client = OpenAI(base_url=embedding_url, api_key="unused")
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 512") as caught:
-        client.embeddings.create(model="demo", input=["a", "word " * 5000])
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input[1]")

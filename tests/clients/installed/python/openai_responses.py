@@ -7,20 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from common import ANSWER, ASK, DEGREES, DOT, FINAL, PARIS, TOM, WEATHER, Person
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
-ASK = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
-WEATHER = "What is the weather in Paris and Rome?"
-FINAL = "It is 21 degrees in Paris and 18 in Rome."
-TOM = "Give me JSON for Tom, age 33."
-DEGREES = {"Paris": "21", "Rome": "18"}
-DOT = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEX"
-    "HbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC"
-)
 TOOL: FunctionToolParam = {
     "type": "function",
     "name": "get_weather",
@@ -33,13 +24,6 @@ TOOL: FunctionToolParam = {
     },
     "strict": True,
 }
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 class GetWeather(BaseModel):
@@ -185,7 +169,7 @@ def test_structured(client: OpenAI) -> None:
 def test_arguments(client: OpenAI) -> None:
     """The arguments of a strict function are parsed."""
     made = client.responses.parse(
-        model="demo", input="What is the weather in Paris?", temperature=0,
+        model="demo", input=PARIS, temperature=0,
         tool_choice="required", tools=[pydantic_function_tool(GetWeather)],
     )  # fmt: skip
     (call,) = made.output
@@ -211,7 +195,7 @@ def test_logprobs(client: OpenAI) -> None:
 def test_images(thinker: OpenAI) -> None:
     """An image is a part of the prompt."""
     parts: list[Any] = [{"type": "input_text", "text": "What is it?"}]
-    image = {"type": "input_image", "image_url": DOT, "detail": "auto"}
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{DOT}", "detail": "auto"}
     counts = []
     for content in (parts, [*parts, image]):
         made = thinker.responses.create(

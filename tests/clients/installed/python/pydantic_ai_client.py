@@ -5,22 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from pydantic import BaseModel
+from common import ANSWER, ASK, PARIS, TOM, Person
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
-
-TOM = "Give me JSON for Tom, age 33."
-ASK = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
-
-
-class Person(BaseModel):
-    """A structured answer."""
-
-    name: str
-    age: int
 
 
 def model_of(url: str, name: str = "demo") -> OpenAIChatModel:
@@ -55,7 +44,7 @@ async def test_tools(url: str) -> None:
         asked.append(city)
         return json.dumps({"temp_c": 21})
 
-    result = await agent.run("What is the weather in Paris?")
+    result = await agent.run(PARIS)
     assert asked == ["Paris"]
     assert "21" in result.output
 

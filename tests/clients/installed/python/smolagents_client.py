@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common import ANSWER, ASK, PARIS
 from smolagents import OpenAIServerModel, Tool
 
 
@@ -30,20 +31,18 @@ def message(text: str) -> list[dict[str, object]]:
 
 def test_chat(url: str) -> None:
     """A generation has the answer and usage."""
-    reply = model_of(url).generate(message("What is the capital of France?"))
-    assert reply.content == "The capital of France is Paris."
+    reply = model_of(url).generate(message(ASK))
+    assert reply.content == ANSWER
     assert reply.token_usage.output_tokens > 0
 
 
 def test_stream(url: str) -> None:
     """A stream joins to the answer."""
-    stream = model_of(url).generate_stream(message("What is the capital of France?"))
-    assert "".join(one.content or "" for one in stream) == "The capital of France is Paris."
+    stream = model_of(url).generate_stream(message(ASK))
+    assert "".join(one.content or "" for one in stream) == ANSWER
 
 
 def test_tools(url: str) -> None:
     """A required call has arguments of the tool's schema."""
-    reply = model_of(url).generate(
-        message("What is the weather in Paris?"), tools_to_call_from=[Weather()]
-    )
+    reply = model_of(url).generate(message(PARIS), tools_to_call_from=[Weather()])
     assert [call.function.name for call in reply.tool_calls] == ["get_weather"]
