@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from latimer.adapter import OpenAIAdapter
 from openai import BadRequestError, NotFoundError, OpenAI
 from openai.types.conversations import Message
 from openai.types.responses import ResponseFunctionToolCall, ResponseInputItemParam
-from support.engines.echo import Echo
-from support.servers import serving
 
 ITEMS: list[ResponseInputItemParam] = [
     {"role": "user", "content": "What is the weather in Paris?"},
@@ -24,36 +18,23 @@ ITEMS: list[ResponseInputItemParam] = [
 ]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenAI]:
-    """Serve the demo model with a store; yield a client that validates responses strictly."""
-    store = "memory" if request.param == "memory" else str(tmp_path / "store.db")
-    if request.param == "postgresql":
-        store = request.getfixturevalue("postgresql_url")
-    with (
-        serving(lambda: OpenAIAdapter(Echo(context=512), store=store)) as address,
-        OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True) as made,
-    ):
-        yield made
-
-
-def test_a_conversation(client: OpenAI) -> None:
+def test_a_conversation(stored_sdk: OpenAI) -> None:
     """A conversation is created, retrieved, updated and deleted."""
-    made = client.conversations.create(metadata={"a": "b"}, items=ITEMS[:1])
-    assert client.conversations.retrieve(made.id) == made
-    changed = client.conversations.update(made.id, metadata={"c": "d"})
+    made = stored_sdk.conversations.create(metadata={"a": "b"}, items=ITEMS[:1])
+    assert stored_sdk.conversations.retrieve(made.id) == made
+    changed = stored_sdk.conversations.update(made.id, metadata={"c": "d"})
     assert changed.metadata == {"c": "d"}
-    assert client.conversations.retrieve(made.id) == changed
-    assert client.conversations.delete(made.id).deleted
-    for call in (client.conversations.retrieve, client.conversations.delete):
+    assert stored_sdk.conversations.retrieve(made.id) == changed
+    assert stored_sdk.conversations.delete(made.id).deleted
+    for call in (stored_sdk.conversations.retrieve, stored_sdk.conversations.delete):
         with pytest.raises(NotFoundError, match=f"Conversation with id '{made.id}' not found"):
             call(made.id)
 
 
-def test_items_of_a_conversation(client: OpenAI) -> None:
+def test_items_of_a_conversation(stored_sdk: OpenAI) -> None:
     """Items of every type are added, listed in both orders and by pages, and deleted."""
-    name = client.conversations.create().id
-    items = client.conversations.items
+    name = stored_sdk.conversations.create().id
+    items = stored_sdk.conversations.items
     added = items.create(name, items=ITEMS)
     assert [one.type for one in added.data] == [one.get("type", "message") for one in ITEMS]
     assert [*items.list(name, order="asc", limit=2)] == added.data
@@ -68,10 +49,10 @@ def test_items_of_a_conversation(client: OpenAI) -> None:
     assert len([*items.list(name)]) == len(ITEMS) - 1
 
 
-def test_what_is_listed_can_be_added_to_another_conversation(client: OpenAI) -> None:
+def test_what_is_listed_can_be_added_to_another_conversation(stored_sdk: OpenAI) -> None:
     """A conversation is copied by the items that a list returns, once."""
-    first, second = (client.conversations.create(items=some).id for some in (ITEMS, []))
-    items = client.conversations.items
+    first, second = (stored_sdk.conversations.create(items=some).id for some in (ITEMS, []))
+    items = stored_sdk.conversations.items
     copied: list[ResponseInputItemParam] = [
         one.model_dump()  # type: ignore[misc]
         for one in items.list(first, order="asc")
@@ -81,10 +62,10 @@ def test_what_is_listed_can_be_added_to_another_conversation(client: OpenAI) -> 
         items.create(second, items=copied[:1])
 
 
-def test_a_client_may_delete_what_it_lists(client: OpenAI) -> None:
+def test_a_client_may_delete_what_it_lists(stored_sdk: OpenAI) -> None:
     """Pages continue at the right place after their last item was deleted."""
-    name = client.conversations.create(items=[{"role": "user", "content": "Hi"}] * 7).id
-    items = client.conversations.items
+    name = stored_sdk.conversations.create(items=[{"role": "user", "content": "Hi"}] * 7).id
+    items = stored_sdk.conversations.items
     count = 0
     for one in items.list(name, limit=2):
         assert isinstance(one, Message)
@@ -95,7 +76,7 @@ def test_a_client_may_delete_what_it_lists(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("name", ["conv_0660e9ffc1636faff6bf09c7", "none", "conv_\0"])
-def test_a_response_needs_a_conversation_that_exists(client: OpenAI, name: str) -> None:
+def test_a_response_needs_a_conversation_that_exists(stored_sdk: OpenAI, name: str) -> None:
     """A response in an unknown conversation is a 404, also with an id that no database takes."""
     with pytest.raises(NotFoundError, match="Conversation with id"):
-        client.responses.create(model="demo", input="Hi", conversation=name)
+        stored_sdk.responses.create(model="demo", input="Hi", conversation=name)

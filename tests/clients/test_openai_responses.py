@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import openai
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.base import Backend
 from latimer.backends.errors import EngineError
-from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.llama_server import LlamaServer
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import FunctionToolParam, ToolParam
 from pydantic import BaseModel
@@ -36,50 +33,29 @@ WEATHER: FunctionToolParam = {
 TOOLS: list[ToolParam] = [WEATHER]
 
 
-@pytest.fixture(scope="module", params=["llama_cpp", "llama_server"])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Serve the demo model of an engine."""
-
-    def make() -> OpenAIAdapter:
-        backend: Backend = LlamaCpp()
-        if request.param == "llama_server":
-            backend = LlamaServer(request.getfixturevalue("llama_server_url"))
-        return OpenAIAdapter(backend, any_model=True)
-
-    with serving(make) as url:
-        yield f"{url}/v1"
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[OpenAI]:
-    """Yield the synchronous client, which validates responses strictly."""
-    with OpenAI(
-        base_url=address, api_key="x", _strict_response_validation=True, max_retries=0
-    ) as made:
-        yield made
-
-
 @pytest.fixture
 async def leaving(address: str) -> AsyncIterator[AsyncOpenAI]:
     """Return the asynchronous client."""
-    async with AsyncOpenAI(base_url=address, api_key="x", max_retries=0) as one:
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as one:
         yield one
 
 
-def test_create(client: OpenAI) -> None:
+def test_create(responses_sdk: OpenAI) -> None:
     """`create` returns the text in `output_text`, plain and streamed."""
-    plain = client.responses.create(model=MODEL, input="Count to 5.", temperature=0)
+    plain = responses_sdk.responses.create(model=MODEL, input="Count to 5.", temperature=0)
     assert plain.output_text == "1, 2, 3, 4, 5."
     assert plain.status == "completed"
-    events = client.responses.create(model=MODEL, input="Count to 5.", temperature=0, stream=True)
+    events = responses_sdk.responses.create(
+        model=MODEL, input="Count to 5.", temperature=0, stream=True
+    )
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == plain.output_text
     assert len(deltas) > 3
 
 
-def test_stream(client: OpenAI) -> None:
+def test_stream(responses_sdk: OpenAI) -> None:
     """`stream` accumulates every event, and its final response is the last event's."""
-    with client.responses.stream(
+    with responses_sdk.responses.stream(
         model=MODEL, input="Count to 5.", temperature=0, include=["message.output_text.logprobs"]
     ) as stream:
         snapshots = [
@@ -91,10 +67,10 @@ def test_stream(client: OpenAI) -> None:
     assert final.usage.output_tokens >= len(snapshots)
 
 
-def test_a_call_and_its_result(client: OpenAI) -> None:
+def test_a_call_and_its_result(responses_sdk: OpenAI) -> None:
     """A call that is streamed is accumulated; its item and its result are taken back."""
     question: Any = {"role": "user", "content": "What is the weather in Paris?"}
-    with client.responses.stream(
+    with responses_sdk.responses.stream(
         model=MODEL, input=[question], tools=TOOLS, tool_choice="required", temperature=0
     ) as stream:
         done = [e for e in stream if e.type == "response.function_call_arguments.done"]
@@ -106,7 +82,7 @@ def test_a_call_and_its_result(client: OpenAI) -> None:
     assert done[0].item_id == call.id != call.call_id
     result = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
     history: Any = [question, call.model_dump(exclude={"parsed_arguments"}), result]
-    answer = client.responses.create(model=MODEL, input=history, tools=TOOLS, temperature=0)
+    answer = responses_sdk.responses.create(model=MODEL, input=history, tools=TOOLS, temperature=0)
     assert "21" in answer.output_text
 
 
@@ -116,23 +92,23 @@ class Colour(BaseModel):
     colour: Literal["red", "blue"]
 
 
-def test_parse(client: OpenAI) -> None:
+def test_parse(responses_sdk: OpenAI) -> None:
     """`parse` and `stream` with a type return an object of it."""
-    parsed = client.responses.parse(model=MODEL, input="Which colour?", text_format=Colour)
+    parsed = responses_sdk.responses.parse(model=MODEL, input="Which colour?", text_format=Colour)
     assert parsed.output_parsed is not None
-    with client.responses.stream(model=MODEL, input="Which?", text_format=Colour) as stream:
+    with responses_sdk.responses.stream(model=MODEL, input="Which?", text_format=Colour) as stream:
         assert stream.get_final_response().output_parsed is not None
 
 
-def test_a_limit(client: OpenAI) -> None:
+def test_a_limit(responses_sdk: OpenAI) -> None:
     """A response that the limit cuts off is incomplete for the client, too."""
-    made = client.responses.create(
+    made = responses_sdk.responses.create(
         model=MODEL, input="Count to 12.", max_output_tokens=16, temperature=0
     )
     assert made.status == "incomplete"
     assert made.incomplete_details is not None
     assert made.incomplete_details.reason == "max_output_tokens"
-    with client.responses.stream(
+    with responses_sdk.responses.stream(
         model=MODEL, input="Count to 12.", max_output_tokens=16, temperature=0
     ) as stream:
         last = [event.type for event in stream][-1]
@@ -149,11 +125,11 @@ async def test_asynchronous(leaving: AsyncOpenAI) -> None:
     assert made.output_text == "1, 2, 3, 4, 5."
 
 
-def test_errors(client: OpenAI) -> None:
+def test_errors(responses_sdk: OpenAI) -> None:
     """Errors before a stream are those of HTTP, with the field that is wrong."""
     for stream in (True, False):
         with pytest.raises(openai.BadRequestError) as found:
-            client.responses.create(model=MODEL, input="x" * 20_000, stream=stream)
+            responses_sdk.responses.create(model=MODEL, input="x" * 20_000, stream=stream)
         assert (found.value.param, found.value.code) == ("input", "context_length_exceeded")
 
 

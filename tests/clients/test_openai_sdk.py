@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -16,28 +14,20 @@ ASK: list[ChatCompletionMessageParam] = [
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
 
 
-@pytest.fixture
-def client(served_url: str) -> Iterator[OpenAI]:
-    """Yield the synchronous client, which validates responses strictly."""
-    with OpenAI(base_url=f"{served_url}/v1", api_key="x", _strict_response_validation=True) as made:
-        yield made
-
-
-def test_chat(client: OpenAI) -> None:
+def test_chat(sdk: OpenAI) -> None:
     """A plain chat completion has the expected answer and passes the SDK's strict types."""
-    with client:
-        reply = client.chat.completions.create(model="m", messages=ASK, temperature=0)
-        assert reply.choices[0].message.content == ANSWER
-        assert reply.choices[0].finish_reason == "stop"
-        assert reply.usage is not None
-        assert reply.usage.total_tokens == 22
-        assert reply._request_id is not None
-        assert reply._request_id.startswith("req_")
+    reply = sdk.chat.completions.create(model="m", messages=ASK, temperature=0)
+    assert reply.choices[0].message.content == ANSWER
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == 22
+    assert reply._request_id is not None
+    assert reply._request_id.startswith("req_")
 
 
-def test_a_chat_stream(client: OpenAI) -> None:
+def test_a_chat_stream(sdk: OpenAI) -> None:
     """A streamed chat completion has the expected answer, and usage at the end."""
-    with client, client.chat.completions.create(
+    with sdk.chat.completions.create(
         model="m",
         messages=ASK,
         temperature=0,
@@ -51,9 +41,9 @@ def test_a_chat_stream(client: OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 7
 
 
-def test_the_stream_helper(client: OpenAI) -> None:
+def test_the_stream_helper(sdk: OpenAI) -> None:
     """The SDK's stream helper assembles three choices."""
-    with client, client.chat.completions.stream(
+    with sdk.chat.completions.stream(
         model="m", messages=ASK, temperature=0, n=3, seed=1
     ) as stream:  # fmt: skip
         final = stream.get_final_completion()
@@ -73,21 +63,19 @@ def test_completions(served_url: str) -> None:
             assert "".join(chunk.choices[0].text for chunk in stream) == reply.choices[0].text
 
 
-def test_models(client: OpenAI) -> None:
+def test_models(sdk: OpenAI) -> None:
     """Models are listed and retrieved, also with slashes in their names."""
-    with client:
-        (model,) = client.models.list().data
-        assert client.models.retrieve(model.id).id == model.id
+    (model,) = sdk.models.list().data
+    assert sdk.models.retrieve(model.id).id == model.id
 
 
-def test_errors_have_their_classes(client: OpenAI) -> None:
+def test_errors_have_their_classes(sdk: OpenAI) -> None:
     """The SDK raises its error classes with code and param."""
-    with client:
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(model="m", messages=[], temperature=0)
-        assert (caught.value.code, caught.value.param) == ("empty_array", "messages")
-        with pytest.raises(openai.NotFoundError):
-            client.post("/nothing", cast_to=object)
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.chat.completions.create(model="m", messages=[], temperature=0)
+    assert (caught.value.code, caught.value.param) == ("empty_array", "messages")
+    with pytest.raises(openai.NotFoundError):
+        sdk.post("/nothing", cast_to=object)
 
 
 async def test_async_clients_of_game_mods(served_url: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,28 +22,9 @@ HELLO: list[ChatCompletionMessageParam] = [
 MANY = 1_000
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the setting `store` for an empty database of each kind."""
-    if request.param == "postgresql":
-        url: str = request.getfixturevalue("postgresql_url")
-        return url
-    return "memory" if request.param == "memory" else str(tmp_path / "store.db")
-
-
-@pytest.fixture
-def client(target: str) -> Iterator[OpenAI]:
-    """Serve the demo model with a store; yield a client that validates responses strictly."""
-    with (
-        serving(lambda: OpenAIAdapter(Echo(context=512), store=target)) as address,
-        OpenAI(base_url=f"{address}/v1", api_key="x", _strict_response_validation=True) as made,
-    ):
-        yield made
-
-
-def test_a_completion_is_stored(client: OpenAI) -> None:
+def test_a_completion_is_stored(stored_sdk: OpenAI) -> None:
     """A stored completion is retrieved, updated, listed with its messages, and deleted."""
-    completions = client.chat.completions
+    completions = stored_sdk.chat.completions
     made = completions.create(
         model="demo", messages=HELLO, max_tokens=4, store=True, metadata={"a": "b"}, n=2
     )
@@ -56,7 +35,7 @@ def test_a_completion_is_stored(client: OpenAI) -> None:
         one.message.content for one in made.choices
     ]
     # The published type allows only the role of the assistant.
-    with OpenAI(base_url=client.base_url, api_key="x") as lenient:
+    with OpenAI(base_url=stored_sdk.base_url, api_key="x") as lenient:
         listed = list(lenient.chat.completions.messages.list(made.id))
     assert [{"role": one.role, "content": one.content} for one in listed] == HELLO
     assert completions.update(made.id, metadata={"c": "d"}).metadata == {"c": "d"}
@@ -68,9 +47,9 @@ def test_a_completion_is_stored(client: OpenAI) -> None:
         completions.retrieve(made.id)
 
 
-def test_a_stream_is_stored(client: OpenAI) -> None:
+def test_a_stream_is_stored(stored_sdk: OpenAI) -> None:
     """A streamed completion is stored as the helper of the client accumulates it."""
-    completions = client.chat.completions
+    completions = stored_sdk.chat.completions
     with completions.stream(
         model="demo", messages=HELLO, store=True, logprobs=True, top_logprobs=2,
         stream_options={"include_usage": True},
