@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
@@ -12,7 +13,7 @@ from latimer.backends.base import Backend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
-from latimer.conformance.check import all_checks
+from latimer.conformance.check import Check, all_checks
 from latimer.conformance.runner import Settings, judge
 from support.embeddings import ENGINES, embedding
 from support.engines.koboldcpp import DemoKoboldcpp, FakeKoboldcpp
@@ -41,6 +42,13 @@ EXPLAINED = {
 # The beginnings of the ids of checks that have an engine of their own in another test.
 ENGINE = ("engine.", "responses.engine-")
 ELSEWHERE = (*ENGINE, "embeddings.")
+
+
+async def check_passes(url: str, checks: Sequence[Check], **settings: Any) -> None:
+    """Check that a server passes some checks."""
+    verdicts = await judge(Settings(f"{url}/v1", **settings), checks)
+    assert len(verdicts) == len(checks) > 0
+    assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
 
 
 @pytest.fixture(scope="module", params=["in process", "llama-server"])
@@ -114,9 +122,8 @@ async def test_what_the_demo_model_cannot_show(
     path = scripted(tmp_path / "model.gguf", script, template, context=2048)
     checks = [check for check in all_checks() if check.id in names]
     with serving(lambda: OpenAIAdapter(LlamaCpp(path))) as url:
-        verdicts = await judge(Settings(f"{url}/v1"), checks)
-    assert len(verdicts) == len(names)
-    assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
+        assert len(checks) == len(names)
+        await check_passes(url, checks)
 
 
 @pytest.mark.timed
@@ -125,9 +132,8 @@ async def test_stored_over_koboldcpp() -> None:
     checks = [check for check in all_checks() if check.group == "stored"]
     async with FakeKoboldcpp() as fake:
         with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
-            verdicts = await judge(Settings(f"{url}/v1"), checks)
-    assert len(verdicts) == 20
-    assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
+            await check_passes(url, checks)
+    assert len(checks) == 20
 
 
 # What koboldcpp cannot do: it returns log-probabilities after sampling.
@@ -167,9 +173,7 @@ async def test_embeddings(engine: str, demo_f32: Path) -> None:
         else:
             backend = stack.enter_context(embedding(engine, "bert-mean"))
         url = stack.enter_context(serving(lambda: OpenAIAdapter(backend)))
-        verdicts = await judge(Settings(f"{url}/v1"), checks)
-    assert len(verdicts) == len(checks)
-    assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
+        await check_passes(url, checks)
 
 
 @pytest.mark.timed
@@ -189,6 +193,4 @@ async def test_an_engine_that_dies_is_told(tmp_path: Path) -> None:
         restarted_llama_server(DEMO_MODEL, tmp_path / "pid") as (engine, kill),
         serving(lambda: OpenAIAdapter(LlamaServer(engine))) as url,
     ):
-        settings = Settings(f"{url}/v1", hint="demo", breaks=kill)
-        verdicts = await judge(settings, checks)
-    assert [(v.check.id, v.outcome, v.detail) for v in verdicts if v.outcome != "pass"] == []
+        await check_passes(url, checks, hint="demo", breaks=kill)

@@ -22,7 +22,7 @@ from latimer.adapter.settings import Settings, WrongSettings
 from latimer.backends.identity import LazyBackend
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
-from support.servers import command, free_port
+from support.servers import command
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -281,11 +281,6 @@ def test_a_running_stream_ends_after_sigterm() -> None:
         process.communicate(timeout=30)
         with pytest.raises(OSError, match="refused"):
             urllib.request.urlopen(f"{address}/health")  # noqa: S310
-
-
-def test_a_free_port_is_free() -> None:
-    """A free port is in the range for unprivileged programs."""
-    assert 1024 < free_port() < 65536
 
 
 @pytest.mark.slow

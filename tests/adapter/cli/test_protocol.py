@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from latimer.adapter.cli.protocol import MOST_HEAD
 from support.servers import serving
-
-Writer = asyncio.StreamWriter
 
 
 class Waiting:
@@ -35,6 +35,20 @@ class Waiting:
         self.left += 1
 
 
+@asynccontextmanager
+async def connected(app: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Serve an app, and yield a connection to it."""
+    with serving(lambda: app) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+        yield reader, writer
+        writer.close()
+
+
+def port_of(address: str) -> int:
+    """Return the port of an address."""
+    return int(address.rpartition(":")[2])
+
+
 REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -44,9 +58,7 @@ REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
 async def test_a_client_that_leaves_is_noticed(behind: bytes) -> None:
     """A disconnect reaches the app, even if the client has sent more after its request."""
     app = Waiting()
-    with serving(lambda: app) as address:
-        port = int(address.rpartition(":")[2])
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with connected(app) as (_, writer):
         writer.write(REQUEST + behind)
         await asyncio.sleep(0.1)
         assert app.begun == 1
@@ -70,7 +82,7 @@ async def answer(port: int, data: bytes) -> tuple[bytes, dict[str, dict[str, str
 async def test_requests_that_are_none_get_an_error_object() -> None:
     """Bytes that are not HTTP, and headers without end, get an OpenAI error object."""
     with serving(Waiting) as address:
-        port = int(address.rpartition(":")[2])
+        port = port_of(address)
         status, body = await answer(port, b"\x16\x03\x01 hello\r\n\r\n")
         assert status == b"HTTP/1.1 400 Bad Request"
         assert body["error"]["type"] == "invalid_request_error"
@@ -83,9 +95,7 @@ async def test_requests_that_are_none_get_an_error_object() -> None:
 async def test_an_early_request_is_the_last_one_of_its_connection() -> None:
     """A second request that arrives before a response is answered, and the connection closes."""
     app = Waiting()
-    with serving(lambda: app) as address:
-        port = int(address.rpartition(":")[2])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with connected(app) as (reader, writer):
         writer.write(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n" * 5)
         first, second = await reader.readuntil(b"\r\n\r\n"), await reader.readuntil(b"\r\n\r\n")
         assert b" 204 " in first
@@ -94,7 +104,6 @@ async def test_an_early_request_is_the_last_one_of_its_connection() -> None:
         assert b"connection: close" in second
         async with asyncio.timeout(1.5):
             assert await reader.read() == b""
-        writer.close()
     assert app.begun == 2
 
 
@@ -115,14 +124,11 @@ async def test_trailers_are_no_headers_and_have_an_end() -> None:
             await send({"type": "http.response.body"})
 
     chunked = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
-    with serving(lambda: app) as address:
-        port = int(address.rpartition(":")[2])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with connected(app) as (reader, writer):
         writer.write(chunked + b"Host: evil.example\r\n\r\n")
         assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
-        writer.close()
         assert seen == [b"a"]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with connected(app) as (reader, writer):
         with contextlib.suppress(ConnectionError):
             writer.write(chunked)
             for _ in range(64):
@@ -131,27 +137,21 @@ async def test_trailers_are_no_headers_and_have_an_end() -> None:
         async with asyncio.timeout(5):
             with contextlib.suppress(ConnectionError):
                 await reader.read()
-        writer.close()
     assert len(seen) == 1
 
 
 async def test_small_chunks_are_no_trailers() -> None:
     """A chunked body with chunks of one byte is accepted with framing of any length."""
     body = b"".join(b"1\r\nx\r\n" for _ in range(50_000))
-    with serving(Waiting) as address:
-        port = int(address.rpartition(":")[2])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with connected(Waiting()) as (reader, writer):
         head = b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(head + body + b"0\r\n\r\n")
         assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
-        writer.close()
 
 
 async def test_trailers_are_not_part_of_the_next_head() -> None:
     """A connection takes 40 KB of trailers, and then a head of 40 KB."""
-    with serving(Waiting) as address:
-        port = int(address.rpartition(":")[2])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with connected(Waiting()) as (reader, writer):
         head = b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         lines = b"a: b\r\n" * 6_600
         for data in (head, b"1\r\nx\r\n0\r\n", lines + b"\r\n"):
@@ -162,4 +162,3 @@ async def test_trailers_are_not_part_of_the_next_head() -> None:
             writer.write(data)
             await asyncio.sleep(0.05)
         assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
-        writer.close()
