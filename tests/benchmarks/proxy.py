@@ -303,7 +303,7 @@ def package_of(tree: Path) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def fake_engine(core: int, protocol: type[FakeEngine] = FakeEngine) -> Iterator[int]:
-    """Run the fake engine on a core, with this process beside it; yield its port."""
+    """Run the fake engine on a core, and this process on the same; yield its port."""
     os.sched_setaffinity(0, {core})
     port = free_port()
     process = multiprocessing.Process(target=run_engine, args=(port, core, protocol), daemon=True)
