@@ -167,6 +167,7 @@ class Generation:
         party: the request that the job belongs to; None if the request has no other job.
         fingerprint: the model that the job was made for. The backend rejects the job if the engine
             serves another model. Empty if any model will do.
+        streamed: False if nobody needs the text before its end; an engine may then yield it whole.
     """
 
     prompt: Prompt
@@ -180,6 +181,7 @@ class Generation:
     preserved_tokens: tuple[str, ...] = ()
     party: Ticket | None = None
     fingerprint: str = ""
+    streamed: bool = True
 
 
 @dataclass(slots=True)

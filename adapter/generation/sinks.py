@@ -357,9 +357,12 @@ def respond(
         wanted = answer.store is not None or any(one.keeps for one in observers)
         answer.keeps = answer.keeps or wanted
     if frames is None:
+        _set_whole(plan)
         return run(served.backend, plan, JsonSink(exchange, served, answer), observers)
     exchange.fault = frames.error
     sink = StreamSink(exchange, served, answer, frames)
+    if sink.at_once:
+        _set_whole(plan)
     seconds = served.policy.keepalive
     # A response that is sent in one piece needs its end before its head.
     if not seconds or sink.at_once:
@@ -369,6 +372,12 @@ def respond(
     else:
         sink.comments.party = plan.party
     return sink.comments.during(run(served.backend, plan, sink, observers), seconds)
+
+
+def _set_whole(plan: Plan) -> None:
+    """Let the engine yield texts whole, because the response is sent at the end."""
+    for job in plan.jobs:
+        job.streamed = False
 
 
 def _size(batch: Batch) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,9 +30,10 @@ from ..http import HttpClient
 from ..queue import QUEUE
 from ..streams import end_at_once
 from . import tokens as tokens_of
-from .call import Run, counted, payload_of
+from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model
-from .server import Server, new_genkey
+from .run import Run, counted, payload_of
+from .server import PATIENCE, Server
 from .translate import CAPABILITIES, ENGINE, longest_call
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class KoboldCpp(Backend):
         max_waiting: the largest number of waiting requests; others are rejected as busy.
         silence: seconds without an event after which the engine is asked if it still generates.
         client: as of `LlamaServer`.
+        patience: seconds for which a call waits while other clients keep koboldcpp busy.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class KoboldCpp(Backend):
         max_waiting: int = QUEUE,
         silence: float = 5.0,
         client: Client | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.server = Server(HttpClient(url, headers, client), max_waiting, silence)
+        self.server = Server(HttpClient(url, headers, client), max_waiting, silence, patience)
 
     @property
     @override
@@ -102,8 +104,7 @@ class KoboldCpp(Backend):
         try:
             yield run.batches()
         finally:
-            # Shielded, since a cancelled request must still abort its generation and end its turn.
-            await asyncio.shield(server.background(_leave(run)))
+            run.leave()
 
     @override
     @asynccontextmanager
@@ -118,22 +119,15 @@ class KoboldCpp(Backend):
         cap = longest_call(model.context)
         if job.max_tokens is not None and room > cap:
             raise Unsupported("oai_compat", ENGINE, f"A native response has at most {cap} tokens.")
-        genkey = new_genkey()
-        payload = await payload_of(job, 0, prompt, min(room, cap), model.context, genkey)
-        path = "/api/extra/generate/stream" if stream else "/api/v1/generate"
+        call = Call(server)
+        payload = await payload_of(job, 0, prompt, min(room, cap), model.context, call.genkey)
         await server.turns.take(job.party)
-        done = False
         try:
             await server.check_still(model)
-            async with await server.client.send("POST", path, payload) as response:
-                yield NativeReply(response.status, response.content_type, aiter(response.stream))
-            done = True
+            response = await call.start(STREAM if stream else WHOLE, payload)
+            yield NativeReply(response.status, response.content_type, call.chunks())
         finally:
-            try:
-                if not done:
-                    await asyncio.shield(server.background(server.abort(genkey)))
-            finally:
-                server.turns.release()
+            server.pass_on(call)
 
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
@@ -177,10 +171,3 @@ class KoboldCpp(Backend):
     @override
     async def aclose(self) -> None:
         await self.server.aclose()
-
-
-async def _leave(run: Run) -> None:
-    try:
-        await run.aclose()
-    finally:
-        run.release()

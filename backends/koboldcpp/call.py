@@ -1,372 +1,197 @@
-"""The consecutive native calls of a job: prompt, text, token counts, continuation, abort.
+"""A native generation, from its request until koboldcpp has really ended it.
 
-koboldcpp omits the final event if it sends all text before it notices the end of the generation. A
-broken connection looks the same, and the facts about the last generation may be about another one.
-So the text has to be proven complete.
+koboldcpp generates to the end even if nobody reads the response, and it forgets an abort that
+arrives just before a generation begins. So a call has one owner: whatever may have begun is aborted
+again and again until its response ends, and only then the engine's turn passes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
-from contextlib import aclosing
-from typing import Literal
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, TypeVar
 
-import orjson
-
-from ...schemas.native.koboldcpp import LastLogprobs, Perf
-from .. import offload
-from ..base import Batch, Generation, Model, Piece, Text, TokenIds
-from ..errors import (
-    MALFORMED,
-    ContextExceeded,
-    EmptyPrompt,
-    EngineError,
-    LatimerError,
-    Unsupported,
-    malformed,
-    text_of,
-    whole_of,
-)
+from ..errors import EngineError, LatimerError
 from ..http import Response
-from ..queue import Ticket
-from ..sse import EventParser
-from . import tokens as tokens_of
-from .server import Server, new_genkey
-from .tokens import CallTokens
-from .translate import (
-    CAPABILITIES,
-    ENGINE,
-    ChoiceStream,
-    longest_call,
-    to_error,
-    to_native,
-    with_media,
-)
+from .translate import ENGINE, to_error
+
+if TYPE_CHECKING:
+    from .server import Server
+
+T = TypeVar("T")
+
+STREAM, WHOLE = "/api/extra/generate/stream", "/api/v1/generate"
+# The largest number of bytes of a whole response, and of each of its tokens with ten alternatives.
+MOST_HEAD, MOST_TOKEN = 2**20, 2**14
+# Seconds between two aborts of a call; the engine itself sleeps 0.1 s before it answers one.
+ABORT_EVERY = 0.1
+# The number of consecutive idle checks after which a call without a response head counts as ended:
+# a busy machine may not have read the request yet. With a head, or a lost connection, fewer do.
+LOOKS, LOOKS_BEGUN = 10, 2
+# Seconds for an answer to an abort, and the number of missing answers that mean a dead engine.
+ANSWER_SECONDS, MOST_MISSING = 5.0, 3
+# Seconds after which a call whose connection was lost no longer keeps its turn.
+LOST_SECONDS = 10.0
 
 
-async def counted(server: Server, job: Generation, model: Model) -> tuple[str, int, int]:
-    """Return the prompt as text, and its number of tokens with a BOS and without.
+def new_genkey() -> str:
+    """Return a new key for aborting one generation and for reading its tokens."""
+    return "LATIMER" + secrets.token_hex(8)
 
-    koboldcpp silently cuts the beginning of a prompt that does not fit, so its tokens are counted
-    first.
+
+class Call:
+    """A native generation.
+
+    Attributes:
+        genkey: the key by which the engine knows it.
     """
-    content = job.prompt.content
-    if isinstance(content, Text):
-        if not content.parse_special:
-            raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
-        text = await offload.run(len(content.text), with_media, job, content.text)
-    else:
-        text = await _text_of(server, content)
-    tokens = len((await server.token_count(text, False))["ids"])
-    count = tokens + model.adds_bos
-    if not count:
-        raise EmptyPrompt
-    if count + (job.max_tokens or 0) > model.context or count >= model.context:
-        raise ContextExceeded(model.context, tokens, job.max_tokens or 0)
-    return text, count, tokens
 
-
-async def _text_of(server: Server, ids: TokenIds) -> str:
-    """Return the text of token ids, if koboldcpp tokenizes it to the same ids."""
-    text = (await server.detokenize(ids)).decode()
-    if tuple((await server.token_count(text, False))["ids"]) != ids:
-        raise Unsupported(
-            "prompt", ENGINE, "Its tokenizer does not preserve these token ids. Send text instead."
-        )
-    return text
-
-
-FinishReason = Literal["stop", "length"]
-
-STOP_REASONS: dict[int, FinishReason] = {0: "length", 1: "stop", 2: "length"}
-# The number of idle checks, and the seconds between them. koboldcpp becomes idle a moment after it
-# has closed the stream; a generation that still runs takes longer.
-LOOKS, LOOK_SECONDS = 20, 0.05
-
-
-async def prove_finish_reason(
-    server: Server, genkey: str, text: bytes, before: int | None, shows_control: bool
-) -> FinishReason:
-    """Return the finish reason of a generation whose stream does not have one.
-
-    Args:
-        genkey: the key of the call.
-        text: the text that the call has sent.
-        before: the number of generations before the call, or None if unknown.
-        shows_control: True if control tokens are part of the text.
-
-    Raises:
-        EngineError: nothing proves that the text is complete.
-    """
-    perf = await _idle(server)
-    reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
-    if reason is None:
-        raise EngineError(f"{ENGINE} ended its response without a finish reason.")
-    if server.reports_tokens:
-        last = await server.last_logprobs(genkey)
-        proven = last is not None and await _is_of(last, text, reason, server, shows_control)
-    else:
-        proven = await _is_counted(perf, text, reason, before, server)
-    if not proven:
-        raise EngineError(f"{ENGINE} ended its response before it was finished.")
-    return reason
-
-
-async def _idle(server: Server) -> Perf:
-    """Wait until the engine is idle, and return its facts about the last generation."""
-    for _ in range(LOOKS):
-        perf = await server.perf()
-        if perf["idle"]:
-            return perf
-        await asyncio.sleep(LOOK_SECONDS)
-    raise EngineError(f"{ENGINE} closed its response but is still generating.")
-
-
-async def _is_of(
-    last: LastLogprobs, text: bytes, reason: FinishReason, server: Server, shows_control: bool
-) -> bool:
-    """Return True if the tokens of a generation make up the text."""
-    tokens, ids = last["tokens"], last["token_ids"]
-    if not tokens or len(tokens) != len(ids):
-        return False
-    if reason == "stop":
-        tokens, ids = tokens[:-1], ids[:-1]
-    if joined(tokens) == text:
-        return True
-    if not shows_control:
-        control = {special.spelling for special in await server.special_tokens()}
-        if joined(tokens, control) == text:
-            return True
-    # Tokens inside a character are empty in the list, but detokenizing all ids restores them.
-    return await server.detokenize(tuple(ids)) == text
-
-
-def joined(tokens: Collection[str], control: Collection[str] = ()) -> bytes:
-    """Return the text of tokens, without that of control tokens."""
-    return "".join(text_of(token) for token in tokens if token not in control).encode()
-
-
-async def _is_counted(
-    perf: Perf, text: bytes, reason: FinishReason, before: int | None, server: Server
-) -> bool:
-    """Return True if the last generation was this one and has as many tokens as the text."""
-    if before is None or whole_of(perf["total_gens"]) != before + 1:
-        return False
-    counted = len((await server.token_count(text.decode(), False))["ids"])
-    return counted == whole_of(perf["last_token_count"]) - (reason == "stop")
-
-
-# Events to accept beyond one per requested token: text that was held back may have its own event.
-SLACK = 8
-# The largest number of bytes to accept per token; all vocabularies stay far below it.
-MOST_BYTES = 1024
-
-
-class Run:
-    """The consecutive calls of a job; each choice takes a turn in the queue."""
-
-    def __init__(
-        self,
-        server: Server,
-        job: Generation,
-        model: Model,
-        prompt: str,
-        max_tokens: int,
-        prompt_tokens: int,
-    ) -> None:
+    def __init__(self, server: Server) -> None:
+        self.genkey = new_genkey()
         self._server = server
-        self._job = job
-        self._model = model
-        self._prompt = prompt
-        self._max_tokens = max_tokens
-        self._prompt_tokens = prompt_tokens
-        self._room, self._genkey = 0, ""
-        self._generations: int | None = None
-        self._response: Response | None = None
-        self._running = False
-        self._party = job.party or Ticket()
-        self._has_turn = False
+        self._is_over = True
+        self._sending: asyncio.Future[Response] | None = None
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._reading: asyncio.Future[bytes] | None = None
 
-    async def take(self) -> None:
-        """Wait for a turn.
+    @property
+    def is_over(self) -> bool:
+        """True if the engine does not run the generation, and will not."""
+        return self._is_over
+
+    async def start(self, path: str, payload: bytes) -> Response:
+        """Send the call; wait while requests of other clients keep the engine busy.
 
         Raises:
-            Busy: the queue is full and the request was not admitted before.
+            Busy: they do so for too long.
+            EngineError: the engine rejects the call, or it becomes idle without a response.
         """
-        await self._server.turns.take(self._party)
-        self._has_turn = True
+        return await self._server.once_free(lambda: self._start(path, payload))
 
-    def release(self) -> None:
-        """Give the turn to the next request."""
-        if self._has_turn:
-            self._has_turn = False
-            self._server.turns.release()
-
-    async def batches(self) -> AsyncIterator[Batch]:
-        """Yield the batches of all choices, one choice after the other.
-
-        Raises:
-            EngineError: the engine fails, or its response is malformed.
-        """
-        try:
-            for choice in range(len(self._job.seeds)):
-                if not self._has_turn:
-                    await self.take()
-                async with aclosing(self._batches_of(choice)) as batches:
-                    async for batch in batches:
-                        yield batch
-                # Other requests must not wait for all choices of this one.
-                self.release()
-        except MALFORMED as error:
-            raise malformed(ENGINE, "a generation", error) from error
-
-    async def _batches_of(self, choice: int) -> AsyncGenerator[Batch, None]:
-        end = self._model.eos_token
-        stream = ChoiceStream(self._job, choice, self._prompt_tokens, end)
-        tokens: list[CallTokens] | None = [] if self._job.logprobs is not None else None
-        # Text waits for its tokens, unless the reader may cut it.
-        shows = tokens is None or self._job.stops.by_reader
-        ended = False
-        # One call generates at most 80 % of the context, or what `--genlimit` allows.
-        while not ended and not stream.stopped and stream.tokens < self._max_tokens:
-            before, start = stream.tokens, len(stream.text)
-            reason = None
-            async with aclosing(self._call(stream)) as call:
-                async for text, finish_reason in call:
-                    reason = finish_reason
-                    data = stream.feed(text)
-                    if data and shows:
-                        yield (Piece(choice, data),)
-                    if stream.stopped:
-                        break
-            rest = stream.rest()
-            if rest and shows:
-                yield (Piece(choice, rest),)
-            await self.aclose()
-            if reason is None and not stream.stopped:
-                reason = await prove_finish_reason(
-                    self._server, self._genkey, stream.text[start:], self._generations,
-                    bool(self._job.preserved_tokens),
-                )  # fmt: skip
-            ended = reason == "stop" and not stream.stopped
-            last = await self._count(stream, ended)
-            if tokens is not None:
-                tokens.append(self._tokens_of(last, stream.text[start:], ended))
-            if stream.tokens == before:
-                break
-        yield self._last(stream, tokens, ended)
-
-    def _tokens_of(self, last: LastLogprobs | None, text: bytes, ended: bool) -> CallTokens:
-        if last is None:
-            raise EngineError(f"{ENGINE} no longer returns its tokens.")
-        control = frozenset({self._model.bos_token, self._model.eos_token} - {""})
-        return tokens_of.read(last, text, ended, self._job.logprobs or 0, control)
-
-    def _last(self, stream: ChoiceStream, tokens: list[CallTokens] | None, ended: bool) -> Batch:
-        finish = stream.finish(ended)
-        if tokens is None:
-            return (finish,)
-        inexact = ("logprobs",) if any(call.inexact for call in tokens) else ()
-        finish = finish._replace(end=tokens[-1].end if tokens else None, inexact=inexact)
-        all_tokens = [token for call in tokens for token in call.tokens]
-        text = b"" if self._job.stops.by_reader else stream.text
-        return Piece(stream.choice, text, all_tokens), finish
-
-    async def _call(self, stream: ChoiceStream) -> AsyncGenerator[tuple[str, str | None], None]:
-        """Yield the text of one call as it arrives, with the finish reason if it is sent."""
-        room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
-        prompt = self._prompt + stream.text.decode()
-        self._room, self._genkey = room, new_genkey()
-        payload = await payload_of(
-            self._job, stream.choice, prompt, room, self._model.context, self._genkey,
-            bool(stream.text),
-        )  # fmt: skip
-        await self._server.check_still(self._model)
-        self._generations = self._server.monitor.generations
-        path = "/api/extra/generate/stream"
-        response = self._response = await self._server.client.send("POST", path, payload)
-        if response.status != 200:
+    async def _start(self, path: str, payload: bytes) -> Response:
+        self._is_over = False
+        self._sending = asyncio.ensure_future(self._server.client.send("POST", path, payload))
+        response = await self._watched(self._sending)
+        if response.status == 200:
+            self._chunks = aiter(response.stream)
+            return response
+        # A call is rejected before it begins.
+        self._is_over = True
+        async with response:
             raise to_error(response.status, await response.aread())
-        self._running = True
-        parser = EventParser()
-        count, size, most = 0, 0, room + SLACK
-        async for chunk in self._chunks(response):
-            for data in parser.feed(chunk):
-                event = stream.parse(data)
-                self._running = event["finish_reason"] is None
-                text = text_of(event["token"])
-                count, size = count + bool(text), size + len(text)
-                if count > most or size > most * MOST_BYTES:
-                    raise EngineError(f"{ENGINE} sent more than the {room} tokens requested.")
-                yield text, event["finish_reason"]
-                if not self._running:
-                    return
-        self._running = False
 
-    async def _chunks(self, response: Response) -> AsyncIterator[bytes]:
-        """Yield the stream's chunks; raise an error if the engine goes idle before its end."""
-        idle = 0
-        chunks = aiter(response.stream)
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the response as it arrives.
+
+        Raises:
+            EngineError: the engine becomes idle before the end of the response.
+        """
+        assert self._chunks is not None
         while True:
             # A task, since a cancelled read cannot be resumed.
-            reading = asyncio.ensure_future(anext(chunks, b""))
-            try:
-                while not (await asyncio.wait([reading], timeout=self._server.silence))[0]:
-                    idle = idle + 1 if (await self._server.perf())["idle"] else 0
-                    if idle >= 2:
-                        raise EngineError(f"{ENGINE} became idle without sending a response.")
-                chunk = await reading
-            finally:
-                reading.cancel()
+            self._reading = asyncio.ensure_future(anext(self._chunks, b""))
+            chunk = await self._watched(self._reading)
             if not chunk:
+                self._is_over = True
                 return
             yield chunk
 
-    async def _count(self, stream: ChoiceStream, ended: bool) -> LastLogprobs | None:
-        last = await self._server.last_logprobs(self._genkey)
-        if last is not None and len(last["tokens"]) > self._room + SLACK:
-            raise EngineError(f"{ENGINE} generated more than the {self._room} tokens requested.")
-        counted = 0
-        if last is None:
-            text = stream.text.decode()
-            counted = len((await self._server.token_count(text, False))["ids"]) - stream.tokens
-        stream.end_call(last, counted, ended)
-        return last
+    async def read(self, tokens: int) -> bytes:
+        """Return the rest of the response.
 
-    async def aclose(self) -> None:
-        """End the open call, if any; aborting by key is half a second faster than closing."""
-        response, self._response = self._response, None
-        if response is None:
-            return
+        Args:
+            tokens: the largest number of tokens that it may have.
+
+        Raises:
+            EngineError: it is larger than so many tokens with their alternatives can be.
+        """
+        parts, size, most = [], 0, MOST_HEAD + tokens * MOST_TOKEN
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                parts.append(chunk)
+                size += len(chunk)
+                if size > most:
+                    raise EngineError(f"{ENGINE} sent more than {most} bytes for {tokens} tokens.")
+        return b"".join(parts)
+
+    def finish(self) -> None:
+        """Note that the engine has sent the last event: nothing is left to abort."""
+        self._is_over = True
+
+    async def abort(self) -> None:
+        """Abort the generation, unless it is over; `end` waits for its end."""
+        if not self._is_over:
+            # `end` finds out if the engine is gone.
+            with suppress(LatimerError):
+                await self._server.abort(self.genkey)
+
+    async def end(self) -> None:
+        """Abort the call until its response has ended, and close the connection."""
+        reading = asyncio.ensure_future(self._read_to_end())
         try:
-            if self._running:
-                await self._server.abort(self._genkey)
-        except LatimerError:
-            pass  # The engine is gone, so nothing runs there.
+            if not self._is_over:
+                await self._abort_until(reading)
         finally:
-            await response.aclose()
+            self._is_over = True
+            reading.cancel()
+            await self._close()
 
+    async def _abort_until(self, reading: asyncio.Future[bool]) -> None:
+        idle = missing = 0
+        lost_at = time.monotonic() + LOST_SECONDS
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._server.abort(self.genkey)
+                    await asyncio.wait([reading], timeout=ABORT_EVERY)
+                    if reading.done() and reading.result():
+                        return
+                    idle = idle + 1 if (await self._server.perf())["idle"] else 0
+            except TimeoutError:
+                missing += 1
+            except LatimerError:
+                return  # The engine is gone, so nothing runs there.
+            begun = self._chunks is not None or reading.done()
+            if idle >= (LOOKS_BEGUN if begun else LOOKS) or missing >= MOST_MISSING:
+                return
+            if reading.done():
+                if time.monotonic() > lost_at:
+                    return
+                await asyncio.sleep(ABORT_EVERY)
 
-async def payload_of(
-    job: Generation,
-    choice: int,
-    prompt: str,
-    max_length: int,
-    context: int,
-    genkey: str,
-    continued: bool = False,
-) -> bytes:
-    """Return the JSON payload of one call.
+    async def _read_to_end(self) -> bool:
+        """Read the rest of the response; return False if the connection is lost."""
+        try:
+            if self._sending is not None:
+                response = await self._sending
+                if self._chunks is None:
+                    self._chunks = aiter(response.stream)
+            if self._reading is not None and not await self._reading:
+                return True
+            if self._chunks is not None:
+                async for _ in self._chunks:
+                    pass
+        except LatimerError:
+            return False
+        return True
 
-    Args:
-        continued: True if it continues an earlier call of the same choice.
-    """
+    async def _close(self) -> None:
+        sending, self._sending = self._sending, None
+        for waiting in (self._reading, sending):
+            if waiting is not None and not waiting.done():
+                waiting.cancel()
+                await asyncio.wait([waiting])
+        if sending is not None and not sending.cancelled() and sending.exception() is None:
+            await sending.result().aclose()
 
-    def made() -> bytes:
-        payload = to_native(job, choice, prompt, max_length, context, genkey)
-        if "grammar" in payload and continued:
-            payload["grammar_retain_state"] = True
-        return orjson.dumps(payload)
-
-    return await offload.run(len(prompt) + sum(len(one.data) for one in job.prompt.media), made)
+    async def _watched(self, reading: asyncio.Future[T]) -> T:
+        """Wait for a part of the response; raise an error if the engine goes idle without it."""
+        idle = 0
+        while not (await asyncio.wait([reading], timeout=self._server.silence))[0]:
+            idle = idle + 1 if (await self._server.perf())["idle"] else 0
+            if idle >= 2:
+                raise EngineError(f"{ENGINE} became idle without sending a response.")
+        return await reading

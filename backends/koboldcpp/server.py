@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import re
-import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,8 +17,11 @@ from ...schemas.native.koboldcpp import LastLogprobs, Perf, TokenCount, TokenCou
 from .. import offload
 from ..base import Generation, Model, Prompt, Sampling, Special, Text, TokenIds
 from ..errors import (
+    MALFORMED,
+    Busy,
     EngineError,
     EngineUnavailable,
+    LatimerError,
     NotServed,
     ids_of_text,
     read_from,
@@ -28,10 +31,22 @@ from ..errors import (
 from ..http import HttpClient
 from ..identity import Throttled
 from ..queue import AdmissionQueue
+from .call import WHOLE, Call
 from .identity import Identity, ServerMonitor
 from .translate import ENGINE, to_error, to_native
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+# The default of `patience`: a request of another client may take a minute.
+PATIENCE = 60.0
+# The shortest and longest time between two attempts while the engine is busy.
+SOON, LATER = 0.05, 0.5
+# The seed of a call that shows if the engine batches calls.
+PROBE_SEED = 1_115_001
+# Seconds for calls to end before the connections are closed.
+CLOSE_SECONDS = 5.0
 
 # The pattern of control tokens in a template, and control tokens that templates often assemble from
 # parts.
@@ -60,6 +75,7 @@ class Server:
     Args:
         max_waiting: the largest number of waiting requests.
         silence: seconds without an event after which it is asked if it still generates.
+        patience: seconds for which a call waits while other clients keep it busy.
 
     Attributes:
         monitor: the model that it serves, and the detector of another one at the address.
@@ -67,9 +83,12 @@ class Server:
         embedder: the facts about its embeddings, once known.
     """
 
-    def __init__(self, client: HttpClient, max_waiting: int, silence: float) -> None:
+    def __init__(
+        self, client: HttpClient, max_waiting: int, silence: float, patience: float
+    ) -> None:
         self.client = client
         self.silence = silence
+        self._patience = patience
         self.turns = AdmissionQueue(max_waiting)
         self.monitor = ServerMonitor(client.address, self.ask, self._read_model, self._forget)
         self._health = Throttled(self._ask_health)
@@ -132,7 +151,11 @@ class Server:
 
     async def aclose(self) -> None:
         """Wait for the background tasks, and close all connections."""
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        if self._closing:
+            _, late = await asyncio.wait(self._closing, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         await self.client.aclose()
 
     async def token_count(self, text: str, special: bool) -> TokenCount:
@@ -148,7 +171,7 @@ class Server:
 
         The tokenizer answers from one static buffer without a lock (expose.cpp). Two concurrent
         requests get each other's tokens or crash the engine. A cancelled caller lets its request
-        finish.
+        finish if it was sent.
 
         Raises:
             NotServed: there is only an embedding model, and the tokenizer is the text model's.
@@ -157,9 +180,12 @@ class Server:
             raise NotServed("generate", ENGINE, "Did you mean to use v1/embeddings?")
 
         async def alone() -> Any:
-            async with self._tokenizing:
+            try:
                 return await self.ask("POST", path, payload, size)
+            finally:
+                self._tokenizing.release()
 
+        await self._tokenizing.acquire()
         return await asyncio.shield(self.background(alone()))
 
     async def perf(self) -> Perf:
@@ -175,9 +201,46 @@ class Server:
         last: LastLogprobs | None = reply["logprobs"]
         return last
 
+    async def generated(self, genkey: str) -> str:
+        """Return the text so far of a generation; empty if it is not the last one that began."""
+        reply = await self.ask("POST", "/api/extra/generate/check", {"genkey": genkey})
+        with read_from(ENGINE, "/api/extra/generate/check"):
+            return text_of(reply["results"][0]["text"])
+
     async def abort(self, genkey: str) -> None:
-        """Abort a generation by its key."""
+        """Abort a generation by its key; it has no effect before the generation begins."""
         await self.ask("POST", "/api/extra/abort", {"genkey": genkey})
+
+    async def once_free(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call that the engine rejects, because requests of other clients fill its queue.
+
+        Raises:
+            Busy: it still does so when the patience ends.
+        """
+        deadline, pause = time.monotonic() + self._patience, SOON
+        while True:
+            try:
+                return await work()
+            except Busy:
+                if time.monotonic() + pause > deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LATER)
+
+    def pass_on(self, call: Call | None) -> None:
+        """Give a turn to the next request, when the engine has ended the call that had it.
+
+        The caller does not wait: a cancelled request has nothing to wait for.
+        """
+
+        async def end() -> None:
+            try:
+                if call is not None:
+                    await call.end()
+            finally:
+                self.turns.release()
+
+        self.background(end())
 
     def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that must finish even if its caller is cancelled."""
@@ -204,14 +267,7 @@ class Server:
             # The server may come back with another model.
             self.monitor.invalidate()
             raise
-        try:
-            answer = await offload.run(len(data), orjson.loads, data)
-        except ValueError:
-            raise EngineError(f"{ENGINE} sent a response to {path} that is not JSON.") from None
-        if answer is None:
-            # koboldcpp swallows its exceptions and answers 200 with a bare null.
-            raise EngineError(f"{ENGINE} failed to answer {path}.")
-        return answer
+        return await offload.run(len(data), read_json, data, path)
 
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
@@ -254,21 +310,61 @@ class Server:
         """
         if not self.reports_tokens:
             return True, ""
-        genkey = new_genkey()
-        job = Generation(Prompt(Text("a")), 1, sampling=Sampling(temperature=0.0))
-        payload = to_native(job, 0, "a", 1, context, genkey)
-        payload["grammar"] = 'root ::= ""'
-        await self.turns.take()
-        try:
-            reply = await self.ask("POST", "/api/v1/generate", payload)
-            last = await self.last_logprobs(genkey)
-        finally:
-            self.turns.release()
+        reply, last = await self._generate(context, 'root ::= ""')
+        await self._check_batches(context)
         counted = whole_of(reply["results"][0]["prompt_tokens"])
         plain = len((await self.token_count("a", False))["ids"])
         return counted > plain, text_of(last["tokens"][-1]) if last and last["tokens"] else ""
 
+    async def _check_batches(self, context: int) -> None:
+        """Warn if the engine batches calls (`--parallelrequests`), for which it keeps no record.
 
-def new_genkey() -> str:
-    """Return a new key for aborting one generation and for reading its tokens."""
-    return "LATIMER" + secrets.token_hex(8)
+        No endpoint reports it, either. The seed of the last generation is part of the record.
+        """
+        await self._generate(context, seed=PROBE_SEED)
+        try:
+            seed = (await self.perf()).get("last_seed", PROBE_SEED)
+        except (LatimerError, *MALFORMED):
+            return
+        if seed != PROBE_SEED:
+            _log.warning(
+                "koboldcpp runs with --parallelrequests. Batched calls have no limits, counts and "
+                "log-probabilities that could be checked, so Latimer sends one call at a time, "
+                "which koboldcpp does not batch."
+            )
+
+    async def _generate(
+        self, context: int, grammar: str = "", seed: int | None = None
+    ) -> tuple[Any, LastLogprobs | None]:
+        """Generate a token; with a seed, as a call that the engine may batch."""
+        call = Call(self)
+        job = Generation(Prompt(Text("a")), 1, (None,), sampling=Sampling(temperature=0.0))
+        payload = to_native(job, 0, "a", 1, context, call.genkey)
+        if grammar:
+            payload["grammar"] = grammar
+        if seed is not None:
+            payload["sampler_seed"] = seed
+            payload.pop("reasoning_effort", None)
+        await self.turns.take()
+        try:
+            await call.start(WHOLE, orjson.dumps(payload))
+            reply = read_json(await call.read(1), WHOLE)
+            return reply, await self.last_logprobs(call.genkey)
+        finally:
+            self.pass_on(call)
+
+
+def read_json(data: bytes, path: str) -> Any:
+    """Return the JSON of a response.
+
+    Raises:
+        EngineError: it is not JSON, or the engine failed.
+    """
+    try:
+        answer = orjson.loads(data)
+    except ValueError:
+        raise EngineError(f"{ENGINE} sent a response to {path} that is not JSON.") from None
+    if answer is None:
+        # koboldcpp swallows its exceptions and answers 200 with a bare null.
+        raise EngineError(f"{ENGINE} failed to answer {path}.")
+    return answer

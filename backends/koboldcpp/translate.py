@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -43,6 +43,8 @@ NEUTRAL: dict[str, Any] = {
     "ban_eos_token": False,
     "use_default_badwordsids": False,
     "replace_instruct_placeholders": False,
+    # Disables batching (`--parallelrequests`), which leaves no record of a call to check it by.
+    "reasoning_effort": "high",
 }
 
 # koboldcpp's names of sampling extras, by their names in requests.
@@ -155,10 +157,6 @@ def to_native(
         payload["grammar"] = job.grammar.text
         # Only an end token may follow the end of a grammar.
         payload["ban_eos_token"] = False
-    if job.logprobs is not None:
-        payload["logprobs"] = True
-        # Disables batching, in which koboldcpp would report another request's tokens.
-        payload["reasoning_effort"] = "high"
     if sampling.logit_bias:
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
             raise TooMany("logit_bias", ENGINE, MAX_LOGIT_BIAS, len(sampling.logit_bias))
@@ -174,6 +172,22 @@ def to_error(status: int, body: bytes) -> LatimerError:
     if status == 401:
         return EngineUnavailable(f"{ENGINE} rejected the API key that was sent.")
     return EngineError(f"{ENGINE} responded with status {status}: {text}")
+
+
+FinishReason = Literal["stop", "length"]
+
+
+def read_reason(reason: Any, data: bytes) -> FinishReason:
+    """Return the finish reason of an event or a response.
+
+    Raises:
+        EngineError: the engine reports a failure, or an unknown reason.
+    """
+    if reason == "error":
+        raise EngineError(f"{ENGINE} failed while generating.")
+    if reason == "stop" or reason == "length":
+        return reason  # type: ignore[no-any-return]
+    raise EngineError(f"{ENGINE} sent an invalid event: {data[:200]!r}")
 
 
 class ChoiceStream:
@@ -219,10 +233,8 @@ class ChoiceStream:
             reason = event["finish_reason"]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             raise EngineError(f"{ENGINE} sent an invalid event: {data[:200]!r}") from None
-        if reason == "error":
-            raise EngineError(f"{ENGINE} failed while generating.")
-        if reason not in (None, "stop", "length"):
-            raise EngineError(f"{ENGINE} sent an invalid event: {data[:200]!r}")
+        if reason is not None:
+            read_reason(reason, data)
         return event
 
     def feed(self, text: str) -> bytes:

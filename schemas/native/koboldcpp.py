@@ -119,6 +119,7 @@ class Perf(TypedDict):
     stop_reason: int
     last_token_count: int
     total_gens: int
+    last_seed: NotRequired[int]
 
 
 class Version(TypedDict):

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -79,7 +80,7 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
 }
 FAKES: dict[str, tuple[type[Engine], Callable[[str], Backend]]] = {
     "llama-server": (FakeLlamaServer, LlamaServer),
-    "koboldcpp": (FakeKoboldcpp, KoboldCpp),
+    "koboldcpp": (FakeKoboldcpp, partial(KoboldCpp, patience=0.0)),
 }
 
 
@@ -126,11 +127,13 @@ async def faked(engine: str) -> AsyncIterator[tuple[Engine, Backend]]:
 
 
 async def error_of(client: httpx2.AsyncClient, method: str, path: str, body: Any) -> Any:
-    """Return the status and error of a request, or None if it succeeds."""
+    """Return the status and error of a request, or of an event; None if it succeeds."""
     reply = await client.request(method, path, json=body)
-    if reply.status_code < 400:
-        return None
-    return [reply.status_code, json.loads(ADDRESS.sub("ADDRESS", reply.text))["error"]]
+    text = ADDRESS.sub("ADDRESS", reply.text)
+    if reply.status_code >= 400:
+        return [reply.status_code, json.loads(text)["error"]]
+    event = re.search(r'^data: (\{"error".*)', text, re.MULTILINE)
+    return None if event is None else [reply.status_code, json.loads(event[1])["error"]]
 
 
 NAMED = re.compile(r"(?P<path>/\S+) (?P<field>\w+): (?P<value>.*)")
@@ -232,6 +235,10 @@ async def test_errors_of_engines_stay(engine: str) -> None:
                 body["logprobs"] = 2
             fake.faults = dict.fromkeys(fake.generations, fault)
             found[fault] = await error_of(client, "POST", C, body)
+            if engine == "koboldcpp":
+                # Streams come from another endpoint.
+                streamed = {**body, "stream": True}
+                found[f"{fault} streamed"] = await error_of(client, "POST", C, streamed)
             fake.faults = {}
     compare(f"{engine}-faults", {name: error for name, error in found.items() if error})
 

@@ -10,7 +10,8 @@ import pytest
 from httpcore2 import AsyncConnectionInterface
 from latimer.backends.base import Backend, Generation, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import LatimerError
-from latimer.backends.koboldcpp import KoboldCpp, call
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.koboldcpp import run as koboldcpp_run
 from latimer.backends.llama_server import LlamaServer
 from support.mutants import Recorder, Replayed, mutants
 from support.recordings import DEMO_CHATML
@@ -76,9 +77,9 @@ async def test_koboldcpp_may_answer_anything(
     koboldcpp_replay: tuple[str, object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job ends cleanly with every mutation of koboldcpp's responses."""
-    monkeypatch.setattr(call, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(koboldcpp_run, "LOOK_SECONDS", 0.001)
 
     def make(client: AsyncConnectionInterface) -> Backend:
-        return KoboldCpp("http://engine", silence=0.05, client=client)
+        return KoboldCpp("http://engine", silence=0.05, client=client, patience=0.05)
 
     await check(make, koboldcpp_replay[0], KOBOLDCPP[name])

@@ -31,10 +31,7 @@ from urllib.parse import urlsplit
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from support.engines.replay import EMBEDDINGS, EXCHANGES, GENERATE, key_of  # noqa: E402
-
-# Paths of the engine's state, which is that of the last generation.
-STATE = ("/api/extra/last_logprobs", "/api/extra/perf")
+from support.engines.replay import EMBEDDINGS, EXCHANGES, GENERATE, STATE, key_of  # noqa: E402
 
 EMBEDDING_TESTS = "tests/backends/koboldcpp/test_embeddings.py"
 
@@ -151,12 +148,14 @@ async def main(address: str) -> int:
     port = server.sockets[0].getsockname()[1]
     variable = "LATIMER_KOBOLDCPP_EMBEDDINGS_URL" if embeds else "LATIMER_KOBOLDCPP_URL"
     tests = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-k", "koboldcpp"),
+        *(sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:randomly", "-k", "koboldcpp"),
         *sys.argv[2:],
         cwd=HERE.parent.parent,
         env={**os.environ, variable: f"http://127.0.0.1:{port}"},
     )
     code = await tests.wait()
+    # The engine closes a connection a moment after the response that the last test has read.
+    await asyncio.sleep(1)
     server.close()
     if code == 0:
         recorder.write()

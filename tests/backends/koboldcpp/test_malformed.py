@@ -14,8 +14,7 @@ from support.jobs import run
 from support.recordings import body
 
 # The recorded generation has as many tokens, so no second call follows.
-TOKENS = len(orjson.loads(body("koboldcpp", "last-logprobs"))["logprobs"]["tokens"])
-JOB = Generation(Prompt(Text("Count to 12.")), TOKENS)
+JOB = Generation(Prompt(Text("Count to 12.")), 5)
 DEEP = b"[" * 200_000
 NONSENSE: dict[str, bytes] = {
     "null": b"null",

@@ -139,7 +139,10 @@ def _events() -> Iterator[Case]:
     yield from _case("no last event", "event/last/missing", engines=(FAKE_SERVER,), short=True)
     yield from _case("no last event", "event/last/missing", MAYBE, engines=(FAKE_KOBOLD,))
     yield from _case("the last event again", "event/last/again", MAYBE)
-    yield from _case("an error event in the middle", "event/first/error", short=True)
+    name, fault = "an error event in the middle", "event/first/error"
+    yield from _case(name, fault, engines=(FAKE_SERVER,), short=True)
+    # Only streams of koboldcpp have events.
+    yield from _case(name, fault, engines=(FAKE_KOBOLD,), ways=(" streamed",), short=True)
 
 
 QUESTIONS = {

@@ -20,8 +20,54 @@ from support.engines.wire import Answer, Engine, Request, Send, one, replied
 
 
 @dataclass
+class Generated:
+    """A generation, which goes on without its client as koboldcpp's do.
+
+    Args:
+        key: the client's `genkey`.
+        tokens: the ids and spellings of its tokens.
+        pieces: its texts, and at last an empty one with the finish reason.
+    """
+
+    key: str
+    tokens: list[tuple[int, str]] = field(default_factory=list)
+    pieces: list[tuple[str, str]] = field(default_factory=list)
+    is_aborted: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(text for text, _ in self.pieces)
+
+    def add(self, text: str, reason: str) -> None:
+        """Add a text, and wake the reader."""
+        self.pieces.append((text, reason))
+        self.changed.set()
+
+    async def read(self) -> AsyncGenerator[tuple[str, str], None]:
+        """Yield the pieces as they appear."""
+        count = 0
+        while not count or not self.pieces[count - 1][1]:
+            if count == len(self.pieces):
+                self.changed.clear()
+                await self.changed.wait()
+            count += 1
+            yield self.pieces[count - 1]
+
+
+# The largest number of calls that wait (`--multiuser`), and the seconds between two looks at the
+# connection of a stream.
+MOST_WAITING, LOOK = 9, 0.5
+
+
+@dataclass
 class FakeKoboldcpp(Engine):
     """A server that runs one generation at a time, each response on its own connection.
+
+    A generation goes on when its client leaves: a whole one to its end, a streamed one until the
+    connection is looked at. An abort counts only for the running generation, or for one of those
+    that wait.
 
     Args:
         script: the text that follows every prompt; None for the text that the prompt asks for.
@@ -29,6 +75,9 @@ class FakeKoboldcpp(Engine):
         version: further facts about the engine.
         embed: returns the response to texts to embed; None without an embedding model.
         may_embed: unset to delay responses with embeddings.
+        late: the seconds by which a generation begins later than its stream, which then sends the
+            text of the generation before it.
+        lag: the seconds between a response and the next generation.
 
     Attributes:
         prompts: the prompts of all generations of a script.
@@ -42,6 +91,8 @@ class FakeKoboldcpp(Engine):
     version: dict[str, Any] = field(default_factory=dict)
     embed: Callable[[Sequence[str]], bytes] | None = None
     may_embed: asyncio.Event = field(default_factory=asyncio.Event)
+    late: float = 0.0
+    lag: float = 0.0
     prompts: list[str] = field(default_factory=list)
     embedded: list[list[str]] = field(default_factory=list)
 
@@ -49,18 +100,30 @@ class FakeKoboldcpp(Engine):
         super().__post_init__()
         self.may_embed.set()
         self._one = asyncio.Lock()
-        self._ended: set[str] = set()
-        # The tokens of each generation and their texts, by the generation's key.
-        self._told: dict[str, list[tuple[int, str]]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        # The last generation that began, and the key of a waiting one that is to be aborted.
+        self._last = Generated("")
+        self._pending = ""
+        self.waiting = 0
+        self._running: set[asyncio.Task[None]] = set()
         self._reason = -1
         self._total = 0
-        self._since = 0.0
+        self._seed = -1
+        self._since = time.monotonic()
 
     async def start(self) -> None:
         """See `Engine.start`; a new process has no state of the old one."""
-        self._since, self._total, self._reason = time.monotonic(), 0, -1
-        self._told.clear()
+        self._forget()
         await super().start()
+
+    async def stop(self, close: bool = True) -> None:
+        """See `Engine.stop`; the generations end, too."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await super().stop(close)
 
     def fault(self, name: str, answer: Answer) -> tuple[Send, Answer]:
         """See `Engine.fault`."""
@@ -102,15 +165,17 @@ class FakeKoboldcpp(Engine):
             case "/api/extra/perf":
                 return {
                     "idle": int(not self._one.locked()), "stop_reason": self._reason,
-                    "last_token_count": 0, "total_gens": self._total, "queue": 0,
-                    "uptime": time.monotonic() - self._since,
+                    "last_token_count": 0, "total_gens": self._total, "queue": self.waiting,
+                    "uptime": time.monotonic() - self._since, "last_seed": self._seed,
                 }  # fmt: skip
             case "/api/extra/abort":
-                self.aborted.append(time.monotonic())
-                self._ended.add(body["genkey"])
-                return {"success": "true", "done": "true"}
+                return self._abort(body["genkey"])
+            case "/api/extra/generate/check":
+                is_last = body.get("genkey") == self._last.key
+                return {"results": [{"text": self._last.text if is_last else ""}]}
             case "/api/extra/last_logprobs":
-                return {"logprobs": self._logprobs(body.get("genkey", ""))}
+                is_last = body.get("genkey") == self._last.key
+                return {"logprobs": self._logprobs(self._last) if is_last else None}
         return None
 
     async def _ids(self, text: str, special: bool) -> list[int]:
@@ -119,72 +184,121 @@ class FakeKoboldcpp(Engine):
     async def _text(self, ids: list[int]) -> str:
         return self.model.text(ids)
 
+    def _abort(self, key: str) -> dict[str, str]:
+        self.aborted.append(time.monotonic())
+        if key == self._last.key:
+            self._last.is_aborted = True
+            return {"success": "true", "done": "true"}
+        if self.waiting:
+            self._pending = key
+        return {"success": "true" if self.waiting else "false", "done": "false"}
+
     def _generation(self, path: str, body: dict[str, Any]) -> Answer:
+        if self.waiting >= MOST_WAITING:
+            busy = {"msg": "Server is busy; please try again later.", "type": "service_unavailable"}
+            return replied({"detail": busy}, 503, chunked=False)
         task = Task.of(body["prompt"][-4096:])
         if self.script is not None:
             self.prompts.append(body["prompt"])
             task = Task(self.others.get(body["prompt"][-1:], self.script))
+        one = Generated(body.get("genkey", ""))
+        self.waiting += 1
+        running = asyncio.create_task(self._generate(one, body, task))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
         if path.endswith("stream"):
-            events = self._events(body, task)
+            events = self._events(one)
             return Answer(events, kind=b"text/event-stream", streamed=True, chunked=False)
-        return Answer(self._whole(body, task), chunked=False)
+        return Answer(self._whole(one, body), chunked=False)
+
+    async def _generate(self, one: Generated, body: dict[str, Any], task: Task) -> None:
+        async with self._one:
+            self.waiting -= 1
+            await asyncio.sleep(self.late)
+            self._last, self._seed = one, body.get("sampler_seed", -1)
+            self._total += 1
+            reason = "length"
+            if self._pending == one.key:
+                self._pending = ""
+            else:
+                async with aclosing(self._texts(one, body, task)) as texts:
+                    async for text, reason in texts:
+                        if reason:
+                            break
+                        one.add(text, "")
+                        if one.is_aborted:
+                            reason = "length"
+                            break
+            self._reason = int(reason == "stop")
+            one.add("", reason or "length")
+            await asyncio.sleep(self.lag)
 
     async def _texts(
-        self, body: dict[str, Any], task: Task
+        self, one: Generated, body: dict[str, Any], task: Task
     ) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the characters of a generation, then an empty text with the finish reason."""
-        key, most = body.get("genkey", ""), body["max_length"]
-        async with self._one:
-            self._total += 1
-            told = self._told[key] = []
-            reason = "stop"
-            characters = iter(()) if body.get("grammar") == 'root ::= ""' else task.characters()
-            for character in characters:
-                await asyncio.sleep(task.interval)
-                if key in self._ended:
-                    break
-                ids = self.model.ids(character)
-                if len(told) + len(ids) > most:
-                    reason = "length"
-                    break
-                told += [(i, self._spelled(i)) for i in ids]
-                yield character, ""
-            else:
-                told.append((EOS, self._spelled(EOS)))
-            self._reason = int(reason == "stop")
-            yield "", reason
+        characters = iter(()) if body.get("grammar") == 'root ::= ""' else task.characters()
+        for character in characters:
+            await asyncio.sleep(task.interval)
+            ids = self.model.ids(character)
+            if len(one.tokens) + len(ids) > body["max_length"]:
+                yield "", "length"
+                return
+            one.tokens += [(i, self._spelled(i)) for i in ids]
+            yield character, ""
+            if any(stop in one.text for stop in body.get("stop_sequence", ())):
+                yield "", "length"
+                return
+        if len(one.tokens) < body["max_length"]:
+            one.tokens.append((EOS, self._spelled(EOS)))
+            yield "", "stop"
 
-    async def _events(self, body: dict[str, Any], task: Task) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._texts(body, task)) as texts:
-            async for text, reason in texts:
-                event = {"token": text, "finish_reason": reason or None}
-                yield b"event: message\ndata: " + json.dumps(event).encode() + b"\n\n"
+    async def _events(self, one: Generated) -> AsyncGenerator[bytes, None]:
+        before = self._last if self.late else None
+        if before is not None and before.pieces and before.pieces[-1][1]:
+            # The state that the stream reads is still that of the generation before.
+            for text, reason in before.pieces:
+                yield _event(text, reason)
+            async for _ in one.read():
+                pass
+            return
+        try:
+            async for text, reason in one.read():
+                yield _event(text, reason)
+        except GeneratorExit:
+            loop = asyncio.get_running_loop()
+            loop.call_later(LOOK, lambda: setattr(one, "is_aborted", True))
+            raise
 
-    async def _whole(self, body: dict[str, Any], task: Task) -> AsyncGenerator[bytes, None]:
-        pieces = [piece async for piece in self._texts(body, task)]
+    async def _whole(self, one: Generated, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        async for _, reason in one.read():  # noqa: B007
+            pass
         result: dict[str, Any] = {
-            "text": "".join(text for text, _ in pieces), "tool_calls": [],
-            "finish_reason": pieces[-1][1], "logprobs": None,
+            "text": one.text, "tool_calls": [], "finish_reason": reason,
+            "logprobs": self._logprobs(one) if body.get("logprobs") else None,
             # The engine adds a BOS.
             "prompt_tokens": len(self.model.ids(body["prompt"])) + 1,
-            "completion_tokens": len(self._told[body.get("genkey", "")]),
+            "completion_tokens": len(one.tokens),
         }  # fmt: skip
         yield json.dumps({"results": [result]}).encode()
 
-    def _logprobs(self, key: str) -> Any:
-        if (told := self._told.get(key)) is None:
-            return None
+    def _logprobs(self, one: Generated) -> Any:
         content = []
-        for token, text in told:
+        for token, text in one.tokens:
             shown = {"token": text, "token_id": token, "logprob": -0.1}
             content.append({**shown, "top_logprobs": [shown]})
-        return {"content": content, "tokens": [text for _, text in told],
-                "token_ids": [token for token, _ in told]}  # fmt: skip
+        return {"content": content, "tokens": [text for _, text in one.tokens],
+                "token_ids": [token for token, _ in one.tokens]}  # fmt: skip
 
     def _spelled(self, token: int) -> str:
         if token >= 256:
             return CONTROL[token - 256]
         return self.model.piece(token).decode(errors="ignore")
+
+
+def _event(text: str, reason: str) -> bytes:
+    event = {"token": text, "finish_reason": reason or None}
+    return b"event: message\ndata: " + json.dumps(event).encode() + b"\n\n"
 
 
 @contextlib.asynccontextmanager
@@ -238,35 +352,31 @@ class DemoKoboldcpp(FakeKoboldcpp):
         return str((await self._ask("/detokenize", {"tokens": ids}))["content"])
 
     async def _texts(
-        self, body: dict[str, Any], task: Task
+        self, one: Generated, body: dict[str, Any], task: Task
     ) -> AsyncGenerator[tuple[str, str], None]:
         """Yield the texts of the llama-server's stream, then an empty text with the reason."""
-        key = body.get("genkey", "")
         asked = {
             "prompt": body["prompt"], "n_predict": body["max_length"], "stream": True,
             "temperature": body["temperature"], "top_p": body["top_p"], "top_k": 0, "min_p": 0,
-            "seed": body["sampler_seed"], "stop": body["stop_sequence"],
+            "seed": body["sampler_seed"],
         }  # fmt: skip
         if body.get("grammar"):
             asked["grammar"] = body["grammar"]
-        async with self._one:
-            self._total += 1
-            told = self._told[key] = []
-            reason = "stop"
-            path = f"{self.upstream}/completion"
-            async with self._client.stream("POST", path, json=asked) as reply:
-                async for line in reply.aiter_lines():
-                    if key in self._ended:
-                        break
-                    if not line.startswith("data: "):
-                        continue
-                    event = json.loads(line.removeprefix("data: "))
-                    told += [(token, event["content"]) for token in event.get("tokens") or ()]
-                    if event["stop"]:
-                        if event["stop_type"] == "eos":
-                            told.append((self._end, END))
-                        reason = "length" if event["stop_type"] == "limit" else "stop"
-                        break
-                    yield event["content"], ""
-            self._reason = int(reason == "stop")
-            yield "", reason
+        reason = "stop"
+        path = f"{self.upstream}/completion"
+        async with self._client.stream("POST", path, json=asked) as reply:
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                one.tokens += [(token, event["content"]) for token in event.get("tokens") or ()]
+                if event["stop"]:
+                    if event["stop_type"] == "eos":
+                        one.tokens.append((self._end, END))
+                    reason = "length" if event["stop_type"] == "limit" else "stop"
+                    break
+                yield event["content"], ""
+                if any(stop in one.text for stop in body["stop_sequence"]):
+                    reason = "length"
+                    break
+        yield "", reason

@@ -75,7 +75,6 @@ class RecordedKoboldcpp(Recorded):
             "/props": "props",
             "/api/v1/generate": "limit",
             "/api/extra/generate/stream": "limit-stream",
-            "/api/extra/last_logprobs": "last-logprobs",
             "/api/extra/perf": "perf",
         }
 
@@ -83,8 +82,13 @@ class RecordedKoboldcpp(Recorded):
             ids = [0] if orjson.loads(request.content)["special"] else [5, 6, 7]
             return httpx2.Response(200, json={"value": len(ids), "ids": ids})
 
+        # The tokens of a longer completion, which begins like the recorded one of five.
+        last = orjson.loads(body("koboldcpp", "last-logprobs"))["logprobs"]
         return {
             **{path: body("koboldcpp", name) for path, name in names.items()},
+            "/api/extra/last_logprobs": {
+                "logprobs": {name: values[:5] for name, values in last.items()}
+            },
             "/api/extra/abort": {"success": True},
             "/api/extra/detokenize": {"result": "<s>", "success": True},
             "/api/extra/tokencount": count,

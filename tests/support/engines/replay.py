@@ -22,6 +22,8 @@ EXCHANGES = RECORDINGS / "koboldcpp" / "exchanges.jsonl"
 # The exchanges of a koboldcpp that also has an embedding model.
 EMBEDDINGS = EXCHANGES.with_name("embeddings.jsonl")
 GENERATE = ("/api/extra/generate/stream", "/api/v1/generate")
+# Paths of the engine's state, which is that of the last generation.
+STATE = ("/api/extra/last_logprobs", "/api/extra/perf", "/api/extra/generate/check")
 
 
 def key_of(method: str, path: str, body: Any) -> str:
@@ -65,7 +67,7 @@ class Replay(Engine):
         entry = self._find(request.method, path, body)
         if path in GENERATE and entry is not None:
             self._recorded[genkey] = self._last = entry["genkey"]
-        elif path in ("/api/extra/last_logprobs", "/api/extra/perf"):
+        elif path in STATE:
             entry = self._after.get((path, self._recorded.get(genkey, self._last)))
         if entry is None:
             self.unknown.append(key_of(request.method, path, body))

@@ -1,0 +1,415 @@
+"""The choices of a job, each with one native call or several: prompt, text, token counts.
+
+koboldcpp's stream sleeps 0.35 s before its first event and a tenth of a second after its last, so a
+response that is sent whole comes from the endpoint that answers whole. A stream can also show the
+text of the generation before it, and it omits the final event if it sends all text before it
+notices the end. So a stream's text has to be that of the call's own tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import orjson
+
+from ...schemas.native.koboldcpp import LastLogprobs, Perf, StreamEvent
+from .. import offload
+from ..base import Batch, Generation, Model, Piece, Text, TokenIds
+from ..errors import (
+    MALFORMED,
+    ContextExceeded,
+    EmptyPrompt,
+    EngineError,
+    Unsupported,
+    malformed,
+    text_of,
+    whole_of,
+)
+from ..queue import Ticket
+from ..sse import EventParser
+from . import tokens as tokens_of
+from .call import STREAM, WHOLE, Call
+from .server import Server, read_json
+from .tokens import CallTokens
+from .translate import (
+    CAPABILITIES,
+    ENGINE,
+    ChoiceStream,
+    FinishReason,
+    longest_call,
+    read_reason,
+    to_native,
+    with_media,
+)
+
+
+async def counted(server: Server, job: Generation, model: Model) -> tuple[str, int, int]:
+    """Return the prompt as text, and its number of tokens with a BOS and without.
+
+    koboldcpp silently cuts the beginning of a prompt that does not fit, so its tokens are counted
+    first.
+    """
+    content = job.prompt.content
+    if isinstance(content, Text):
+        if not content.parse_special:
+            raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
+        text = await offload.run(len(content.text), with_media, job, content.text)
+    else:
+        text = await _text_of(server, content)
+    tokens = len((await server.token_count(text, False))["ids"])
+    count = tokens + model.adds_bos
+    if not count:
+        raise EmptyPrompt
+    if count + (job.max_tokens or 0) > model.context or count >= model.context:
+        raise ContextExceeded(model.context, tokens, job.max_tokens or 0)
+    return text, count, tokens
+
+
+async def _text_of(server: Server, ids: TokenIds) -> str:
+    """Return the text of token ids, if koboldcpp tokenizes it to the same ids."""
+    text = (await server.detokenize(ids)).decode()
+    if tuple((await server.token_count(text, False))["ids"]) != ids:
+        raise Unsupported(
+            "prompt", ENGINE, "Its tokenizer does not preserve these token ids. Send text instead."
+        )
+    return text
+
+
+STOP_REASONS: dict[int, FinishReason] = {0: "length", 1: "stop", 2: "length"}
+# The number of idle checks, and the seconds between them. koboldcpp becomes idle a moment after it
+# has closed the stream; a generation that still runs takes longer.
+LOOKS, LOOK_SECONDS = 20, 0.05
+# Events to accept beyond one per requested token: text that was held back may have its own event.
+SLACK = 8
+# The largest number of bytes to accept per token; all vocabularies stay far below it.
+MOST_BYTES = 1024
+# The number of whole responses of a choice before it continues as a stream. A stop sequence that
+# does not count, such as a line break inside a tool call, ends a whole response each time.
+MOST_WHOLE = 8
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """The end of a call.
+
+    Args:
+        reason: the engine's finish reason.
+        last: its tokens, or None if they are not known.
+        counted: the number of its tokens, where `last` is None.
+        is_another: True if the stream was that of an earlier call, and nothing was read of it.
+    """
+
+    reason: FinishReason = "length"
+    last: LastLogprobs | None = None
+    counted: int = 0
+    is_another: bool = False
+
+
+class Run:
+    """The consecutive calls of a job; each choice takes a turn in the queue."""
+
+    def __init__(
+        self,
+        server: Server,
+        job: Generation,
+        model: Model,
+        prompt: str,
+        max_tokens: int,
+        prompt_tokens: int,
+    ) -> None:
+        self._server = server
+        self._job = job
+        self._model = model
+        self._prompt = prompt
+        self._max_tokens = max_tokens
+        self._prompt_tokens = prompt_tokens
+        self._logs = job.logprobs is not None or bool(job.stops.texts)
+        # Older versions do not report how many tokens a whole response has.
+        self._whole_calls = 0 if job.streamed or not server.reports_tokens else MOST_WHOLE
+        self._call: Call | None = None
+        self._perf: Perf | None = None
+        self._party = job.party or Ticket()
+        self._has_turn = False
+
+    async def take(self) -> None:
+        """Wait for a turn.
+
+        Raises:
+            Busy: the queue is full and the request was not admitted before.
+        """
+        await self._server.turns.take(self._party)
+        self._has_turn = True
+
+    def leave(self) -> None:
+        """Give the turn to the next request, when the engine has ended the last call."""
+        if self._has_turn:
+            self._has_turn = False
+            call, self._call = self._call, None
+            self._server.pass_on(call)
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Yield the batches of all choices, one choice after the other.
+
+        Raises:
+            EngineError: the engine fails, or its response is malformed.
+        """
+        try:
+            for choice in range(len(self._job.seeds)):
+                if not self._has_turn:
+                    await self.take()
+                async with aclosing(self._batches_of(choice)) as batches:
+                    async for batch in batches:
+                        yield batch
+                # Other requests must not wait for all choices of this one.
+                self.leave()
+        except MALFORMED as error:
+            raise malformed(ENGINE, "a generation", error) from error
+
+    async def _batches_of(self, choice: int) -> AsyncGenerator[Batch, None]:
+        stream = ChoiceStream(self._job, choice, self._prompt_tokens, self._model.eos_token)
+        tokens: list[CallTokens] | None = [] if self._job.logprobs is not None else None
+        # Text waits for its tokens, unless the reader may cut it.
+        shows = tokens is None or self._job.stops.by_reader
+        ended = False
+        whole_calls = self._whole_calls
+        # One call generates at most 80 % of the context, or what `--genlimit` allows.
+        while not ended and not stream.stopped and stream.tokens < self._max_tokens:
+            before, start, outcome = stream.tokens, len(stream.text), _Outcome()
+            parts = (self._whole if whole_calls else self._streamed)(stream, outcome)
+            async with aclosing(parts):
+                async for data in parts:
+                    if data and shows:
+                        yield (Piece(choice, data),)
+            if outcome.is_another:
+                whole_calls = 1
+                continue
+            whole_calls = max(whole_calls - 1, 0)
+            ended = outcome.reason == "stop" and not stream.stopped
+            stream.end_call(outcome.last, outcome.counted, ended)
+            if tokens is not None:
+                tokens.append(self._tokens_of(outcome.last, stream.text[start:], ended))
+            if stream.tokens == before:
+                break
+        yield self._last(stream, tokens, ended)
+
+    def _tokens_of(self, last: LastLogprobs | None, text: bytes, ended: bool) -> CallTokens:
+        if last is None:
+            raise EngineError(f"{ENGINE} no longer returns its tokens.")
+        control = frozenset({self._model.bos_token, self._model.eos_token} - {""})
+        return tokens_of.read(last, text, ended, self._job.logprobs or 0, control)
+
+    def _last(self, stream: ChoiceStream, tokens: list[CallTokens] | None, ended: bool) -> Batch:
+        finish = stream.finish(ended)
+        if tokens is None:
+            return (finish,)
+        inexact = ("logprobs",) if any(call.inexact for call in tokens) else ()
+        finish = finish._replace(end=tokens[-1].end if tokens else None, inexact=inexact)
+        all_tokens = [token for call in tokens for token in call.tokens]
+        text = b"" if self._job.stops.by_reader else stream.text
+        return Piece(stream.choice, text, all_tokens), finish
+
+    async def _started(self, path: str, stream: ChoiceStream) -> tuple[Call, int]:
+        """Start a call that continues the text; return it with its largest number of tokens."""
+        if self._call is not None:
+            # The engine has only one place, and this one may not have ended yet.
+            await self._call.end()
+        room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
+        call = self._call = Call(self._server)
+        prompt = self._prompt + stream.text.decode()
+        payload = await payload_of(
+            self._job, stream.choice, prompt, room, self._model.context, call.genkey,
+            bool(stream.text), self._logs and path == WHOLE,
+        )  # fmt: skip
+        await self._server.check_still(self._model)
+        await call.start(path, payload)
+        return call, room
+
+    async def _whole(self, stream: ChoiceStream, outcome: _Outcome) -> AsyncGenerator[bytes, None]:
+        """Yield the text of a call when the call has ended."""
+        call, room = await self._started(WHOLE, stream)
+        data = await call.read(room)
+        reply = await offload.run(len(data), read_json, data, WHOLE)
+        result = reply["results"][0]
+        text, reason = text_of(result["text"]), read_reason(result["finish_reason"], data)
+        counted = whole_of(result["completion_tokens"])
+        _check_size(counted, len(text), room)
+        outcome.reason = reason
+        outcome.counted = max(counted - (reason == "stop"), 0)
+        if not counted:
+            raise EngineError(f"{ENGINE} ended its response before it was finished.")
+        if self._logs:
+            outcome.last = await self._checked(result["logprobs"], text.encode(), reason, False)
+            if outcome.last is None:
+                raise EngineError(f"{ENGINE} returned the tokens of another text.")
+        yield stream.feed(text) + stream.rest()
+
+    async def _streamed(
+        self, stream: ChoiceStream, outcome: _Outcome
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the text of a call as it arrives."""
+        call, room = await self._started(STREAM, stream)
+        before, start = self._server.monitor.generations, len(stream.text)
+        count, size, reason = 0, 0, None
+        async with aclosing(_events(call, stream)) as events:
+            async for event in events:
+                text, reason = text_of(event["token"]), event["finish_reason"]
+                if text and not count and not await self._is_own(call, text):
+                    outcome.is_another = True
+                    return
+                count, size = count + bool(text), size + len(text)
+                _check_size(count, size, room)
+                yield stream.feed(text)
+                if stream.stopped:
+                    break
+        yield stream.rest()
+        await call.abort()
+        ended_early = reason is None and not stream.stopped
+        if ended_early:
+            reason = await self._idle_reason()
+        text = stream.text[start:]
+        outcome.reason = "length" if reason is None else reason
+        if not self._server.reports_tokens:
+            if ended_early and not await self._is_counted(text, outcome.reason, before):
+                raise EngineError(f"{ENGINE} ended its response before it was finished.")
+            ids = (await self._server.token_count(stream.text.decode(), False))["ids"]
+            outcome.counted = len(ids) - stream.tokens
+            return
+        last = await self._server.last_logprobs(call.genkey)
+        outcome.last = await self._checked(last, text, outcome.reason, stream.stopped)
+        if outcome.last is None:
+            if text or ended_early:
+                raise EngineError(f"{ENGINE} ended its response before it was finished.")
+            outcome.is_another = True
+        else:
+            _check_size(len(outcome.last["tokens"]), 0, room)
+
+    async def _is_own(self, call: Call, text: str) -> bool:
+        """Return True if the first text of a stream is that of its own call.
+
+        The stream begins after a fixed time, and sends the text of the generation before if its own
+        has not begun.
+        """
+        server = self._server
+        if not server.reports_tokens:
+            return True
+        try:
+            return (await server.generated(call.genkey)).startswith(text)
+        except EngineError:
+            # The call's tokens decide at its end.
+            return True
+
+    async def _idle_reason(self) -> FinishReason:
+        """Return the finish reason of a stream that does not have one.
+
+        Raises:
+            EngineError: the engine still generates, or it reports no such reason.
+        """
+        for _ in range(LOOKS):
+            perf = await self._server.perf()
+            if perf["idle"]:
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        else:
+            raise EngineError(f"{ENGINE} closed its response but is still generating.")
+        self._perf = perf
+        reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
+        if reason is None:
+            raise EngineError(f"{ENGINE} ended its response without a finish reason.")
+        return reason
+
+    async def _checked(
+        self, last: LastLogprobs | None, text: bytes, reason: FinishReason, is_cut: bool
+    ) -> LastLogprobs | None:
+        """Return the tokens of a generation if they make up its text, and None otherwise.
+
+        Args:
+            is_cut: True if the text is only the beginning.
+        """
+        if last is None:
+            return None
+        tokens, ids = last["tokens"], last["token_ids"]
+        if not tokens or len(tokens) != len(ids):
+            return None
+        if reason == "stop":
+            tokens, ids = tokens[:-1], ids[:-1]
+
+        def fits(found: bytes) -> bool:
+            return found.startswith(text) if is_cut else found == text
+
+        if fits(joined(tokens)):
+            return last
+        if not self._job.preserved_tokens:
+            control = {special.spelling for special in await self._server.special_tokens()}
+            if fits(joined(tokens, control)):
+                return last
+        # Tokens inside a character are empty in the list, but detokenizing all ids restores them.
+        return last if fits(await self._server.detokenize(tuple(ids))) else None
+
+    async def _is_counted(self, text: bytes, reason: FinishReason, before: int | None) -> bool:
+        """Return True if the last generation was this one and has as many tokens as the text.
+
+        Args:
+            before: the number of generations before the call, or None if unknown.
+        """
+        perf = self._perf
+        if perf is None or before is None or whole_of(perf["total_gens"]) != before + 1:
+            return False
+        counted = len((await self._server.token_count(text.decode(), False))["ids"])
+        return counted == whole_of(perf["last_token_count"]) - (reason == "stop")
+
+
+async def _events(call: Call, stream: ChoiceStream) -> AsyncGenerator[StreamEvent, None]:
+    """Yield the events of a stream, the last one with its finish reason if it is sent."""
+    parser = EventParser()
+    async with aclosing(call.chunks()) as chunks:
+        async for chunk in chunks:
+            for data in parser.feed(chunk):
+                event = stream.parse(data)
+                if event["finish_reason"] is not None:
+                    call.finish()
+                yield event
+                if event["finish_reason"] is not None:
+                    return
+
+
+def _check_size(count: int, size: int, room: int) -> None:
+    """Raise `EngineError` if a call has more tokens, or more text, than it may have."""
+    most = room + SLACK
+    if count > most or size > most * MOST_BYTES:
+        raise EngineError(f"{ENGINE} sent more than the {room} tokens requested.")
+
+
+def joined(tokens: Collection[str], control: Collection[str] = ()) -> bytes:
+    """Return the text of tokens, without that of control tokens."""
+    return "".join(text_of(token) for token in tokens if token not in control).encode()
+
+
+async def payload_of(
+    job: Generation,
+    choice: int,
+    prompt: str,
+    max_length: int,
+    context: int,
+    genkey: str,
+    continued: bool = False,
+    logs: bool = False,
+) -> bytes:
+    """Return the JSON payload of one call.
+
+    Args:
+        continued: True if it continues an earlier call of the same choice.
+        logs: True if the response has to list its tokens.
+    """
+
+    def made() -> bytes:
+        payload = to_native(job, choice, prompt, max_length, context, genkey)
+        if "grammar" in payload and continued:
+            payload["grammar_retain_state"] = True
+        if logs:
+            payload["logprobs"] = True
+        return orjson.dumps(payload)
+
+    return await offload.run(len(prompt) + sum(len(one.data) for one in job.prompt.media), made)
