@@ -115,11 +115,11 @@ class NotServed(RequestError):
         hint: what to do instead, as a sentence.
     """
 
-    # OpenAI's status for a model that another endpoint serves (contract 1.4).
-    status = 404
-
     def __init__(self, task: Task, engine: str, hint: str) -> None:
         super().__init__("model", task, engine, hint)
+        if task == "generate":
+            # OpenAI's status for a model that another endpoint serves (contract 1.4).
+            self.status = 404
         self.task = task
         self.engine = engine
         self.hint = hint

@@ -6,12 +6,13 @@ of the text that it accounts for, which places log-probabilities and stop sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import orjson
 from typing_extensions import override
 
+from ...backends.grammar import UnsupportedSchema, allowed, modern
 from ..generation.choice import Parser, Part
 
 BLANKS = b" \t\r\n"
@@ -628,3 +629,62 @@ class ToolCallParser(Parser):
 
     def _content(self, data: bytes) -> list[Part]:
         return self._blanks.content(data) if data else []
+
+
+class StrictCallParser(Parser):
+    """A parser whose calls of strict functions match their schemas; other such calls are content.
+
+    It checks the calls where no grammar guarantees them.
+
+    Args:
+        own: a parser that returns the parts of a call when the call is complete.
+        schemas: the schemas of the strict functions' arguments, by name; None allows any.
+    """
+
+    def __init__(self, own: Parser, schemas: Mapping[str, Any]) -> None:
+        self._own = own
+        self._schemas = schemas
+        # The bytes that no returned part accounts for.
+        self._raw = b""
+
+    @property
+    @override
+    def in_call(self) -> bool:
+        return self._own.in_call
+
+    @override
+    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+        self._raw += data
+        return self._checked(self._own.feed(data, mark))
+
+    @override
+    def end(self) -> list[Part]:
+        return self._checked(self._own.end())
+
+    def _checked(self, parts: Sequence[Part]) -> list[Part]:
+        out: list[Part] = []
+        start = 0
+        while start < len(parts):
+            end = start + 1
+            if parts[start].kind == "call":
+                while end < len(parts) and parts[end].kind == "arguments":
+                    end += 1
+            group = parts[start:end]
+            size = sum(part.size for part in group)
+            raw, self._raw = self._raw[:size], self._raw[size:]
+            out += group if self._is_valid(group) else [Part("content", raw, size)]
+            start = end
+        return out
+
+    def _is_valid(self, parts: Sequence[Part]) -> bool:
+        name, *arguments = parts
+        if name.kind != "call":
+            return True
+        schema = self._schemas.get(name.data.decode())
+        if schema is None:
+            return True
+        try:
+            value = orjson.loads(b"".join(part.data for part in arguments) or b"{}")
+            return bool(allowed(modern(schema), [value], ()))
+        except (orjson.JSONDecodeError, UnsupportedSchema):
+            return False

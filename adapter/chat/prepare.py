@@ -21,7 +21,7 @@ from ...backends.base import (
     Sampling,
     Stops,
 )
-from ...backends.errors import check_length
+from ...backends.errors import Unsupported, check_length
 from ...backends.grammar import UnsupportedSchema
 from ...schemas import limits
 from ...schemas.openai.messages import Message
@@ -36,7 +36,7 @@ from .formats import grammar as calls_grammar
 from .formats.base import FunctionSchema
 from .media import media_of
 from .message import Shape
-from .parsers import TextParser
+from .parsers import StrictCallParser, TextParser
 from .profile import TemplateProfile, known_profile, known_profiles
 from .reasoning import ReasoningParser, Tags
 from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
@@ -333,9 +333,18 @@ async def _grammar(
             "invalid_value",
         )
     alone = answer is None or forced
-    if not forced and alone and not (form.begin and served.capabilities.free_grammars):
-        return None, False
     param = "functions" if tool_set.legacy else "tools"
+    capabilities = served.capabilities
+    if "gbnf" not in capabilities.grammars:
+        if forced:
+            raise Unsupported(
+                "tool_choice", capabilities.engine, "It has no grammars. Let the model choose."
+            )
+        return answer, False
+    # On some engines a grammar makes each token slower, also before a call.
+    is_worth_it = capabilities.free_grammars or any(one.strict for _, one in tool_set.functions)
+    if not forced and alone and not (form.begin and is_worth_it):
+        return None, False
     beside = None if answer is None or alone else answer._replace(after=None)
     functions = await offload.run(size, _functions, tool_set, inputs)
     try:
@@ -368,12 +377,15 @@ def _form(special: _Markers, tool_set: ToolSet | None, enforced: bool) -> Messag
         return None
     functions = tool_set.functions if tool_set is not None else ()
     schemas = {one.name: one.parameters for _, one in functions}
+    strict = {} if enforced else {one.name: one.parameters for _, one in functions if one.strict}
     forced = enforced and tool_set is not None and tool_set.mode != "auto"
 
     def parser() -> Parser:
         own: Parser = TextParser()
         if tool_set is not None or special.style.is_one_of_several:
             own = special.style.form.parser(schemas, special.tokens, enforced, forced)
+        if strict:
+            own = StrictCallParser(own, strict)
         tags = special.tags
         if tags is None:
             return own

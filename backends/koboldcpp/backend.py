@@ -32,7 +32,7 @@ from ..streams import end_at_once
 from . import tokens as tokens_of
 from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model
-from .run import Run, counted, payload_of
+from .run import Run, counted, input_of, payload_of
 from .server import PATIENCE, Server
 from .translate import CAPABILITIES, ENGINE, longest_call
 
@@ -93,11 +93,10 @@ class KoboldCpp(Backend):
                 "Versions before 1.115 do not return them. Update koboldcpp.",
             )
         with read_from(ENGINE, "its tokenizer"):
-            prompt, count, tokens = await counted(server, job, model)
+            prompt, max_tokens, tokens = await input_of(server, job, model)
         job = await with_gbnf(job)
-        max_tokens = model.context - count if job.max_tokens is None else job.max_tokens
         if max_tokens == 0:
-            yield end_at_once(job, tokens)
+            yield end_at_once(job, tokens or 0)
             return
         run = Run(server, job, model, prompt, max_tokens, tokens)
         await run.take()

@@ -1,8 +1,8 @@
-"""A native generation, from its request until koboldcpp has really ended it.
+"""A native generation, from its request until koboldcpp has ended it.
 
 koboldcpp generates to the end even if nobody reads the response, and it forgets an abort that
-arrives just before a generation begins. So a call has one owner: whatever may have begun is aborted
-again and again until its response ends, and only then the engine's turn passes on.
+arrives just before a generation begins. So a call that may have begun is aborted until its response
+ends, and only then the next call has its turn.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Call:
         self._sending: asyncio.Future[Response] | None = None
         self._chunks: AsyncIterator[bytes] | None = None
         self._reading: asyncio.Future[bytes] | None = None
+        self._ending: asyncio.Future[None] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -73,7 +74,7 @@ class Call:
 
     async def _start(self, path: str, payload: bytes) -> Response:
         self._is_over = False
-        self._sending = asyncio.ensure_future(self._server.client.send("POST", path, payload))
+        self._sending = asyncio.ensure_future(self._server.calls.send("POST", path, payload))
         response = await self._watched(self._sending)
         if response.status == 200:
             self._chunks = aiter(response.stream)
@@ -129,7 +130,15 @@ class Call:
                 await self._server.abort(self.genkey)
 
     async def end(self) -> None:
-        """Abort the call until its response has ended, and close the connection."""
+        """Abort the call until its response has ended, and close the connection.
+
+        A cancelled caller does not end that.
+        """
+        if self._ending is None:
+            self._ending = self._server.background(self._end())
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
         reading = asyncio.ensure_future(self._read_to_end())
         try:
             if not self._is_over:

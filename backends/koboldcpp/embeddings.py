@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from array import array
 from base64 import b64decode
 from collections.abc import Sequence
@@ -59,9 +60,13 @@ def read_vectors(reply: Any, count: int) -> tuple[list[array[float] | None], int
 
 
 PATH = "/api/extra/embeddings"
-# The most texts of a call, and the most characters of a call of several: the engine computes them
-# one after the other, and chat waits for the whole call.
-MOST_INPUTS, CALL_CHARACTERS = 8, 4_096
+# The largest number of texts in a call, and the largest number of characters of several texts, for
+# each of the texts that may be in the call.
+MOST_INPUTS, CHARACTERS = 128, 512
+# The engine computes texts one after the other, and chat waits for the whole call. A call that took
+# fewer seconds than the first is followed by one of twice as many texts, one that took more than
+# the second by one of half as many. Each call costs 0.05 s in which the engine sleeps.
+SHORT, LONG = 0.2, 0.5
 # Its count of tokens includes special tokens that it adds.
 INEXACT = frozenset({"usage"})
 # Two texts that begin with the same token.
@@ -99,7 +104,11 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
     texts = _texts(job.inputs)
     vectors: list[array[float]] = []
     count = 0
-    for group in grouped(map(len, texts), MOST_INPUTS, CALL_CHARACTERS):
+    sizes = list(map(len, texts))
+    while len(vectors) < len(texts):
+        start, most = len(vectors), server.embeds_at_once
+        group = next(grouped(sizes[start : start + most], most, most * CHARACTERS))
+        group = range(start, start + len(group))
         found, tokens = await _call(server, model, texts[group.start : group.stop], party)
         for index, vector in zip(group, found, strict=True):
             if vector is None:
@@ -181,6 +190,19 @@ async def _asked(server: Server, model: Model, texts: Sequence[str]) -> Any:
     }
     try:
         await server.check_still(model)
-        return await server.ask("POST", PATH, payload, sum(map(len, texts)))
+        return await server.once_free(lambda: _timed(server, payload))
     finally:
         server.turns.release()
+
+
+async def _timed(server: Server, payload: EmbeddingsPayload) -> Any:
+    """Send a call, and choose the size of the next one."""
+    texts = payload["input"]
+    begin = time.monotonic()
+    reply = await server.ask("POST", PATH, payload, sum(map(len, texts)))
+    seconds = time.monotonic() - begin
+    if seconds > LONG:
+        server.embeds_at_once = max(1, len(texts) // 2)
+    elif seconds < SHORT and len(texts) >= server.embeds_at_once:
+        server.embeds_at_once = min(2 * len(texts), MOST_INPUTS)
+    return reply

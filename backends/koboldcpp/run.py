@@ -46,6 +46,32 @@ from .translate import (
 )
 
 
+def is_whole(job: Generation, server: Server) -> bool:
+    """Return True if the answers to a job come from the endpoint that answers whole.
+
+    Only the reader of a stream can cut it. Older versions do not report how many tokens a whole
+    response has.
+    """
+    return not (job.streamed or job.stops.by_reader) and server.reports_tokens
+
+
+async def input_of(server: Server, job: Generation, model: Model) -> tuple[str, int, int | None]:
+    """Return the prompt as text, the largest number of tokens to generate, and the prompt's tokens.
+
+    The number of the prompt's tokens is None if the response will report it, which saves a call:
+    for a whole response to a text that fits into the context with any tokens.
+    """
+    content, most = job.prompt.content, job.max_tokens
+    if is_whole(job, server) and isinstance(content, Text) and not job.prompt.media and most:
+        text = content.text
+        # A token has at least one byte, but for a BOS and a space that the tokenizer may add.
+        is_short = len(text) < model.context and len(text.encode()) + 2 + most <= model.context
+        if text and is_short and content.parse_special:
+            return text, most, None
+    text, count, tokens = await counted(server, job, model)
+    return text, model.context - count if most is None else most, tokens
+
+
 async def counted(server: Server, job: Generation, model: Model) -> tuple[str, int, int]:
     """Return the prompt as text, and its number of tokens with a BOS and without.
 
@@ -86,9 +112,6 @@ LOOKS, LOOK_SECONDS = 20, 0.05
 SLACK = 8
 # The largest number of bytes to accept per token; all vocabularies stay far below it.
 MOST_BYTES = 1024
-# The number of whole responses of a choice before it continues as a stream. A stop sequence that
-# does not count, such as a line break inside a tool call, ends a whole response each time.
-MOST_WHOLE = 8
 
 
 @dataclass(slots=True)
@@ -109,7 +132,11 @@ class _Outcome:
 
 
 class Run:
-    """The consecutive calls of a job; each choice takes a turn in the queue."""
+    """The consecutive calls of a job; each choice takes a turn in the queue.
+
+    Args:
+        prompt_tokens: their number without a BOS; None to take it from the whole response.
+    """
 
     def __init__(
         self,
@@ -118,7 +145,7 @@ class Run:
         model: Model,
         prompt: str,
         max_tokens: int,
-        prompt_tokens: int,
+        prompt_tokens: int | None,
     ) -> None:
         self._server = server
         self._job = job
@@ -127,8 +154,7 @@ class Run:
         self._max_tokens = max_tokens
         self._prompt_tokens = prompt_tokens
         self._logs = job.logprobs is not None or bool(job.stops.texts)
-        # Older versions do not report how many tokens a whole response has.
-        self._whole_calls = 0 if job.streamed or not server.reports_tokens else MOST_WHOLE
+        self._is_whole = is_whole(job, server)
         self._call: Call | None = None
         self._perf: Perf | None = None
         self._party = job.party or Ticket()
@@ -169,24 +195,23 @@ class Run:
             raise malformed(ENGINE, "a generation", error) from error
 
     async def _batches_of(self, choice: int) -> AsyncGenerator[Batch, None]:
-        stream = ChoiceStream(self._job, choice, self._prompt_tokens, self._model.eos_token)
+        stream = ChoiceStream(self._job, choice, self._prompt_tokens or 0, self._model.eos_token)
         tokens: list[CallTokens] | None = [] if self._job.logprobs is not None else None
         # Text waits for its tokens, unless the reader may cut it.
         shows = tokens is None or self._job.stops.by_reader
         ended = False
-        whole_calls = self._whole_calls
+        whole = self._is_whole
         # One call generates at most 80 % of the context, or what `--genlimit` allows.
         while not ended and not stream.stopped and stream.tokens < self._max_tokens:
             before, start, outcome = stream.tokens, len(stream.text), _Outcome()
-            parts = (self._whole if whole_calls else self._streamed)(stream, outcome)
+            parts = (self._whole if whole else self._streamed)(stream, outcome)
             async with aclosing(parts):
                 async for data in parts:
                     if data and shows:
                         yield (Piece(choice, data),)
             if outcome.is_another:
-                whole_calls = 1
+                whole = True
                 continue
-            whole_calls = max(whole_calls - 1, 0)
             ended = outcome.reason == "stop" and not stream.stopped
             stream.end_call(outcome.last, outcome.counted, ended)
             if tokens is not None:
@@ -236,6 +261,10 @@ class Run:
         text, reason = text_of(result["text"]), read_reason(result["finish_reason"], data)
         counted = whole_of(result["completion_tokens"])
         _check_size(counted, len(text), room)
+        if self._prompt_tokens is None:
+            adds_bos = self._model.adds_bos and not self._prompt.startswith(self._model.bos_token)
+            self._prompt_tokens = whole_of(result["prompt_tokens"]) - adds_bos
+            stream.prompt_tokens = self._prompt_tokens
         outcome.reason = reason
         outcome.counted = max(counted - (reason == "stop"), 0)
         if not counted:
@@ -252,16 +281,19 @@ class Run:
         """Yield the text of a call as it arrives."""
         call, room = await self._started(STREAM, stream)
         before, start = self._server.monitor.generations, len(stream.text)
-        count, size, reason = 0, 0, None
+        count = size = 0
+        reason: FinishReason | None = None
         async with aclosing(_events(call, stream)) as events:
             async for event in events:
-                text, reason = text_of(event["token"]), event["finish_reason"]
-                if text and not count and not await self._is_own(call, text):
+                part = text_of(event["token"])
+                if part and not count and not await self._is_own(call, part):
                     outcome.is_another = True
                     return
-                count, size = count + bool(text), size + len(text)
+                count, size = count + bool(part), size + len(part)
                 _check_size(count, size, room)
-                yield stream.feed(text)
+                yield stream.feed(part)
+                if event["finish_reason"] is not None:
+                    reason = read_reason(event["finish_reason"], part.encode())
                 if stream.stopped:
                     break
         yield stream.rest()

@@ -78,15 +78,19 @@ class Server:
         patience: seconds for which a call waits while other clients keep it busy.
 
     Attributes:
+        calls: the connections of generations.
         monitor: the model that it serves, and the detector of another one at the address.
         turns: the queue of calls.
         embedder: the facts about its embeddings, once known.
+        embeds_at_once: the number of texts in its next call that embeds.
     """
 
     def __init__(
         self, client: HttpClient, max_waiting: int, silence: float, patience: float
     ) -> None:
         self.client = client
+        # After a response, koboldcpp sleeps 0.05 s before it reads from the connection again.
+        self.calls = client.separate()
         self.silence = silence
         self._patience = patience
         self.turns = AdmissionQueue(max_waiting)
@@ -94,6 +98,7 @@ class Server:
         self._health = Throttled(self._ask_health)
         self._specials: Sequence[Special] | None = None
         self.embedder: Embedder | None = None
+        self.embeds_at_once = 8
         self._tokenizing = asyncio.Lock()
         self._closing: set[asyncio.Future[Any]] = set()
 
@@ -156,6 +161,7 @@ class Server:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        await self.calls.aclose()
         await self.client.aclose()
 
     async def token_count(self, text: str, special: bool) -> TokenCount:
@@ -344,7 +350,7 @@ class Server:
             payload["grammar"] = grammar
         if seed is not None:
             payload["sampler_seed"] = seed
-            payload.pop("reasoning_effort", None)
+            payload.pop("sampler_order", None)
         await self.turns.take()
         try:
             await call.start(WHOLE, orjson.dumps(payload))

@@ -43,8 +43,10 @@ NEUTRAL: dict[str, Any] = {
     "ban_eos_token": False,
     "use_default_badwordsids": False,
     "replace_instruct_placeholders": False,
-    # Disables batching (`--parallelrequests`), which leaves no record of a call to check it by.
-    "reasoning_effort": "high",
+    # The default order with top-a and tail-free sampling swapped, which are both off. koboldcpp
+    # batches calls (`--parallelrequests`) only with its default order, and keeps no record of
+    # batched calls to check them by.
+    "sampler_order": [6, 0, 3, 1, 4, 2, 5],
 }
 
 # koboldcpp's names of sampling extras, by their names in requests.
@@ -204,7 +206,7 @@ class ChoiceStream:
         self.choice = choice
         # If control tokens are part of the text, so is the end token.
         self._ends = StopMatcher((end,)) if job.preserved_tokens and end else None
-        self._prompt_tokens = prompt_tokens
+        self.prompt_tokens = prompt_tokens
         self._matcher = StopMatcher(job.stops.for_engine)
         self._cuts = job.stops.ends
         self._released = 0
@@ -274,7 +276,7 @@ class ChoiceStream:
         reason: Reason = "end" if ended else "length"
         if self.stopped:
             reason = "stop"
-        return Finish(self.choice, reason, self._matcher.stop, self._prompt_tokens, self._tokens)
+        return Finish(self.choice, reason, self._matcher.stop, self.prompt_tokens, self._tokens)
 
 
 def tokens_before(tokens: Sequence[str], text: bytes, end: int) -> int:

@@ -55,7 +55,7 @@ class GeneratePayload(TypedDict):
     grammar: NotRequired[str]
     grammar_retain_state: NotRequired[bool]
     logprobs: NotRequired[bool]
-    reasoning_effort: NotRequired[str]
+    sampler_order: NotRequired[list[int]]
 
 
 class StreamEvent(TypedDict):

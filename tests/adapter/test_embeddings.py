@@ -227,10 +227,10 @@ async def test_a_model_that_only_embeds(
 
 
 async def test_a_model_for_chat(client: httpx2.AsyncClient) -> None:
-    """Embeddings of a model that only generates are a 404 that names the model."""
+    """Embeddings of a model that only generates are a 400 that names the model."""
     reply = await client.post(E, json={"model": "m", "input": "Hi"})
     error = reply.json()["error"]
-    assert (reply.status_code, error["param"], error["code"]) == (404, "model", None)
+    assert (reply.status_code, error["param"], error["code"]) == (400, "model", None)
     assert error["message"].startswith("This is not an embedding model and thus not supported in")
 
 

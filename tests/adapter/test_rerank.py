@@ -127,8 +127,8 @@ async def test_a_model_that_only_ranks(
 
 
 async def test_a_model_for_chat(client: httpx2.AsyncClient) -> None:
-    """A model that only generates answers with a 404 that names the model."""
+    """A model that only generates answers with a 400 that names the model."""
     reply = await client.post(R, json={"model": "m", "query": "a", "documents": ["a"]})
     error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (404, "model")
+    assert (reply.status_code, error["param"]) == (400, "model")
     assert error["message"].startswith("This is not a reranking model")

@@ -49,6 +49,8 @@ class Fault:
     # The connection stays open after a stream; a long stream is sent only when it is complete.
     lingers: bool = False
     buffers: bool = False
+    # The status of a request after three streams whose clients have disconnected; 0 serves it.
+    after_cancelled: int = 0
     # The status of a request while more than 20 run; 0 serves it.
     crowded: int = 0
     # The bytes that a stream sends while a long prompt is evaluated.
@@ -140,7 +142,7 @@ class Server:
         self._numbers = itertools.count(1)
         self._turns: Counter[str] = Counter()
         self._slots = asyncio.Semaphore(SLOTS)
-        self._running = 0
+        self._running = self._cancelled = 0
         self._last: Any = None
         self._ended = 0.0
         self._down = 0
@@ -272,7 +274,12 @@ class Server:
         try:
             if crowded:
                 await asyncio.sleep(0.005)
-            if crowded and self._running > 20:
+            after_cancelled = self.fault.after_cancelled
+            if after_cancelled and self._cancelled >= 3:
+                self._cancelled, crowded = 0, after_cancelled
+            elif self._running <= 20:
+                crowded = 0
+            if crowded:
                 error = {"message": "Busy.", "type": "server_error", "param": None, "code": None}
                 await self.reply(send, crowded, {"error": error})
                 return
@@ -384,6 +391,7 @@ class Server:
                     if slow:
                         await asyncio.sleep(0.003)
                     if gone.done() and gone.result()["type"] == "http.disconnect":
+                        self._cancelled += 1
                         await asyncio.sleep(self.fault.stays)
                         return
                     yield chunk, self._ended > start

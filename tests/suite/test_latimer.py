@@ -158,6 +158,26 @@ async def test_responses_over_koboldcpp(llama_server_url: str) -> None:
     ], told
 
 
+# Groups whose promises koboldcpp's own endpoints, counts and cancellations could break.
+NATIVE = {"chat", "choices", "completions", "concurrency", "stops", "streaming", "tools"}
+
+
+@pytest.mark.timed
+async def test_native_calls_over_koboldcpp(llama_server_url: str) -> None:
+    """Latimer fails no check of answers, tool calls, streams and cancellations over a koboldcpp."""
+    checks = [check for check in all_checks() if check.group in NATIVE]
+    async with DemoKoboldcpp(upstream=llama_server_url, lag=0.01) as fake:
+        with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
+            verdicts = await judge(Settings(f"{url}/v1", hint="demo"), checks)
+    told = [
+        (v.check.id, v.outcome, v.detail)
+        for v in verdicts
+        if v.outcome not in ("pass", "flaky", "unsupported") and v.check.id not in EXPLAINED
+    ]
+    assert told == []
+    assert sum(v.outcome == "pass" for v in verdicts) > len(checks) * 0.8
+
+
 @pytest.mark.timed
 @pytest.mark.parametrize("engine", [*ENGINES, "a chat model"])
 async def test_embeddings(engine: str, demo_f32: Path) -> None:

@@ -26,6 +26,8 @@ from suite.witness import Uses, Witness
 SLOW = {
     "streaming.disconnect": ("stays-after-disconnect",),
     "responses.disconnect": ("stays-after-disconnect", "response-aborted-stored"),
+    "concurrency.cancelled": ("429-after-cancelled",),
+    "concurrency.cancelled-waiting": ("429-after-cancelled",),
     "streaming.first-chunk": ("waits-till-the-end",),
     "keepalive.bytes": ("keepalive-none",),
     "keepalive.comments": ("keepalive-none", "keepalive-joined", "keepalive-events"),

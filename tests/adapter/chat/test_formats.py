@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat, format_of
+from latimer.adapter.chat.parsers import StrictCallParser
 from latimer.adapter.generation.choice import Part
 
 from .outputs import OUTPUTS, Expected
@@ -84,6 +85,27 @@ def test_outputs_are_read_alike_in_every_split(title: str, output: str, expected
         parts = read(form, chunks)
         assert whole(parts) == list(expected)
         assert sum(part.size for part in parts) == len(data)
+
+
+@pytest.mark.parametrize(("title", "output", "expected"), CASES)
+def test_calls_of_strict_functions_match_their_schemas(
+    title: str, output: str, expected: Expected
+) -> None:
+    """At every split, a call whose arguments match is a call, and one whose arguments do not is
+    the text that the model wrote."""
+    for schema, is_valid in (({}, True), ({"not": {}}, False)):
+        seen = set()
+        for chunks in halves(output.encode()):
+            own = BY_TITLE[title].parser(FUNCTIONS, frozenset(), False, False)
+            parser = StrictCallParser(own, dict.fromkeys(FUNCTIONS, schema))
+            parts = [*(part for data, _ in chunks for part in parser.feed(data)), *parser.end()]
+            assert sum(part.size for part in parts) == len(output.encode())
+            seen.add(json.dumps(whole(parts)))
+            if not is_valid:
+                assert not {"call", "arguments"} & {part.kind for part in parts}
+        assert len(seen) == 1
+        if is_valid:
+            assert seen == {json.dumps(expected)}
 
 
 @pytest.mark.parametrize(("title", "output", "expected"), MARKED)

@@ -21,7 +21,7 @@ from latimer.backends.errors import (
     Refused,
     Unsupported,
 )
-from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.koboldcpp import KoboldCpp, embeddings
 from latimer.backends.koboldcpp.embeddings import INEXACT
 from support.embeddings import MODELS, TEXTS, backend_of, cosine, is_unit
 from support.engines.koboldcpp import FakeKoboldcpp
@@ -244,7 +244,23 @@ async def test_other_jobs_take_turns_with_embeddings(make: Make) -> None:
     await short
     assert len(fake.embedded) <= 3
     assert len((await long).vectors) == 80
-    assert max(map(len, fake.embedded)) == 8
+
+
+async def test_calls_have_as_many_texts_as_half_a_second_allows(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fast engine gets more texts in each call, up to a limit, and a slow one gets fewer."""
+    fake, backend = await make()
+    await backend.embedding_model()
+    fake.embedded.clear()
+    job = Embedding([Text("text")] * 600)
+    assert len((await backend.embed(job)).vectors) == 600
+    assert [len(call) for call in fake.embedded][:5] == [8, 16, 32, 64, 128]
+    assert max(map(len, fake.embedded)) == 128
+    fake.embedded.clear()
+    monkeypatch.setattr(embeddings, "LONG", 0.0)
+    await backend.embed(job)
+    assert [len(call) for call in fake.embedded][:4] == [128, 64, 32, 16]
 
 
 async def test_a_cancelled_embedding_keeps_its_turn_until_the_engine_is_done(make: Make) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from ..check import check, expect
+from ..raw import connected
 from ..target import Api
+
+C = "/completions"
 
 PROMPTS = [f"{number}, {number + 1}, {number + 2}," for number in range(1, 9)]
 
@@ -85,4 +89,40 @@ async def load(api: Api) -> None:
     expect(
         any(reply.status == 200 for reply in replies),
         "expected at least one completion, but got fifty rejections",
+    )
+
+
+async def _leave(api: Api, seconds: float) -> None:
+    """Close a long stream after some seconds."""
+    body = {"model": api.model, "prompt": "Hello", "max_tokens": 400, "stream": True}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds), connected(api, "POST", C, body) as (reader, _):
+            await reader.read()
+
+
+async def _expect_served(api: Api, after: float = 0.0) -> None:
+    """Send a short request after some seconds."""
+    await asyncio.sleep(after)
+    reply = await api.post(C, {"model": api.model, "prompt": "Hello", "max_tokens": 4})
+    text = f"expected status 200, but got {reply.status}: {reply.text[:200]}"
+    expect(reply.status == 200, text)
+
+
+@check("concurrency.cancelled",
+       "After twelve streams that were closed early, one after the other, the next request is "
+       "served.",
+       "must", "10.85 10.87", alone=True, seconds=60)  # fmt: skip
+async def cancelled(api: Api) -> None:
+    for seconds in (0.03, 0.1, 0.2) * 4:
+        await _leave(api, seconds)
+    await _expect_served(api)
+
+
+@check("concurrency.cancelled-waiting",
+       "Requests that wait are served, while twelve others that wait with them are cancelled.",
+       "must", "10.85 10.87", alone=True, seconds=60)  # fmt: skip
+async def cancelled_waiting(api: Api) -> None:
+    await asyncio.gather(
+        *(_leave(api, 0.1 + 0.016 * number) for number in range(12)),
+        *(_expect_served(api, 0.06 * number) for number in range(6)),
     )

@@ -95,6 +95,32 @@ def _parts(choices: Sequence[Any]) -> list[Any]:
     return parts
 
 
+# A conversation with a call that breaks the schema, which models repeat.
+BROKEN = [
+    {"role": "user", "content": ASK},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "call_1", "type": "function",
+         "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}},
+    ]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "18"},
+    {"role": "user", "content": "And what is the weather in Rome?"},
+]  # fmt: skip
+STRICT = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+
+
+@check("tools.strict-auto",
+       "Where the model chooses to call a strict function, the arguments match its schema.",
+       "must", "3.6 10.44")  # fmt: skip
+async def strict_auto(api: Api) -> None:
+    for seed, messages in enumerate((ASK, BROKEN) * 3):
+        full = {"tools": [STRICT], "tool_choice": "auto", "temperature": 1, "seed": seed,
+                "max_tokens": LIMIT}  # fmt: skip
+        choice = only((await api.chat(messages, **full))["choices"], "choice")
+        if choice["finish_reason"] != "length":
+            for call in choice["message"].get("tool_calls") or ():
+                _valid(call)
+
+
 @check("tools.required",
        "With tool_choice required, the message has tool calls and the finish_reason is tool_calls.",
        "must", "3.3 10.64")  # fmt: skip

@@ -67,6 +67,13 @@ def _untold(path: str, body: Any, sent: Mapping[str, Any]) -> Any:
     return turn("usage", counted(-less))(body) if less else body
 
 
+def _loose(path: str, body: Any, sent: Mapping[str, Any]) -> Any:
+    """Return calls of strict functions without the last argument, if the model chose to call."""
+    if path != CHAT or sent.get("tool_choice") != "auto":
+        return body
+    return turn(ARGUMENTS, lambda text: text.rpartition(",")[0] + "}")(body)
+
+
 def _interleaved(path: str, found: list[Any], sent: Any) -> list[Any]:
     at = [number for number, chunk in enumerate(found)
           if values("choices.*.delta.tool_calls", chunk)]  # fmt: skip
@@ -106,6 +113,7 @@ CALLS = {
     "tools-one-choice": valid(*NO_TOOLS, when=lambda body: (
         body.get("tools") and (body.get("n") or 1) > 1)),
     "tools-not-told": Fault(reply=_untold),
+    "tools-strict-auto-loose": Fault(reply=_loose),
     "tools-results-unread": valid(put("messages.*[role=tool].content", ""), at=CHAT),
     "tools-needs-content": refuses(lambda body: any(
         "content" not in one for one in values("messages.*[tool_calls]", body)), CHAT),

@@ -144,6 +144,7 @@ MODELS = {
 }  # fmt: skip
 LOAD = {
     "stays-after-disconnect": Fault(stays=5.0),
+    "429-after-cancelled": Fault(after_cancelled=429),
     "lingers": Fault(lingers=True),
     "waits-till-the-end": Fault(buffers=True),
     "load-is-500": Fault(crowded=500),

@@ -21,7 +21,7 @@ from support.engines.wire import Answer, Engine, Request, Send, one, replied
 
 @dataclass
 class Generated:
-    """A generation, which goes on without its client as koboldcpp's do.
+    """A generation, which does not end with its client, as in koboldcpp.
 
     Args:
         key: the client's `genkey`.
@@ -65,7 +65,7 @@ MOST_WAITING, LOOK = 9, 0.5
 class FakeKoboldcpp(Engine):
     """A server that runs one generation at a time, each response on its own connection.
 
-    A generation goes on when its client leaves: a whole one to its end, a streamed one until the
+    A generation continues without its client: a whole one to its end, a streamed one until the
     connection is looked at. An abort counts only for the running generation, or for one of those
     that wait.
 
@@ -78,10 +78,13 @@ class FakeKoboldcpp(Engine):
         late: the seconds by which a generation begins later than its stream, which then sends the
             text of the generation before it.
         lag: the seconds between a response and the next generation.
+        batches: True to batch generations with the default order of samplers, of which no record
+            is kept.
 
     Attributes:
         prompts: the prompts of all generations of a script.
         embedded: the texts of each call that embeds.
+        batched: the prompts of batched generations.
     """
 
     model: Model = field(default_factory=lambda: Model("koboldcpp/fake"))
@@ -93,8 +96,10 @@ class FakeKoboldcpp(Engine):
     may_embed: asyncio.Event = field(default_factory=asyncio.Event)
     late: float = 0.0
     lag: float = 0.0
+    batches: bool = False
     prompts: list[str] = field(default_factory=list)
     embedded: list[list[str]] = field(default_factory=list)
+    batched: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,7 +220,10 @@ class FakeKoboldcpp(Engine):
         async with self._one:
             self.waiting -= 1
             await asyncio.sleep(self.late)
-            self._last, self._seed = one, body.get("sampler_seed", -1)
+            if self.batches and "sampler_order" not in body and not body.get("grammar"):
+                self.batched.append(body["prompt"])
+            else:
+                self._last, self._seed = one, body.get("sampler_seed", -1)
             self._total += 1
             reason = "length"
             if self._pending == one.key:
@@ -277,7 +285,7 @@ class FakeKoboldcpp(Engine):
             "text": one.text, "tool_calls": [], "finish_reason": reason,
             "logprobs": self._logprobs(one) if body.get("logprobs") else None,
             # The engine adds a BOS.
-            "prompt_tokens": len(self.model.ids(body["prompt"])) + 1,
+            "prompt_tokens": len(await self._ids(body["prompt"], True)),
             "completion_tokens": len(one.tokens),
         }  # fmt: skip
         yield json.dumps({"results": [result]}).encode()

@@ -1,0 +1,177 @@
+"""Tests of koboldcpp calls whose clients leave, whose engine is busy, or that begin late."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx2
+import pytest
+from latimer.backends.base import Generation, Prompt, Sampling, Stops, Text
+from latimer.backends.errors import Busy, EngineError
+from latimer.backends.koboldcpp import KoboldCpp
+from support.engines.koboldcpp import MOST_WAITING, FakeKoboldcpp
+from support.jobs import run
+
+SHORT = Generation(Prompt(Text("echo:abc")), 8, sampling=Sampling(temperature=0.0))
+ENDLESS = Generation(Prompt(Text("endless slow:5")), 2000)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeKoboldcpp]:
+    """An engine that sleeps between two generations."""
+    async with FakeKoboldcpp(lag=0.02) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def backend(fake: FakeKoboldcpp) -> AsyncIterator[KoboldCpp]:
+    """A backend that knows its model."""
+    made = KoboldCpp(fake.url, patience=5)
+    await made.model()
+    fake.seen.clear()
+    yield made
+    await made.aclose()
+
+
+async def leave(backend: KoboldCpp, job: Generation, seconds: float) -> None:
+    """Run a job, and leave it after some seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await run(backend, job)
+    except TimeoutError:
+        pass
+
+
+async def becomes_idle(fake: FakeKoboldcpp) -> float:
+    """Return the seconds until the engine runs and queues nothing."""
+    begin = time.monotonic()
+    async with asyncio.timeout(10), httpx2.AsyncClient() as client:
+        while True:
+            perf = (await client.get(f"{fake.url}/api/extra/perf")).json()
+            if perf["idle"] and not perf["queue"]:
+                return time.monotonic() - begin
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("seconds", [0.0, 0.005, 0.02, 0.1])
+async def test_cancelled_calls_end_in_the_engine(
+    fake: FakeKoboldcpp, backend: KoboldCpp, seconds: float, streamed: bool
+) -> None:
+    """Jobs that are left one after the other, in any phase, leave an idle engine, and the next job
+    is answered."""
+    for _ in range(5):
+        await leave(backend, replace(ENDLESS, streamed=streamed), seconds)
+    texts, _finishes = await run(backend, SHORT)
+    assert texts == [b"abc"]
+    assert await becomes_idle(fake) < 1
+    assert not backend.server.turns.taken
+
+
+async def test_cancelled_waiting_jobs_never_reach_the_engine(
+    fake: FakeKoboldcpp, backend: KoboldCpp
+) -> None:
+    """Jobs that are left while they wait cost the engine nothing, and the others are answered."""
+    running = asyncio.create_task(leave(backend, ENDLESS, 0.5))
+    await asyncio.sleep(0.1)
+    waiting = [
+        asyncio.create_task(leave(backend, replace(ENDLESS, seeds=(1,) * (1 + i % 3)), 0.005 * i))
+        for i in range(60)
+    ]
+    others = [asyncio.create_task(run(backend, SHORT)) for _ in range(5)]
+    await asyncio.gather(running, *waiting)
+    answers = await asyncio.gather(*others)
+    assert [texts for texts, _ in answers] == [[b"abc"]] * 5
+    assert len(fake.seen) == 6
+
+
+async def test_an_abort_before_the_beginning_is_sent_again(
+    fake: FakeKoboldcpp, backend: KoboldCpp
+) -> None:
+    """A call that begins after its first abort, which koboldcpp forgets, is aborted, too."""
+    fake.late = 0.3
+    await leave(backend, ENDLESS, 0.05)
+    await asyncio.sleep(0.3)
+    fake.late = 0.0
+    assert await becomes_idle(fake) < 1
+    assert len(fake.aborted) > 1
+    assert (await run(backend, SHORT))[0] == [b"abc"]
+
+
+async def test_a_full_engine_is_asked_again(fake: FakeKoboldcpp, backend: KoboldCpp) -> None:
+    """A call that koboldcpp rejects, because other clients fill its queue, waits for a place; a job
+    that is left meanwhile ends immediately."""
+    fake.waiting = MOST_WAITING
+    begin = time.monotonic()
+    await leave(backend, SHORT, 0.05)
+    assert time.monotonic() - begin < 0.5
+    impatient = KoboldCpp(fake.url, patience=0.1)
+    impatient.server.monitor = backend.server.monitor
+    with pytest.raises(Busy, match="busy with requests from other clients"):
+        await run(impatient, replace(SHORT, streamed=False))
+    await impatient.aclose()
+    job = asyncio.create_task(run(backend, SHORT))
+    await asyncio.sleep(0.2)
+    fake.waiting = 0
+    assert (await job)[0] == [b"abc"]
+
+
+@pytest.mark.parametrize("text", ["echo:former", "echo:x"])
+async def test_a_late_stream_never_has_the_text_of_another(
+    fake: FakeKoboldcpp, backend: KoboldCpp, text: str
+) -> None:
+    """A stream that sends the text of the generation before it, because its own begins late, is
+    replaced by the call's own text."""
+    await run(backend, replace(SHORT, prompt=Prompt(Text(text))))
+    fake.late = 0.1
+    texts, finishes = await run(backend, SHORT)
+    assert (texts, finishes[0].completion_tokens) == ([b"abc"], 3)
+
+
+async def test_whole_answers_take_few_calls(fake: FakeKoboldcpp, backend: KoboldCpp) -> None:
+    """A whole answer of four choices takes four generations and no count of tokens; its numbers are
+    those of the stream."""
+    job = replace(SHORT, seeds=(1, 2, 3, 4))
+    streamed = await run(backend, job)
+    fake.calls.clear()
+    assert await run(backend, replace(job, streamed=False)) == streamed
+    assert fake.calls.pop("/api/extra/perf") <= 5
+    assert fake.calls == {"/api/v1/generate": 4}
+
+
+async def test_whole_answers_end_at_stop_sequences(fake: FakeKoboldcpp, backend: KoboldCpp) -> None:
+    """A stop sequence cuts a whole answer, and the tokens before it count."""
+    job = replace(SHORT, stops=Stops(("c",)), streamed=False)
+    texts, finishes = await run(backend, job)
+    assert fake.calls["/api/extra/generate/stream"] == 0
+    assert texts[0][:2] == b"ab"
+    assert (finishes[0].reason, finishes[0].stop, finishes[0].completion_tokens) == ("stop", "c", 2)
+
+
+async def test_whole_answers_may_not_be_another_text(
+    fake: FakeKoboldcpp, backend: KoboldCpp
+) -> None:
+    """A whole answer without a token, or of an endless size, raises an error."""
+    for fault in ("set/last/results.0.completion_tokens/zero", "no-line"):
+        fake.faults = {"/api/v1/generate": fault}
+        with pytest.raises(EngineError, match=r"before it was finished|bytes for 8 tokens"):
+            await run(backend, replace(SHORT, streamed=False))
+
+
+async def test_batched_calls_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """A koboldcpp that batches calls is named in a warning, and no job is batched."""
+    for batches in (False, True):
+        caplog.clear()
+        async with FakeKoboldcpp(batches=batches) as fake:
+            made = KoboldCpp(fake.url)
+            with caplog.at_level(logging.WARNING):
+                await made.model()
+            assert ("--parallelrequests" in caplog.text) is batches
+            assert (await run(made, SHORT))[0] == [b"abc"]
+            # Only the call that finds out is batched.
+            assert fake.batched == ["a"] * batches
+            await made.aclose()
