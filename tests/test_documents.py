@@ -114,8 +114,8 @@ async def test_the_engine_for_developers_works(client_of: Any) -> None:
             ("completions", {"prompt": "Hi", "logprobs": 1}, 400),
             ("tokenize", {"prompt": "Hi"}, 200),
             ("detokenize", {"tokens": [72, 105]}, 200),
-            ("embeddings", {"input": "Hi"}, 404),
-            ("rerank", {"query": "Hi", "documents": ["Hello"]}, 404),
+            ("embeddings", {"input": "Hi"}, 400),
+            ("rerank", {"query": "Hi", "documents": ["Hello"]}, 400),
         ):
             reply = await client.post(f"/v1/{path}", json=body)
             assert reply.status_code == status, (path, reply.text)

@@ -33,7 +33,7 @@ from . import tokens as tokens_of
 from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model
 from .run import Run, counted, input_of, payload_of
-from .server import PATIENCE, Server
+from .server import Server
 from .translate import CAPABILITIES, ENGINE, longest_call
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class KoboldCpp(Backend):
         max_waiting: the largest number of waiting requests; others are rejected as busy.
         silence: seconds without an event after which the engine is asked if it still generates.
         client: as of `LlamaServer`.
-        patience: seconds for which a call waits while other clients keep koboldcpp busy.
     """
 
     def __init__(
@@ -59,10 +58,9 @@ class KoboldCpp(Backend):
         max_waiting: int = QUEUE,
         silence: float = 5.0,
         client: Client | None = None,
-        patience: float = PATIENCE,
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.server = Server(HttpClient(url, headers, client), max_waiting, silence, patience)
+        self.server = Server(HttpClient(url, headers, client), max_waiting, silence)
 
     @property
     @override

@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from ...schemas.native.koboldcpp import Perf
 from ..errors import EngineError, LatimerError
-from ..http import Response
+from ..http import HttpClient, Response
 from .translate import ENGINE, to_error
-
-if TYPE_CHECKING:
-    from .server import Server
 
 T = TypeVar("T")
 
@@ -42,6 +40,21 @@ def new_genkey() -> str:
     return "LATIMER" + secrets.token_hex(8)
 
 
+class CallServer(Protocol):
+    """The part of a `Server` that a call needs."""
+
+    calls: HttpClient
+    silence: float
+
+    async def abort(self, genkey: str) -> None: ...
+
+    async def perf(self) -> Perf: ...
+
+    async def once_free(self, work: Callable[[], Awaitable[T]]) -> T: ...
+
+    def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]: ...
+
+
 class Call:
     """A native generation.
 
@@ -49,7 +62,7 @@ class Call:
         genkey: the key by which the engine knows it.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: CallServer) -> None:
         self.genkey = new_genkey()
         self._server = server
         self._is_over = True

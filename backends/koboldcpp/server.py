@@ -39,7 +39,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# The default of `patience`: a request of another client may take a minute.
+# Seconds for which a call waits while other clients keep the engine busy: a request may take a
+# minute.
 PATIENCE = 60.0
 # The shortest and longest time between two attempts while the engine is busy.
 SOON, LATER = 0.05, 0.5
@@ -75,24 +76,22 @@ class Server:
     Args:
         max_waiting: the largest number of waiting requests.
         silence: seconds without an event after which it is asked if it still generates.
-        patience: seconds for which a call waits while other clients keep it busy.
 
     Attributes:
         calls: the connections of generations.
+        patience: seconds for which a call waits while other clients keep the engine busy.
         monitor: the model that it serves, and the detector of another one at the address.
         turns: the queue of calls.
         embedder: the facts about its embeddings, once known.
         embeds_at_once: the number of texts in its next call that embeds.
     """
 
-    def __init__(
-        self, client: HttpClient, max_waiting: int, silence: float, patience: float
-    ) -> None:
+    def __init__(self, client: HttpClient, max_waiting: int, silence: float) -> None:
         self.client = client
         # After a response, koboldcpp sleeps 0.05 s before it reads from the connection again.
         self.calls = client.separate()
         self.silence = silence
-        self._patience = patience
+        self.patience = PATIENCE
         self.turns = AdmissionQueue(max_waiting)
         self.monitor = ServerMonitor(client.address, self.ask, self._read_model, self._forget)
         self._health = Throttled(self._ask_health)
@@ -223,7 +222,7 @@ class Server:
         Raises:
             Busy: it still does so when the patience ends.
         """
-        deadline, pause = time.monotonic() + self._patience, SOON
+        deadline, pause = time.monotonic() + self.patience, SOON
         while True:
             try:
                 return await work()

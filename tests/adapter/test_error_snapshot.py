@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -78,9 +77,23 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/v1/tokenize": (TokenizeRequest, {"prompt": "a"}),
     "/v1/detokenize": (DetokenizeRequest, {"tokens": [1]}),
 }
+
+
+def hurried(url: str) -> KoboldCpp:
+    """Return a backend that does not wait for a busy engine."""
+    backend = KoboldCpp(url)
+    backend.server.patience = 0.0
+    return backend
+
+
+# The statuses that the errors of streams have before a stream begins.
+STATUS = {
+    "engine_error": 502, "engine_unavailable": 503, "engine_timeout": 504,
+    "rate_limit_exceeded": 429,
+}  # fmt: skip
 FAKES: dict[str, tuple[type[Engine], Callable[[str], Backend]]] = {
     "llama-server": (FakeLlamaServer, LlamaServer),
-    "koboldcpp": (FakeKoboldcpp, partial(KoboldCpp, patience=0.0)),
+    "koboldcpp": (FakeKoboldcpp, hurried),
 }
 
 
@@ -133,7 +146,10 @@ async def error_of(client: httpx2.AsyncClient, method: str, path: str, body: Any
     if reply.status_code >= 400:
         return [reply.status_code, json.loads(text)["error"]]
     event = re.search(r'^data: (\{"error".*)', text, re.MULTILINE)
-    return None if event is None else [reply.status_code, json.loads(event[1])["error"]]
+    if event is None:
+        return None
+    error = json.loads(event[1])["error"]
+    return [STATUS[error["code"]], error]
 
 
 NAMED = re.compile(r"(?P<path>/\S+) (?P<field>\w+): (?P<value>.*)")

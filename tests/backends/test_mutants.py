@@ -80,6 +80,8 @@ async def test_koboldcpp_may_answer_anything(
     monkeypatch.setattr(koboldcpp_run, "LOOK_SECONDS", 0.001)
 
     def make(client: AsyncConnectionInterface) -> Backend:
-        return KoboldCpp("http://engine", silence=0.05, client=client, patience=0.05)
+        backend = KoboldCpp("http://engine", silence=0.05, client=client)
+        backend.server.patience = 0.05
+        return backend
 
     await check(make, koboldcpp_replay[0], KOBOLDCPP[name])

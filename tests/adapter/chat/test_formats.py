@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,7 +94,8 @@ def test_calls_of_strict_functions_match_their_schemas(
 ) -> None:
     """At every split, a call whose arguments match is a call, and one whose arguments do not is
     the text that the model wrote."""
-    for schema, is_valid in (({}, True), ({"not": {}}, False)):
+    schemas: dict[bool, Any] = {True: {}, False: {"not": {}}}
+    for is_valid, schema in schemas.items():
         seen = set()
         for chunks in halves(output.encode()):
             own = BY_TITLE[title].parser(FUNCTIONS, frozenset(), False, False)

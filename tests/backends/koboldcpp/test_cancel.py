@@ -30,7 +30,8 @@ async def fake() -> AsyncIterator[FakeKoboldcpp]:
 @pytest.fixture
 async def backend(fake: FakeKoboldcpp) -> AsyncIterator[KoboldCpp]:
     """A backend that knows its model."""
-    made = KoboldCpp(fake.url, patience=5)
+    made = KoboldCpp(fake.url)
+    made.server.patience = 5
     await made.model()
     fake.seen.clear()
     yield made
@@ -109,7 +110,8 @@ async def test_a_full_engine_is_asked_again(fake: FakeKoboldcpp, backend: Kobold
     begin = time.monotonic()
     await leave(backend, SHORT, 0.05)
     assert time.monotonic() - begin < 0.5
-    impatient = KoboldCpp(fake.url, patience=0.1)
+    impatient = KoboldCpp(fake.url)
+    impatient.server.patience = 0.1
     impatient.server.monitor = backend.server.monitor
     with pytest.raises(Busy, match="busy with requests from other clients"):
         await run(impatient, replace(SHORT, streamed=False))
