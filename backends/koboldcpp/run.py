@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -262,9 +263,7 @@ class Run:
         counted = whole_of(result["completion_tokens"])
         _check_size(counted, len(text), room)
         if self._prompt_tokens is None:
-            adds_bos = self._model.adds_bos and not self._prompt.startswith(self._model.bos_token)
-            self._prompt_tokens = whole_of(result["prompt_tokens"]) - adds_bos
-            stream.prompt_tokens = self._prompt_tokens
+            stream.prompt_tokens = self._prompt_tokens = self._without_bos(result["prompt_tokens"])
         outcome.reason = reason
         outcome.counted = max(counted - (reason == "stop"), 0)
         if not counted:
@@ -301,22 +300,27 @@ class Run:
         ended_early = reason is None and not stream.stopped
         if ended_early:
             reason = await self._idle_reason()
-        text = stream.text[start:]
         outcome.reason = "length" if reason is None else reason
-        if not self._server.reports_tokens:
-            if ended_early and not await self._is_counted(text, outcome.reason, before):
-                raise EngineError(f"{ENGINE} ended its response before it was finished.")
+        text = stream.text[start:]
+        if self._server.reports_tokens:
+            last = await self._server.last_logprobs(call.genkey)
+            outcome.last = await self._checked(last, text, outcome.reason, stream.stopped)
+            is_proven = outcome.last is not None
+            # The text of the generation before may be empty.
+            outcome.is_another = not (is_proven or text or ended_early)
+            _check_size(len(outcome.last["tokens"]) if outcome.last is not None else 0, 0, room)
+        else:
+            is_proven = not ended_early or await self._is_counted(text, outcome.reason, before)
             ids = (await self._server.token_count(stream.text.decode(), False))["ids"]
             outcome.counted = len(ids) - stream.tokens
-            return
-        last = await self._server.last_logprobs(call.genkey)
-        outcome.last = await self._checked(last, text, outcome.reason, stream.stopped)
-        if outcome.last is None:
-            if text or ended_early:
-                raise EngineError(f"{ENGINE} ended its response before it was finished.")
-            outcome.is_another = True
-        else:
-            _check_size(len(outcome.last["tokens"]), 0, room)
+        if not is_proven and not outcome.is_another:
+            raise EngineError(f"{ENGINE} ended its response before it was finished.")
+
+    def _without_bos(self, prompt_tokens: Any) -> int:
+        """Return the number of the prompt's tokens from a reported one, which has an added BOS."""
+        bos = self._model.bos_token
+        has_bos = bool(bos) and self._prompt.startswith(bos)
+        return whole_of(prompt_tokens) - (self._model.adds_bos and not has_bos)
 
     async def _is_own(self, call: Call, text: str) -> bool:
         """Return True if the first text of a stream is that of its own call.
