@@ -342,7 +342,8 @@ async def _grammar(
             )
         return answer, False
     # On some engines a grammar makes each token slower, also before a call.
-    is_worth_it = capabilities.free_grammars or any(one.strict for _, one in tool_set.functions)
+    needs_it = bool(inputs) or any(one.strict for _, one in tool_set.functions)
+    is_worth_it = capabilities.free_grammars or needs_it
     if not forced and alone and not (form.begin and is_worth_it):
         return None, False
     beside = None if answer is None or alone else answer._replace(after=None)

@@ -32,7 +32,7 @@ from ..streams import end_at_once
 from . import tokens as tokens_of
 from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model
-from .run import Run, counted, input_of, payload_of
+from .run import Run, check_text, counted, input_of, payload_of
 from .server import Server
 from .translate import CAPABILITIES, ENGINE, longest_call
 
@@ -144,6 +144,7 @@ class KoboldCpp(Backend):
         """Return the ids of a text in which control tokens are always parsed."""
         if not parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
+        check_text(text)
         return tuple((await self.server.token_count(text, add_special))["ids"])
 
     @override

@@ -1,8 +1,8 @@
 """A native generation, from its request until koboldcpp has ended it.
 
-koboldcpp generates to the end even if nobody reads the response, and it forgets an abort that
-arrives just before a generation begins. So a call that may have begun is aborted until its response
-ends, and only then the next call has its turn.
+koboldcpp generates a whole response to its end even if nobody reads it, and looks at a stream's
+connection twice a second only. It forgets an abort that arrives just before a generation begins. So
+a call that may have begun is aborted until its response ends, and then the next call has its turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
 from ...schemas.native.koboldcpp import Perf
-from ..errors import EngineError, LatimerError
+from ..errors import EngineError, EngineUnavailable, LatimerError
 from ..http import HttpClient, Response
 from .translate import ENGINE, to_error
 
@@ -28,10 +28,14 @@ MOST_HEAD, MOST_TOKEN = 2**20, 2**14
 ABORT_EVERY = 0.1
 # The number of consecutive idle checks after which a call without a response head counts as ended:
 # a busy machine may not have read the request yet. With a head, or a lost connection, fewer do.
-LOOKS, LOOKS_BEGUN = 10, 2
-# Seconds for an answer to an abort, and the number of missing answers that mean a dead engine.
+IDLE_CHECKS, IDLE_CHECKS_BEGUN = 10, 2
+# Seconds for the engine's answers between two aborts, and how often they may be missing or wrong
+# until the engine counts as dead.
 ANSWER_SECONDS, MOST_MISSING = 5.0, 3
-# Seconds after which a call whose connection was lost no longer keeps its turn.
+# Seconds of aborting after which an engine counts as hung, so that other calls get their error. One
+# batch of a long prompt, which an abort does not interrupt, may take a minute.
+HUNG_SECONDS = 120.0
+# Seconds of aborting after which a call whose connection was lost no longer keeps its turn.
 LOST_SECONDS = 10.0
 
 
@@ -41,7 +45,7 @@ def new_genkey() -> str:
 
 
 class CallServer(Protocol):
-    """The part of a `Server` that a call needs."""
+    """The part of a `Server` that a call needs; `calls` are the connections of generations."""
 
     calls: HttpClient
     silence: float
@@ -65,16 +69,12 @@ class Call:
     def __init__(self, server: CallServer) -> None:
         self.genkey = new_genkey()
         self._server = server
+        # Nothing was sent yet.
         self._is_over = True
         self._sending: asyncio.Future[Response] | None = None
         self._chunks: AsyncIterator[bytes] | None = None
         self._reading: asyncio.Future[bytes] | None = None
         self._ending: asyncio.Future[None] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """True if the engine does not run the generation, and will not."""
-        return self._is_over
 
     async def start(self, path: str, payload: bytes) -> Response:
         """Send the call; wait while requests of other clients keep the engine busy.
@@ -131,8 +131,8 @@ class Call:
                     raise EngineError(f"{ENGINE} sent more than {most} bytes for {tokens} tokens.")
         return b"".join(parts)
 
-    def finish(self) -> None:
-        """Note that the engine has sent the last event: nothing is left to abort."""
+    def mark_over(self) -> None:
+        """Note that the engine has sent the last event, so that nothing is left to abort."""
         self._is_over = True
 
     async def abort(self) -> None:
@@ -163,7 +163,7 @@ class Call:
 
     async def _abort_until(self, reading: asyncio.Future[bool]) -> None:
         idle = missing = 0
-        lost_at = time.monotonic() + LOST_SECONDS
+        begin = time.monotonic()
         while True:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
@@ -172,16 +172,18 @@ class Call:
                     if reading.done() and reading.result():
                         return
                     idle = idle + 1 if (await self._server.perf())["idle"] else 0
-            except TimeoutError:
+            except EngineUnavailable:
+                return  # Nothing runs there.
+            except (LatimerError, TimeoutError):
                 missing += 1
-            except LatimerError:
-                return  # The engine is gone, so nothing runs there.
+                await asyncio.sleep(ABORT_EVERY)
             begun = self._chunks is not None or reading.done()
-            if idle >= (LOOKS_BEGUN if begun else LOOKS) or missing >= MOST_MISSING:
+            needed = IDLE_CHECKS_BEGUN if begun else IDLE_CHECKS
+            limit = LOST_SECONDS if reading.done() else HUNG_SECONDS
+            is_late = time.monotonic() - begin > limit
+            if idle >= needed or missing >= MOST_MISSING or is_late:
                 return
             if reading.done():
-                if time.monotonic() > lost_at:
-                    return
                 await asyncio.sleep(ABORT_EVERY)
 
     async def _read_to_end(self) -> bool:

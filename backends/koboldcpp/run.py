@@ -1,9 +1,9 @@
 """The choices of a job, each with one native call or several: prompt, text, token counts.
 
-koboldcpp's stream sleeps 0.35 s before its first event and a tenth of a second after its last, so a
-response that is sent whole comes from the endpoint that answers whole. A stream can also show the
-text of the generation before it, and it omits the final event if it sends all text before it
-notices the end. So a stream's text has to be that of the call's own tokens.
+koboldcpp's stream sleeps 0.35 s before its first event and 0.15 s after its last, so a response
+that is sent whole comes from the endpoint that answers whole. A stream can also show the text of
+the generation before it, and it omits the final event if it sends all text before it notices the
+end. So a stream's text has to be that of the call's own tokens.
 """
 
 from __future__ import annotations
@@ -68,9 +68,17 @@ async def input_of(server: Server, job: Generation, model: Model) -> tuple[str, 
         # A token has at least one byte, but for a BOS and a space that the tokenizer may add.
         is_short = len(text) < model.context and len(text.encode()) + 2 + most <= model.context
         if text and is_short and content.parse_special:
+            check_text(text)
             return text, most, None
     text, count, tokens = await counted(server, job, model)
     return text, model.context - count if most is None else most, tokens
+
+
+def check_text(text: str) -> None:
+    """Raise `Unsupported` for a text that koboldcpp would cut."""
+    if "\0" in text:
+        hint = "It ends a prompt at a null character (U+0000). Remove that character."
+        raise Unsupported("prompt", ENGINE, hint)
 
 
 async def counted(server: Server, job: Generation, model: Model) -> tuple[str, int, int]:
@@ -86,6 +94,7 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
         text = await offload.run(len(content.text), with_media, job, content.text)
     else:
         text = await _text_of(server, content)
+    check_text(text)
     tokens = len((await server.token_count(text, False))["ids"])
     count = tokens + model.adds_bos
     if not count:
@@ -105,10 +114,11 @@ async def _text_of(server: Server, ids: TokenIds) -> str:
     return text
 
 
+# The reasons of `/api/extra/perf`: no tokens left, the end token, a stop sequence.
 STOP_REASONS: dict[int, FinishReason] = {0: "length", 1: "stop", 2: "length"}
 # The number of idle checks, and the seconds between them. koboldcpp becomes idle a moment after it
 # has closed the stream; a generation that still runs takes longer.
-LOOKS, LOOK_SECONDS = 20, 0.05
+IDLE_CHECKS, CHECK_SECONDS = 20, 0.05
 # Events to accept beyond one per requested token: text that was held back may have its own event.
 SLACK = 8
 # The largest number of bytes to accept per token; all vocabularies stay far below it.
@@ -117,7 +127,7 @@ MOST_BYTES = 1024
 
 @dataclass(slots=True)
 class _Outcome:
-    """The end of a call.
+    """The end of a call, filled in by the generator of its text when that ends.
 
     Args:
         reason: the engine's finish reason.
@@ -154,10 +164,12 @@ class Run:
         self._prompt = prompt
         self._max_tokens = max_tokens
         self._prompt_tokens = prompt_tokens
+        # Whole responses have to list their tokens: to return them, or to count those before a cut.
         self._logs = job.logprobs is not None or bool(job.stops.texts)
         self._is_whole = is_whole(job, server)
         self._call: Call | None = None
-        self._perf: Perf | None = None
+        # The number of the engine's generations after the last call, for grammars.
+        self._generations = 0
         self._party = job.party or Ticket()
         self._has_turn = False
 
@@ -213,6 +225,8 @@ class Run:
             if outcome.is_another:
                 whole = True
                 continue
+            if self._job.grammar is not None:
+                await self._check_alone(is_first=not start)
             ended = outcome.reason == "stop" and not stream.stopped
             stream.end_call(outcome.last, outcome.counted, ended)
             if tokens is not None:
@@ -220,6 +234,23 @@ class Run:
             if stream.tokens == before:
                 break
         yield self._last(stream, tokens, ended)
+
+    async def _check_alone(self, is_first: bool) -> None:
+        """Check that no other call ran between two calls of an answer with a grammar.
+
+        The second call continues the grammar's state, which koboldcpp keeps only until another
+        grammar is loaded. It begins no other call until a moment after a response.
+
+        Raises:
+            EngineError: a call of another client ran between them.
+        """
+        generations = (await self._server.perf()).get("total_gens")
+        if not is_first and generations != self._generations + 1:
+            raise EngineError(
+                f"{ENGINE} ran a request of another client in the middle of an answer with a "
+                "grammar. Send the request again."
+            )
+        self._generations = whole_of(generations)
 
     def _tokens_of(self, last: LastLogprobs | None, text: bytes, ended: bool) -> CallTokens:
         if last is None:
@@ -297,9 +328,9 @@ class Run:
                     break
         yield stream.rest()
         await call.abort()
-        ended_early = reason is None and not stream.stopped
-        if ended_early:
-            reason = await self._idle_reason()
+        perf: Perf | None = None
+        if reason is None and not stream.stopped:
+            reason, perf = await self._idle_reason()
         outcome.reason = "length" if reason is None else reason
         text = stream.text[start:]
         if self._server.reports_tokens:
@@ -307,10 +338,10 @@ class Run:
             outcome.last = await self._checked(last, text, outcome.reason, stream.stopped)
             is_proven = outcome.last is not None
             # The text of the generation before may be empty.
-            outcome.is_another = not (is_proven or text or ended_early)
+            outcome.is_another = not (is_proven or text or perf)
             _check_size(len(outcome.last["tokens"]) if outcome.last is not None else 0, 0, room)
         else:
-            is_proven = not ended_early or await self._is_counted(text, outcome.reason, before)
+            is_proven = perf is None or await self._is_counted(perf, text, outcome.reason, before)
             ids = (await self._server.token_count(stream.text.decode(), False))["ids"]
             outcome.counted = len(ids) - stream.tokens
         if not is_proven and not outcome.is_another:
@@ -337,24 +368,23 @@ class Run:
             # The call's tokens decide at its end.
             return True
 
-    async def _idle_reason(self) -> FinishReason:
-        """Return the finish reason of a stream that does not have one.
+    async def _idle_reason(self) -> tuple[FinishReason, Perf]:
+        """Return the finish reason of a stream that does not have one, and the engine's facts.
 
         Raises:
             EngineError: the engine still generates, or it reports no such reason.
         """
-        for _ in range(LOOKS):
+        for _ in range(IDLE_CHECKS):
             perf = await self._server.perf()
             if perf["idle"]:
                 break
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
         else:
             raise EngineError(f"{ENGINE} closed its response but is still generating.")
-        self._perf = perf
         reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
         if reason is None:
             raise EngineError(f"{ENGINE} ended its response without a finish reason.")
-        return reason
+        return reason, perf
 
     async def _checked(
         self, last: LastLogprobs | None, text: bytes, reason: FinishReason, is_cut: bool
@@ -384,14 +414,15 @@ class Run:
         # Tokens inside a character are empty in the list, but detokenizing all ids restores them.
         return last if fits(await self._server.detokenize(tuple(ids))) else None
 
-    async def _is_counted(self, text: bytes, reason: FinishReason, before: int | None) -> bool:
+    async def _is_counted(
+        self, perf: Perf, text: bytes, reason: FinishReason, before: int | None
+    ) -> bool:
         """Return True if the last generation was this one and has as many tokens as the text.
 
         Args:
             before: the number of generations before the call, or None if unknown.
         """
-        perf = self._perf
-        if perf is None or before is None or whole_of(perf["total_gens"]) != before + 1:
+        if before is None or whole_of(perf["total_gens"]) != before + 1:
             return False
         counted = len((await self._server.token_count(text.decode(), False))["ids"])
         return counted == whole_of(perf["last_token_count"]) - (reason == "stop")
@@ -405,7 +436,7 @@ async def _events(call: Call, stream: ChoiceStream) -> AsyncGenerator[StreamEven
             for data in parser.feed(chunk):
                 event = stream.parse(data)
                 if event["finish_reason"] is not None:
-                    call.finish()
+                    call.mark_over()
                 yield event
                 if event["finish_reason"] is not None:
                     return

@@ -39,11 +39,13 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# Seconds for which a call waits while other clients keep the engine busy: a request may take a
-# minute.
+# Seconds for which a call waits while other clients keep the engine busy. Clients themselves wait
+# for minutes, and then retry.
 PATIENCE = 60.0
 # The shortest and longest time between two attempts while the engine is busy.
 SOON, LATER = 0.05, 0.5
+# The number of texts in the first call that embeds several.
+FIRST_EMBEDS = 8
 # The seed of a call that shows if the engine batches calls.
 PROBE_SEED = 1_115_001
 # Seconds for calls to end before the connections are closed.
@@ -97,9 +99,9 @@ class Server:
         self._health = Throttled(self._ask_health)
         self._specials: Sequence[Special] | None = None
         self.embedder: Embedder | None = None
-        self.embeds_at_once = 8
+        self.embeds_at_once = FIRST_EMBEDS
         self._tokenizing = asyncio.Lock()
-        self._closing: set[asyncio.Future[Any]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
 
     @property
     def reports_tokens(self) -> bool:
@@ -155,8 +157,8 @@ class Server:
 
     async def aclose(self) -> None:
         """Wait for the background tasks, and close all connections."""
-        if self._closing:
-            _, late = await asyncio.wait(self._closing, timeout=CLOSE_SECONDS)
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
@@ -250,12 +252,12 @@ class Server:
     def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that must finish even if its caller is cancelled."""
         task = asyncio.create_task(work)
-        self._closing.add(task)
-        task.add_done_callback(self._closed)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
         return task
 
-    def _closed(self, task: asyncio.Future[Any]) -> None:
-        self._closing.discard(task)
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled():
             # Retrieves the error, since the caller may have been cancelled.
             task.exception()
@@ -277,6 +279,7 @@ class Server:
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
         self._specials = self.embedder = None
+        self.embeds_at_once = FIRST_EMBEDS
 
     async def _read_model(self) -> Model:
         await self.monitor.check()
@@ -292,7 +295,9 @@ class Server:
         bos: TokenIds = ()
         if identity.generates:
             bos = tuple((await self.token_count("", True))["ids"])
-        adds_bos, eos = await self._probe(identity.context) if bos else (False, "")
+        adds_bos, eos = False, ""
+        if identity.generates:
+            adds_bos, eos = await self._probe(identity.context, bos)
         facts = (*identity._replace(media=frozenset()), sorted(identity.media), bos)
         return Model(
             name=identity.name,
@@ -306,7 +311,7 @@ class Server:
             media=identity.media,
         )
 
-    async def _probe(self, context: int) -> tuple[bool, str]:
+    async def _probe(self, context: int, bos: TokenIds) -> tuple[bool, str]:
         """Return True if prompts get a BOS, and the spelling of the end token.
 
         No endpoint reports them. With an empty grammar, a generation ends with its first token, and
@@ -314,7 +319,7 @@ class Server:
         BOS if the model has one.
         """
         if not self.reports_tokens:
-            return True, ""
+            return bool(bos), ""
         reply, last = await self._generate(context, 'root ::= ""')
         await self._check_batches(context)
         counted = whole_of(reply["results"][0]["prompt_tokens"])

@@ -47,7 +47,15 @@ def check(job: Generation) -> None:
     if job.logprobs is None:
         return
     neutral = replace(job.sampling, extras={}) == Sampling(extras={}) and not job.sampling.extras
-    if not neutral or job.grammar is not None:
+    if job.grammar is not None:
+        raise Unsupported(
+            "logprobs",
+            ENGINE,
+            "It returns log-probabilities after the grammar. Omit 'response_format', grammars, "
+            "strict tools and a 'tool_choice' that forces a call, or use the in-process engine or "
+            "llama-server.",
+        )
+    if not neutral:
         raise Unsupported(
             "logprobs",
             ENGINE,

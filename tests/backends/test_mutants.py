@@ -77,7 +77,7 @@ async def test_koboldcpp_may_answer_anything(
     koboldcpp_replay: tuple[str, object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job ends cleanly with every mutation of koboldcpp's responses."""
-    monkeypatch.setattr(koboldcpp_run, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(koboldcpp_run, "CHECK_SECONDS", 0.001)
 
     def make(client: AsyncConnectionInterface) -> Backend:
         backend = KoboldCpp("http://engine", silence=0.05, client=client)

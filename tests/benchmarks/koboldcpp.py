@@ -1,7 +1,7 @@
 """Compare short answers of a koboldcpp with those of servers in front of it.
 
     koboldcpp --model model.gguf --port 5001
-    latimer serve http://127.0.0.1:5001 --port 8000 --any-model
+    latimer serve http://127.0.0.1:5001 --port 8000
     python tests/benchmarks/koboldcpp.py http://127.0.0.1:5001 http://127.0.0.1:8000 [--turns 15]
 
 Each turn sends a chat of 8 tokens to each server: plain, streamed, with `n: 4`, and five in a row.
@@ -21,8 +21,7 @@ from typing import Any
 
 import httpx2
 
-CHAT = {
-    "model": "any",
+CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Count to 12."}],
     "max_tokens": 8,
     "temperature": 0,
@@ -60,6 +59,9 @@ async def main() -> None:
     arguments = options.parse_args()
     limits = httpx2.Limits(max_connections=2 * MANY)
     async with httpx2.AsyncClient(timeout=300, limits=limits) as client:
+        models = (await client.get(f"{arguments.servers[-1]}/v1/models")).json()
+        # koboldcpp serves any name, and Latimer its own.
+        CHAT["model"] = models["data"][0]["id"]
         turns = [
             {server: await turn(client, server) for server in arguments.servers}
             for _ in range(arguments.turns)

@@ -124,9 +124,6 @@ async def test_a_session(engine: str, name: str, tmp_path: Path) -> None:
     items: list[Any] = []
     ignored = set(session["ignored"])
     inexact = {"reasoning.summary"} if "summary" in session["request"]["reasoning"] else set()
-    if engine == "koboldcpp":
-        # No GBNF says the same as these grammars.
-        inexact |= {*session.get("inexact_over_koboldcpp", ())}
     async with serving(engine, session, tmp_path) as client:
         for turn in session["turns"]:
             ignored |= {f"input[{len(items) + at}]" for at in turn.get("ignored_input", ())}

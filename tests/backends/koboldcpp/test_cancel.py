@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import httpx2
 import pytest
-from latimer.backends.base import Generation, Prompt, Sampling, Stops, Text
-from latimer.backends.errors import Busy, EngineError
-from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.base import Generation, Grammar, Prompt, Sampling, Stops, Text
+from latimer.backends.errors import Busy, EngineError, Unsupported
+from latimer.backends.koboldcpp import KoboldCpp, call
+from latimer.backends.koboldcpp import run as koboldcpp_run
 from support.engines.koboldcpp import MOST_WAITING, FakeKoboldcpp
 from support.jobs import run
 
@@ -177,3 +179,48 @@ async def test_batched_calls_are_noticed(caplog: pytest.LogCaptureFixture) -> No
             # Only the call that finds out is batched.
             assert fake.batched == ["a"] * batches
             await made.aclose()
+
+
+async def test_a_grammar_is_not_continued_after_another_call(
+    fake: FakeKoboldcpp, backend: KoboldCpp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer with a grammar that takes two calls is an error if another client's call ran
+    between them, which may have replaced the grammar's state."""
+    monkeypatch.setattr(koboldcpp_run, "longest_call", lambda _: 2)
+    grammar = Grammar("gbnf", "root ::= [a-z]+", "grammar")
+    job = replace(SHORT, grammar=grammar, streamed=False)
+    assert (await run(backend, job))[0] == [b"abababab"]
+    generate = fake._generate
+
+    async def beside(*given: Any) -> None:
+        fake._total += 1
+        await generate(*given)
+
+    monkeypatch.setattr(fake, "_generate", beside)
+    with pytest.raises(EngineError, match="another client in the middle"):
+        await run(backend, job)
+    monkeypatch.undo()
+    assert (await run(backend, job))[0] == [b"abc"]
+
+
+async def test_null_characters_are_refused(backend: KoboldCpp) -> None:
+    """A prompt with a null character, at which koboldcpp would cut it, is rejected."""
+    for streamed in (True, False):
+        job = replace(SHORT, prompt=Prompt(Text("a\0b")), streamed=streamed)
+        with pytest.raises(Unsupported, match="null character"):
+            await run(backend, job)
+    with pytest.raises(Unsupported, match="null character"):
+        await backend.tokenize("a\0b", add_special=False, parse_special=True)
+
+
+async def test_a_hung_engine_gives_the_turn_back(
+    fake: FakeKoboldcpp, backend: KoboldCpp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that koboldcpp never ends keeps its turn for a limited time."""
+    monkeypatch.setattr(call, "HUNG_SECONDS", 0.3)
+    monkeypatch.setattr(fake, "_abort", lambda _: {"success": "false"})
+    await leave(backend, ENDLESS, 0.05)
+    assert backend.server.turns.taken
+    async with asyncio.timeout(3):
+        while backend.server.turns.taken:
+            await asyncio.sleep(0.02)
