@@ -107,8 +107,8 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
     sizes = list(map(len, texts))
     while len(vectors) < len(texts):
         start, most = len(vectors), server.embeds_at_once
-        group = next(grouped(sizes[start : start + most], most, most * CHARACTERS))
-        group = range(start, start + len(group))
+        first = next(grouped(sizes[start : start + most], most, most * CHARACTERS))
+        group = range(start, start + len(first))
         found, tokens = await _call(server, model, texts[group.start : group.stop], party)
         for index, vector in zip(group, found, strict=True):
             if vector is None:

@@ -225,14 +225,15 @@ class Run:
             if outcome.is_another:
                 whole = True
                 continue
-            if self._job.grammar is not None:
-                await self._check_alone(is_first=not start)
             ended = outcome.reason == "stop" and not stream.stopped
             stream.end_call(outcome.last, outcome.counted, ended)
             if tokens is not None:
                 tokens.append(self._tokens_of(outcome.last, stream.text[start:], ended))
             if stream.tokens == before:
                 break
+            is_done = ended or stream.stopped or stream.tokens >= self._max_tokens
+            if self._job.grammar is not None and (start or not is_done):
+                await self._check_alone(is_first=not start)
         yield self._last(stream, tokens, ended)
 
     async def _check_alone(self, is_first: bool) -> None:
