@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +22,6 @@ HERE = Path(__file__).parent
 # Kept between runs; an environment is rebuilt when its list of versions changes.
 KEPT = ROOT / ".venv-clients"
 collect_ignore = ["python", "node", "agents"]
-SAID: dict[str, str] = {}
 # LangChain sends ids of this vocabulary; a package in the environment has its file.
 VOCABULARY = "cl100k_base"
 TIKTOKEN = "lib/python3*/site-packages/llama_index/core/_static/tiktoken_cache"
@@ -46,16 +44,8 @@ def _folder(name: str, *lists: Path) -> tuple[Path, bool]:
     return folder, False
 
 
-def _done(folder: Path, start: float) -> Path:
+def _done(folder: Path) -> None:
     (folder / "digest").rename(folder / "installed")
-    SAID[f"installing {folder.name}"] = f"{time.monotonic() - start:.0f} s"
-    return folder
-
-
-@pytest.fixture(scope="session")
-def said() -> dict[str, str]:
-    """Return what is shown at the end, by the name of a client's program."""
-    return SAID
 
 
 @pytest.fixture(scope="session")
@@ -67,10 +57,9 @@ def python_of() -> Callable[[str], Environment]:
         folder, known = _folder(name, versions)
         if known:
             return Environment(folder)
-        start = time.monotonic()
         made = Environment.made(folder)
         made.run("pip", "install", "-q", "-r", str(versions))
-        _done(folder, start)
+        _done(folder)
         return made
 
     return make
@@ -86,14 +75,13 @@ def node_of() -> Callable[[str], Path]:
         lists = [HERE / name / one for one in ("package.json", "package-lock.json")]
         folder, known = _folder(f"npm-{name}", *lists)
         if not known:
-            start = time.monotonic()
             for one in lists:
                 shutil.copy(one, folder)
             # Not `npm ci`: the list lacks binaries of other systems, which are optional.
             words = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error"]
             done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
-            _done(folder, start)
+            _done(folder)
         return folder
 
     return make
@@ -192,6 +180,7 @@ def own_home(tmp_path: Path) -> dict[str, str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show the last output of each client's program, and the duration of installations."""
-    for name, said in SAID.items():
-        terminalreporter.write_line(f"{name}: {said}")
+    """Show the last output of each client's program."""
+    for report in terminalreporter.getreports("passed"):
+        for name, said in report.user_properties:
+            terminalreporter.write_line(f"{name}: {said}")

@@ -14,7 +14,8 @@ from support.engines.front import directed
 from support.environments import Environment
 from support.servers import command
 
-pytestmark = pytest.mark.timeout(1200)
+# Both files of agents use one environment, so one worker runs them.
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("agents")]
 TEXT = "Bonjour from the agent\n"
 DONE = "The file is written."
 ANSWERED = re.compile(r"ANSWER:([0-9a-f]+):END")

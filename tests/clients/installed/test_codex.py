@@ -14,7 +14,8 @@ from support.codex import call, stepped
 from support.engines.front import directed
 from support.servers import command, llama_server
 
-pytestmark = pytest.mark.timeout(1200)
+# Both files of agents use one environment, so one worker runs them.
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("agents")]
 CONFIG = """
 model = "demo"
 model_provider = "latimer"

@@ -10,7 +10,7 @@ import pytest
 from clients.installed.conftest import HERE
 from support.environments import Environment
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("libraries")]
 PYTHON = HERE / "python"
 ENVIRONMENTS = {
     "openai": (
@@ -38,13 +38,13 @@ def test_python(
     program: str,
     python_of: Callable[[str], Environment],
     run_in: Callable[..., str],
-    said: dict[str, str],
+    record_property: Callable[[str, str], None],
 ) -> None:
     """Every test of a Python client passes."""
     made = python_of(environment)
     words = ["python", "-m", "pytest", "-q", "-c", str(PYTHON / "pytest.ini"), "--tb=short"]
     output = run_in([*words, str(PYTHON / f"{program}.py")], made.work, made.variables())
-    said[program] = output.splitlines()[-1]
+    record_property(program, output.splitlines()[-1])
 
 
 @pytest.mark.parametrize("program", NODE)
@@ -52,7 +52,7 @@ def test_node(
     program: str,
     node_of: Callable[[str], Path],
     run_in: Callable[..., str],
-    said: dict[str, str],
+    record_property: Callable[[str, str], None],
 ) -> None:
     """Every test of a client for Node.js passes."""
     folder = node_of("node")
@@ -61,4 +61,4 @@ def test_node(
         (folder / one.name).write_text(one.read_text())
     output = run_in(["node", "--test", f"{program}.test.mjs"], folder, dict(os.environ))
     counts = [line[2:] for line in output.splitlines() if line.startswith(("# pass", "# fail"))]
-    said[f"{program} (Node.js)"] = ", ".join(counts)
+    record_property(f"{program} (Node.js)", ", ".join(counts))
