@@ -122,7 +122,10 @@ class AnyPrompt(Replay):
             return found
         if body.get("grammar") == 'root ::= ""' and not self._varied:
             return found
-        same = [entry for entry in self._plain.values() if entry["path"] == path]
+        # A koboldcpp never generates more tokens than it is asked for.
+        most = body.get("max_length", 0)
+        every = [entry for entry in self._plain.values() if entry["path"] == path]
+        same = [entry for entry in every if entry["body"]["max_length"] <= most] or every
         digest = hashlib.sha256(str(body.get("prompt")).encode("utf-8", "replace")).digest()
         return same[digest[0] % len(same) if self._varied else 0]
 
