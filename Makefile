@@ -84,7 +84,7 @@ test-install: $(VENV)/test
 
 # Each environment is kept in .venv-clients. Without Node.js its clients are skipped.
 clients: $(VENV)/test
-	$(call run_tests,-rs tests/clients/installed,-n 2 --dist loadgroup --durations 10)
+	$(call run_tests,-rs tests/clients/installed,-n 2 --dist loadfile --durations 10)
 	$(call run_tests,-m clients)
 
 # The table of what was tried and what happened is build/faults.md.

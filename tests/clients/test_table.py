@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from clients.installed.python.llm_client import MODELS
 from clients.installed.test_agents import CONTINUE, OPENCODE, PI
-from clients.installed.test_codex import CONFIG
+from clients.installed.test_agents import CODEX
 from support.documents import blocks
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,7 +23,7 @@ ROWS = [
 PROGRAMS = [row for row in ROWS if len(row) == 5]
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)$", re.MULTILINE)
 VERSION = re.compile(r"`([\w@/.-]+)` (\d[\w.]*)")
-SETTINGS = {"codex": CONFIG, "opencode": OPENCODE, "pi": PI, "continue": CONTINUE, "llm": MODELS}
+SETTINGS = {"codex": CODEX, "opencode": OPENCODE, "pi": PI, "continue": CONTINUE, "llm": MODELS}
 # Dependencies of the clients' programs that are not clients.
 TOOLS = {"pytest", "pytest-asyncio", "mcp", "zod", "@langchain/core"}
 

@@ -10,7 +10,7 @@ import pytest
 from clients.installed.conftest import HERE
 from support.environments import Environment
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("libraries")]
+pytestmark = pytest.mark.timeout(1200)
 PYTHON = HERE / "python"
 ENVIRONMENTS = {
     "openai": (
