@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from clients.installed.python.llm_client import MODELS
-from clients.installed.test_agents import CONTINUE, OPENCODE, PI
-from clients.installed.test_agents import CODEX
+from clients.installed.test_agents import CODEX, CONTINUE, OPENCODE, PI
 from support.documents import blocks
 
 ROOT = Path(__file__).parent.parent.parent
