@@ -200,7 +200,7 @@ class LlamaCpp(Backend):
         """Create a job's DRY sampler in a worker thread, which does not block the engine's."""
         if not job.sampling.extras.get("dry_multiplier"):
             return
-        from .sampling import dry_of, prepare
+        from .chain import dry_of, prepare
 
         dry = dry_of(job.sampling.extras_within(context), context)
         if dry is not None:

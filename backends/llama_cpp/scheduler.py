@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ..base import Event, Finish, Piece, PromptTokens, Reason, Token
 from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
-from .grammars import Candidates, TooComplex
+from .chain import ChainSampler, LongSampler, is_needed
+from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
 from .projector import Projector
-from .sampling import DeadEnd, LongSampler, Sampler, score
+from .sampling import DeadEnd, RowSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
 from .vocabulary import Vocabulary
 
@@ -47,6 +50,7 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._cache = cache
         self._candidates = candidates
+        self._scratch = np.empty(vocabulary.size, np.float32)
         self._limit = limit
         self._post = post
         self._projector = projector
@@ -172,21 +176,26 @@ class Scheduler:
 
     def _begun(self, choice: TaskChoice, slot: Slot, history: list[int], wanted: int) -> Run:
         task = choice.task
-        job = task.job
-        seed = job.seeds[choice.index]
         constraint = None if task.constraint is None else task.constraint.copy()
-        sampler = (LongSampler if job.sampling.extras.get("min_tokens") else Sampler)(
-            job.sampling,
+        sampler = self._sampler(task, task.job.seeds[choice.index], constraint)
+        cached = max(slot.reused - task.bos_count, 0)
+        cut = TokenCut(task.job.stops.for_engine)
+        return Run(choice, slot, sampler, cut, history, wanted, cached=cached)
+
+    def _sampler(self, task: Task, seed: int | None, constraint: Constraint | None) -> Sampler:
+        sampling = task.job.sampling
+        if not is_needed(sampling):
+            return RowSampler(sampling, seed, self._vocabulary, self._scratch, constraint)
+        return (LongSampler if sampling.extras.get("min_tokens") else ChainSampler)(
+            sampling,
             seed,
             self._vocabulary,
+            self._candidates,
             [token for token in task.prompt if token >= 0] if task.chunks else task.prompt,
             task.max_tokens,
             self._cache.size,
             constraint,
         )
-        cached = max(slot.reused - task.bos_count, 0)
-        cut = TokenCut(job.stops.for_engine)
-        return Run(choice, slot, sampler, cut, history, wanted, cached=cached)
 
     def _begin_scoring(self, run: Run) -> None:
         task = run.choice.task
@@ -237,7 +246,7 @@ class Scheduler:
             run.ready = run.left == 0
             run.outputs = count if scoring else int(run.ready)
             position -= run.slot.surplus
-            run.rows = self._context.add(run.slot.id, position, tokens, run.outputs)
+            run.row = self._context.add(run.slot.id, position, tokens, run.outputs)
             batch.append(run)
         return batch
 
@@ -288,7 +297,7 @@ class Scheduler:
                 spelling, control = self._vocabulary.token(task.prompt[at])
                 data = task.shown[at - task.bos_count]
                 tokens.append((task.prompt[at], data, spelling if control else data, control))
-            logits = self._context.logits(run.rows.output + skipped, len(tokens))
+            logits = self._context.logits(run.row + skipped, len(tokens))
             scored += score(logits, tokens, task.job.prompt.logprobs or 0, self._vocabulary)
         if not run.left:
             self._end_scoring(run)
@@ -323,7 +332,7 @@ class Scheduler:
             if slot is None:
                 break
             fork = self._begun(others.popleft(), slot, [*task.prompt], len(task.prompt))
-            fork.rows, fork.outputs = run.rows, run.outputs
+            fork.row, fork.outputs = run.row, run.outputs
             self._running.append(fork)
             found.append(fork)
         for other in others:
@@ -334,9 +343,9 @@ class Scheduler:
         task = run.choice.task
         job = task.job
         try:
-            token = run.sampler.sample(self._context, run.rows, self._candidates)
+            token = run.sampler.sample(self._context.logits(run.row + run.outputs - 1, 1)[0])
         except (DeadEnd, TooComplex) as error:
-            param = job.grammar.param if job.grammar is not None else ""
+            param = job.grammar.param if job.grammar is not None else "logit_bias"
             self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
             return
         run.sampled += 1
@@ -363,7 +372,7 @@ class Scheduler:
 
     def _tokens_of(self, run: Run, token: int) -> list[Token]:
         """Return the sampled token with the log-probabilities at its position."""
-        logits = self._context.logits(run.rows.output + run.outputs - 1, 1)
+        logits = self._context.logits(run.row + run.outputs - 1, 1)
         spelling, control = self._vocabulary.token(token)
         task = run.choice.task
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]

@@ -13,7 +13,6 @@ from ..queue import Ticket
 from ..stops import TokenCut
 from .cache import Slot
 from .grammars import Constraint
-from .library import Rows
 from .projector import Chunk
 from .sampling import Sampler
 
@@ -85,9 +84,6 @@ class Task:
         return len(self.prompt) - self.prompt_tokens
 
 
-NOWHERE = Rows(-1, -1)
-
-
 @dataclass(eq=False, slots=True)
 class TaskChoice:
     """A choice that waits.
@@ -113,7 +109,7 @@ class Run:
         scored: the prompt's tokens that are scored so far; None unless the prompt is being scored.
         cached: the number of the prompt's tokens that were reused from the prompt cache.
         sampled: the number of sampled tokens.
-        rows, outputs: the rows of its tokens in the batch, and the number of them with logits.
+        row, outputs: the first row of its logits in the batch, and the number of rows.
         ready: True if the batch has its last token, so that the next can be sampled.
     """
 
@@ -126,7 +122,7 @@ class Run:
     scored: list[Token] | None = None
     cached: int = 0
     sampled: int = 0
-    rows: Rows = NOWHERE
+    row: int = -1
     outputs: int = 0
     ready: bool = False
 
