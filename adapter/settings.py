@@ -269,6 +269,10 @@ class Settings(BaseSettings):
         None, "pooling of embeddings.", default="the model's own"
     )
     exact: bool = process_setting(False, "logprobs that are independent of other requests; slower.")
+    prompt_lookup: bool = process_setting(True, "draft tokens that repeat earlier ones.")
+    trace: Path | None = process_setting(
+        None, "trace of the engine's steps, for Perfetto.", metavar="FILE"
+    )
 
     # A URL can contain a password.
     store: str = store_setting(

@@ -316,6 +316,8 @@ class Finish(NamedTuple):
         cached_tokens: the number of prompt tokens that came from the prompt cache.
         end: the end token of the choice, if the job asks for tokens.
         inexact: the parts of the answer that are approximate, by their names in the API.
+        accepted_tokens, rejected_tokens: the numbers of drafted tokens that were sampled, and of
+            those that were not.
     """
 
     choice: int
@@ -326,6 +328,8 @@ class Finish(NamedTuple):
     cached_tokens: int = 0
     end: Token | None = None
     inexact: tuple[str, ...] = ()
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 Event: TypeAlias = PromptTokens | Piece | Finish

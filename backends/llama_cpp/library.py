@@ -292,18 +292,19 @@ class Context:
         self.outputs += outputs
         return row
 
-    def decode(self) -> None:
-        """Evaluate the batch and empty it.
+    def decode(self) -> int:
+        """Evaluate the batch, empty it, and return the number of its tokens.
 
         Raises:
             DecodeFailed: llama.cpp failed; the sequences of the batch must be removed.
         """
-        batch = self._batch.native
+        batch, size = self._batch.native, self._batch.used
         self._decoded, self._logits = self.outputs, None
         self.clear()
         status = llama_cpp.llama_decode(self.pointer, batch)
         if status:
             raise DecodeFailed(status)
+        return size
 
     def clear(self) -> None:
         """Empty the batch."""

@@ -6,6 +6,7 @@ other threads may only set `Task.cancelled`.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -16,15 +17,21 @@ from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
 from .chain import ChainSampler, LongSampler, is_needed
+from .drafts import DecodeCost, Lookup
 from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
 from .projector import Projector
 from .sampling import DeadEnd, RowSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
+from .trace import Trace
 from .vocabulary import Vocabulary
 
 Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
+
+
+def _untraced(_name: str, **_counts: int) -> None:
+    """End no span."""
 
 
 class Scheduler:
@@ -34,6 +41,7 @@ class Scheduler:
         limit: the number of sequences that run in parallel; other choices wait, and requests take
             turns.
         post: receives everything that a step delivers, in one call.
+        drafts: True to draft tokens by prompt lookup, for memory that can remove them again.
     """
 
     def __init__(
@@ -45,6 +53,8 @@ class Scheduler:
         limit: int,
         post: Callable[[list[Delivery]], None],
         projector: Projector | None = None,
+        trace: Trace | None = None,
+        drafts: bool = False,
     ) -> None:
         self._context = context
         self._vocabulary = vocabulary
@@ -54,6 +64,10 @@ class Scheduler:
         self._limit = limit
         self._post = post
         self._projector = projector
+        self._drafts = drafts
+        self._cost = DecodeCost()
+        self._trace = trace
+        self._mark: Callable[..., None] = _untraced if trace is None else trace.mark
         self._waiting = ChoiceQueue()
         self._running: list[Run] = []
         # True if the next choice did not fit: nothing is admitted until a sequence ends.
@@ -87,25 +101,35 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit choices, decode once, sample a token for each ready sequence, deliver events."""
+        self._mark("between steps")
         self._drop_cancelled()
         self._end_cut()
         self._admit()
         self._see()
         batch = self._fill()
+        self._mark("admit and fill", running=len(self._running), waiting=len(self._waiting))
         if batch:
+            begun = time.perf_counter()
             try:
-                self._context.decode()
+                size = self._context.decode()
             except DecodeFailed as error:
                 self._fail(batch, error)
             else:
+                self._mark("decode", sequences=len(batch), tokens=size)
+                if self._drafts and all(run.sampled for run in batch):
+                    self._cost.add(size, time.perf_counter() - begun)
                 for run in batch:
                     if run.scored is not None and run.outputs:
                         self._score(run)
                     if run.ready:
                         for one in self._forked(run):
-                            self._sample(one)
+                            self._sample_all(one)
+                self._mark("sample")
         self._flush()
         self._cache.tidy()
+        self._mark("hand over")
+        if self._trace is not None:
+            self._trace.write()
 
     def _drop_cancelled(self) -> None:
         for run in [s for s in self._running if s.choice.task.cancelled]:
@@ -180,7 +204,8 @@ class Scheduler:
         sampler = self._sampler(task, task.job.seeds[choice.index], constraint)
         cached = max(slot.reused - task.bos_count, 0)
         cut = TokenCut(task.job.stops.for_engine)
-        return Run(choice, slot, sampler, cut, history, wanted, cached=cached)
+        lookup = Lookup() if self._drafts and not task.chunks else None
+        return Run(choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup)
 
     def _sampler(self, task: Task, seed: int | None, constraint: Constraint | None) -> Sampler:
         sampling = task.job.sampling
@@ -242,13 +267,24 @@ class Scheduler:
                 continue
             position = len(run.slot.tokens)
             tokens = run.history[position : position + count]
-            self._cache.extend(run.slot, tokens)
-            run.ready = run.left == 0
+            run.ready = count == run.left
             run.outputs = count if scoring else int(run.ready)
+            if run.lookup is not None and run.sampled and run.ready:
+                run.draft = self._drafted(run, run.lookup)
+                tokens += run.draft
+                run.outputs += len(run.draft)
+            self._cache.extend(run.slot, tokens)
             position -= run.slot.surplus
             run.row = self._context.add(run.slot.id, position, tokens, run.outputs)
             batch.append(run)
         return batch
+
+    def _drafted(self, run: Run, lookup: Lookup) -> list[int]:
+        """Return a draft of a sequence's next tokens, which has to fit besides other sequences."""
+        running = len(self._running)
+        room = min(self._context.room, self._context.output_room, self._cache.free) - running
+        most = min(room, run.choice.task.max_tokens - run.sampled - 1)
+        return lookup.propose(run.history, self._cost.share(running), most) if most > 0 else []
 
     def _text_left(self, run: Run) -> int:
         """Return how many tokens are left to evaluate before the next media chunk."""
@@ -339,40 +375,71 @@ class Scheduler:
             self._waiting.add(other)
         return found
 
-    def _sample(self, run: Run) -> None:
+    def _sample_all(self, run: Run) -> None:
+        """Sample the next token of a ready sequence, and those after the tokens of its draft."""
+        drafted = len(run.draft)
+        row = run.row + run.outputs - 1 - drafted
+        while self._sample(run, row):
+            row += 1
+        if drafted and run.lookup is not None:
+            self._end_draft(run)
+            run.lookup.learn(drafted)
+
+    def _end_draft(self, run: Run) -> None:
+        """Remove the tokens of a draft that were not sampled."""
+        if run.draft:
+            self._cache.cut(run.slot, len(run.slot.tokens) - len(run.draft))
+            run.draft = []
+
+    def _sample(self, run: Run, row: int) -> bool:
+        """Sample a token; return True if it is the draft's, so that the next row follows it.
+
+        Args:
+            row: the row of logits.
+        """
         task = run.choice.task
         job = task.job
         try:
-            token = run.sampler.sample(self._context.logits(run.row + run.outputs - 1, 1)[0])
+            token = run.sampler.sample(self._context.logits(row, 1)[0])
         except (DeadEnd, TooComplex) as error:
             param = job.grammar.param if job.grammar is not None else "logit_bias"
             self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
-            return
+            return False
         run.sampled += 1
         run.history.append(token)
         run.wanted += 1
+        is_drafted = bool(run.draft) and run.draft[0] == token
+        if is_drafted and run.lookup is not None:
+            del run.draft[0]
+            run.lookup.accepted += 1
         if token in task.stop_tokens:
             self._finish(run, "stop", task.stop_tokens[token], run.sampled - 1)
-            return
-        tokens = self._tokens_of(run, token) if job.logprobs is not None else ()
+            return False
+        tokens = self._tokens_of(run, token, row) if job.logprobs is not None else ()
         if token in self._vocabulary.ends:
             self._finish(run, "end", None, run.sampled - 1, *tokens)
-            return
+            return False
         mark = token in task.marks
         data = task.marks[token] if mark else self._vocabulary.pieces[token]
         if data or tokens or job.stops.by_reader:
-            self._outbox.append((task, (Piece(run.choice.index, data, tokens, mark, 1),)))
+            piece = Piece(run.choice.index, data, tokens, mark, 1)
+            if task.is_whole:
+                run.held.append(piece)
+            else:
+                self._outbox.append((task, (piece,)))
         if job.stops.for_engine:
             run.cut.add(data)
             if run.cut.stop is not None:
                 self._finish(run, "stop", run.cut.stop, run.cut.tokens)
-                return
+                return False
         if run.sampled >= task.max_tokens:
             self._finish(run, "length", None, run.sampled)
+            return False
+        return is_drafted
 
-    def _tokens_of(self, run: Run, token: int) -> list[Token]:
+    def _tokens_of(self, run: Run, token: int, row: int) -> list[Token]:
         """Return the sampled token with the log-probabilities at its position."""
-        logits = self._context.logits(run.row + run.outputs - 1, 1)
+        logits = self._context.logits(row, 1)
         spelling, control = self._vocabulary.token(token)
         task = run.choice.task
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]
@@ -390,8 +457,15 @@ class Scheduler:
     ) -> None:
         choice = run.choice
         prompt_tokens = choice.task.prompt_tokens
-        finish = Finish(choice.index, reason, stop, prompt_tokens, completion, run.cached, end)
-        self._outbox.append((choice.task, (finish,)))
+        accepted = rejected = 0
+        if run.lookup is not None:
+            accepted = run.lookup.accepted
+            rejected = run.lookup.drafted - accepted
+        finish = Finish(
+            choice.index, reason, stop, prompt_tokens, completion, run.cached, end,
+            accepted_tokens=accepted, rejected_tokens=rejected,
+        )  # fmt: skip
+        self._outbox.append((choice.task, (*run.held, finish)))
         if choice.begun is None:
             self._release(run)
         else:
@@ -418,6 +492,7 @@ class Scheduler:
     def _release(self, run: Run) -> None:
         self._running.remove(run)
         run.sampler.close()
+        self._end_draft(run)
         self._cache.rest(run.slot)
         self._full = False
 

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..base import Batch, Event, Finish, Generation, Token, TokenIds
+from ..base import Batch, Event, Finish, Generation, Piece, Token, TokenIds
 from ..errors import LatimerError
 from ..queue import Ticket
 from ..stops import TokenCut
 from .cache import Slot
+from .drafts import Lookup
 from .grammars import Constraint
 from .projector import Chunk
 from .sampling import Sampler
@@ -63,6 +64,8 @@ class Task:
         constraint: a constraint at the start of the job's grammar.
         chunks: the chunks of embeddings in the prompt, by the position where each begins.
         party: the request that the task belongs to.
+        is_whole: True if nobody needs the events of a choice before its end. The scheduler then
+            delivers them together, and does not wake the event loop for each token.
     """
 
     job: Generation
@@ -76,6 +79,7 @@ class Task:
     constraint: Constraint | None = None
     chunks: Mapping[int, Chunk] = field(default_factory=dict)
     party: Ticket = field(default_factory=Ticket)
+    is_whole: bool = False
     cancelled: bool = False
 
     @property
@@ -111,6 +115,9 @@ class Run:
         sampled: the number of sampled tokens.
         row, outputs: the first row of its logits in the batch, and the number of rows.
         ready: True if the batch has its last token, so that the next can be sampled.
+        held: the pieces that are delivered at its end.
+        lookup: the source of its drafts; None if it gets none.
+        draft: the tokens of its draft that were evaluated, but not yet sampled.
     """
 
     choice: TaskChoice
@@ -125,6 +132,9 @@ class Run:
     row: int = -1
     outputs: int = 0
     ready: bool = False
+    held: list[Piece] = field(default_factory=list)
+    lookup: Lookup | None = None
+    draft: list[int] = field(default_factory=list)
 
     @property
     def left(self) -> int:
