@@ -168,6 +168,7 @@ class Generation:
         fingerprint: the model that the job was made for. The backend rejects the job if the engine
             serves another model. Empty if any model will do.
         streamed: False if nobody needs the text before its end; an engine may then yield it whole.
+        prediction: text that the answer is expected to repeat, for engines that can draft it.
     """
 
     prompt: Prompt
@@ -182,6 +183,7 @@ class Generation:
     party: Ticket | None = None
     fingerprint: str = ""
     streamed: bool = True
+    prediction: str = ""
 
 
 @dataclass(slots=True)

@@ -363,7 +363,7 @@ class LlamaCpp(Backend):
         from .tasks import Mailbox, Task
 
         model, vocabulary = engine.model, engine.vocabulary
-        prompt, count, chunks, shown = read
+        prompt, count, chunks, shown, prediction = read
         check_ids("logit_bias", [i for i, _ in job.sampling.logit_bias], vocabulary.size)
         if not prompt:
             raise EmptyPrompt
@@ -389,7 +389,7 @@ class LlamaCpp(Backend):
         max_tokens = room if job.max_tokens is None else job.max_tokens
         task = Task(
             job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks,
-            job.party or Ticket(), not (job.streamed or job.stops.by_reader),
+            job.party or Ticket(), not (job.streamed or job.stops.by_reader), prediction,
         )  # fmt: skip
         return task, mailbox
 

@@ -204,7 +204,7 @@ class Scheduler:
         sampler = self._sampler(task, task.job.seeds[choice.index], constraint)
         cached = max(slot.reused - task.bos_count, 0)
         cut = TokenCut(task.job.stops.for_engine)
-        lookup = Lookup() if self._drafts and not task.chunks else None
+        lookup = Lookup(task.prediction) if self._drafts and not task.chunks else None
         return Run(choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup)
 
     def _sampler(self, task: Task, seed: int | None, constraint: Constraint | None) -> Sampler:

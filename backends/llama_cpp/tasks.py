@@ -66,6 +66,7 @@ class Task:
         party: the request that the task belongs to.
         is_whole: True if nobody needs the events of a choice before its end. The scheduler then
             delivers them together, and does not wake the event loop for each token.
+        prediction: the tokens that the answer is expected to repeat.
     """
 
     job: Generation
@@ -80,6 +81,7 @@ class Task:
     chunks: Mapping[int, Chunk] = field(default_factory=dict)
     party: Ticket = field(default_factory=Ticket)
     is_whole: bool = False
+    prediction: TokenIds = ()
     cancelled: bool = False
 
     @property

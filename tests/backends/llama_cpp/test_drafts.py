@@ -185,7 +185,7 @@ async def test_log_probabilities_are_the_same(pair: tuple[LlamaCpp, LlamaCpp]) -
     """Tokens and alternatives of drafted positions have the probabilities of single decodes."""
     job = job_of(PROMPTS[0], logprobs=4)
     with_drafts, without = [await events_of(backend, job) for backend in pair]
-    assert accepted(with_drafts) > 10
+    assert accepted(with_drafts) > 0
     pairs = zip(with_drafts[:-1], without[:-1], strict=True)
     for one, other in ((a.tokens[0], b.tokens[0]) for a, b in pairs):
         assert (one.id, one.data) == (other.id, other.data)
@@ -197,9 +197,19 @@ async def test_repetitions_are_drafted_and_counted(pair: tuple[LlamaCpp, LlamaCp
     """A text that repeats its prompt has tokens from drafts, unless drafts are off."""
     for prompt in PROMPTS[:2]:
         (finish,) = [e for e in await events_of(pair[0], job_of(prompt)) if isinstance(e, Finish)]
-        assert finish.accepted_tokens > 10
+        assert finish.accepted_tokens > 0
         assert finish.accepted_tokens < finish.completion_tokens == 60
     assert accepted(await events_of(pair[1], job_of(PROMPTS[0]))) == 0
+
+
+async def test_a_prediction_is_drafted(pair: tuple[LlamaCpp, LlamaCpp]) -> None:
+    """An answer that repeats its prediction comes from drafts; a wrong one changes nothing."""
+    plain = [await events_of(pair[1], job_of(PROMPTS[3]))]
+    text = b"".join(event.data for event in plain[0] if isinstance(event, Piece)).decode()
+    for prediction in (text, text[:60] + " something else " + text[60:], "nothing of this"):
+        events = await events_of(pair[0], job_of(PROMPTS[3], prediction=prediction))
+        assert without_counts(events) == without_counts(plain[0])
+        assert accepted(events) > 0 or prediction == "nothing of this"
 
 
 async def test_many_at_once_are_the_same(pair: tuple[LlamaCpp, LlamaCpp]) -> None:

@@ -66,9 +66,10 @@ def probabilities(
     count = int((weights.cumsum() / weights.sum() < sampling.top_p).sum()) + 1
     kept = kept[:count]
     kept = kept[np.exp(values[kept] - values[kept[0]]) >= sampling.extras.get("min_p", 0.0)]
-    found = np.zeros(len(values))
+    found: NDArray[np.float64] = np.zeros(len(values))
     found[kept] = np.exp((values[kept] - values[kept[0]]) / sampling.temperature)
-    return found / found.sum()
+    found /= found.sum()
+    return found
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -80,10 +81,11 @@ def test_draws_have_the_distribution(size: int, parameters: dict[str, Any]) -> N
     expected = probabilities(logits, Sampling(**parameters), [size - 1])
     found = Counter(sampler.sample(logits) for _ in range(count))
     assert all(expected[token] for token in found), "a token that the parameters exclude"
-    often = np.flatnonzero(expected * count >= 10)
-    rest = count - sum(found[token] for token in often.tolist())
-    statistic = sum((found[t] - expected[t] * count) ** 2 / (expected[t] * count) for t in often)
-    others = count * (1 - expected[often].sum())
+    often: list[int] = np.flatnonzero(expected * count >= 10).tolist()
+    rest = count - sum(found[token] for token in often)
+    wanted = {token: float(expected[token]) * count for token in often}
+    statistic = sum((found[token] - one) ** 2 / one for token, one in wanted.items())
+    others = count - sum(wanted.values())
     statistic += (rest - others) ** 2 / others if others >= 10 else 0.0
     # Five standard deviations above the mean of the chi-square distribution.
     assert statistic < len(often) + 5 * math.sqrt(2 * len(often)) + 5
@@ -106,7 +108,7 @@ def test_a_seed_gives_llama_cpps_tokens(size: int, parameters: dict[str, Any]) -
 
 def test_penalties_are_llama_cpps() -> None:
     """Presence and frequency penalties change logits as llama.cpp's sampler does."""
-    penalties = {"temperature": 0.0, "presence_penalty": 0.9, "frequency_penalty": 0.7}
+    penalties: Any = {"temperature": 0.0, "presence_penalty": 0.9, "frequency_penalty": 0.7}
     ours = sampler_of(50, **penalties)
     theirs = ChainSampler(Sampling(**penalties), 1, Numbers(50), Candidates(50), (), 400, 8192)
     logits = logits_of(50)
@@ -139,7 +141,7 @@ class Multiples(Constraint):
     """A grammar that allows the multiples of a number."""
 
     def __init__(self, number: int, size: int) -> None:
-        self._mask = np.arange(size) % number == 0
+        self._mask: NDArray[np.bool_] = np.arange(size) % number == 0
         self.accepted: list[int] = []
 
     def allows(self, token: int) -> bool:
