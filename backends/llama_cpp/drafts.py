@@ -82,7 +82,7 @@ class Lookup:
 
 
 # The share of older measurements that a new one leaves, and the share that is assumed at first.
-_KEPT, _ASSUMED = 0.98, 0.25
+_KEPT, ASSUMED = 0.98, 0.25
 
 
 class DecodeCost:
@@ -107,7 +107,7 @@ class DecodeCost:
         spread = n * xx - x * x
         if spread <= 1e-2 * n * n:
             # All had about as many tokens.
-            return _ASSUMED
+            return ASSUMED
         slope = (n * xy - x * y) / spread
         whole = (y - slope * x) / n + slope * running
         return min(max(slope * running / whole, 0.01), 1.0) if whole > 0 else 1.0

@@ -17,7 +17,7 @@ from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
 from .chain import ChainSampler, LongSampler, is_needed
-from .drafts import DecodeCost, Lookup
+from .drafts import ASSUMED, DecodeCost, Lookup
 from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
@@ -28,6 +28,11 @@ from .trace import Trace
 from .vocabulary import Vocabulary
 
 Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
+
+
+def _is_seeded(choice: TaskChoice) -> bool:
+    job = choice.task.job
+    return job.sampling.temperature > 0 and job.seeds[choice.index] is not None
 
 
 def _untraced(_name: str, **_counts: int) -> None:
@@ -162,8 +167,7 @@ class Scheduler:
                 # The last token's logits would only score a token that is not generated.
                 wanted = len(history) - 1
             # A seed must reproduce its result, but reuse changes the last digits of logits.
-            seeded = task.job.sampling.temperature > 0 and task.job.seeds[choice.index] is not None
-            reuse = not scoring and (begun is not None or not seeded)
+            reuse = not scoring and (begun is not None or not _is_seeded(choice))
             if reuse and self._is_coming(history, task.job.owner):
                 continue
             # Each running sequence needs a cell for its next token.
@@ -284,7 +288,11 @@ class Scheduler:
         running = len(self._running)
         room = min(self._context.room, self._context.output_room, self._cache.free) - running
         most = min(room, run.choice.task.max_tokens - run.sampled - 1)
-        return lookup.propose(run.history, self._cost.share(running), most) if most > 0 else []
+        if most <= 0:
+            return []
+        # A seed must reproduce its result, so its batches must not depend on measured times.
+        share = ASSUMED if _is_seeded(run.choice) else self._cost.share(running)
+        return lookup.propose(run.history, share, most)
 
     def _text_left(self, run: Run) -> int:
         """Return how many tokens are left to evaluate before the next media chunk."""
