@@ -269,6 +269,15 @@ class Settings(BaseSettings):
         None, "pooling of embeddings.", default="the model's own"
     )
     exact: bool = process_setting(False, "logprobs that are independent of other requests; slower.")
+    prompt_lookup: bool | None = process_setting(
+        None,
+        "draft tokens that repeat earlier ones.",
+        default="on",
+        value=lambda self: self.prompt_lookup is not False,
+    )
+    trace: Path | None = process_setting(
+        None, "trace of the engine's steps, for Perfetto.", metavar="FILE"
+    )
 
     # A URL can contain a password.
     store: str = store_setting(

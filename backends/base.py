@@ -168,6 +168,7 @@ class Generation:
         fingerprint: the model that the job was made for. The backend rejects the job if the engine
             serves another model. Empty if any model will do.
         streamed: False if nobody needs the text before its end; an engine may then yield it whole.
+        prediction: text that the answer is expected to repeat, for engines that can draft it.
     """
 
     prompt: Prompt
@@ -182,6 +183,7 @@ class Generation:
     party: Ticket | None = None
     fingerprint: str = ""
     streamed: bool = True
+    prediction: str = ""
 
 
 @dataclass(slots=True)
@@ -316,6 +318,8 @@ class Finish(NamedTuple):
         cached_tokens: the number of prompt tokens that came from the prompt cache.
         end: the end token of the choice, if the job asks for tokens.
         inexact: the parts of the answer that are approximate, by their names in the API.
+        accepted_tokens, rejected_tokens: the numbers of drafted tokens that were sampled, and of
+            those that were not.
     """
 
     choice: int
@@ -326,6 +330,8 @@ class Finish(NamedTuple):
     cached_tokens: int = 0
     end: Token | None = None
     inexact: tuple[str, ...] = ()
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 Event: TypeAlias = PromptTokens | Piece | Finish

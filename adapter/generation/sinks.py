@@ -409,6 +409,7 @@ def _best(results: list[Result], count: int, per_prompt: int) -> list[Result]:
 
 _PROMPT, _COMPLETION = attrgetter("prompt_tokens"), attrgetter("completion_tokens")
 _CACHED = attrgetter("cached_tokens")
+_ACCEPTED, _REJECTED = attrgetter("accepted_tokens"), attrgetter("rejected_tokens")
 
 _NO_DETAILS: CompletionTokensDetails = {
     "reasoning_tokens": 0,
@@ -439,7 +440,18 @@ def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Us
             "cache_write_tokens": 0,
             "audio_tokens": 0,
         },
-        "completion_tokens_details": _NO_DETAILS,
+        "completion_tokens_details": _completion_details(finishes),
+    }
+
+
+def _completion_details(finishes: Sequence[Finish]) -> CompletionTokensDetails:
+    accepted, rejected = sum(map(_ACCEPTED, finishes)), sum(map(_REJECTED, finishes))
+    if not accepted and not rejected:
+        return _NO_DETAILS
+    return {
+        **_NO_DETAILS,
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": rejected,
     }
 
 

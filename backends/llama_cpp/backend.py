@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from .loading import Engine
     from .projector import Chunk
     from .tasks import Mailbox, Task
+    from .trace import Trace
     from .vocabulary import Vocabulary
 
 DEMO_MODEL = Path(__file__).with_name("demo.gguf")
@@ -107,6 +110,9 @@ class LlamaCpp(Backend):
             says, or else `last`. It implies `embeddings`.
         max_waiting: the number of requests that may wait, in addition to those that run; further
             requests fail with `Busy`.
+        prompt_lookup: False to draft no tokens from what the prompt and the answer so far repeat.
+            Drafts make edits and quotations faster, and change no answer.
+        trace: a file for a trace of the engine's steps, which Perfetto opens; it is overwritten.
         progress: called while the model loads with the fraction that is done, from 0 to 1.
     """
 
@@ -132,6 +138,8 @@ class LlamaCpp(Backend):
         embeddings: bool | None = None,
         pooling: Pooling | None = None,
         max_waiting: int = QUEUE,
+        prompt_lookup: bool = True,
+        trace: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self._path = Path(path)
@@ -154,6 +162,8 @@ class LlamaCpp(Backend):
             exact=exact,
             embeddings=embeddings,
             pooling=pooling,
+            prompt_lookup=prompt_lookup,
+            trace=None if trace is None else Path(trace),
         )
         self._max_waiting = max_waiting
         self._progress = progress
@@ -200,7 +210,7 @@ class LlamaCpp(Backend):
         """Create a job's DRY sampler in a worker thread, which does not block the engine's."""
         if not job.sampling.extras.get("dry_multiplier"):
             return
-        from .sampling import dry_of, prepare
+        from .chain import dry_of, prepare
 
         dry = dry_of(job.sampling.extras_within(context), context)
         if dry is not None:
@@ -306,8 +316,9 @@ class LlamaCpp(Backend):
             with self._starting:
                 if self._loaded is None:
                     self._loaded = Future()
+                    arguments = (self._loaded, threading.get_ident())
                     self._thread = threading.Thread(
-                        target=self._run, args=(self._loaded,), name="latimer-engine", daemon=True
+                        target=self._run, args=arguments, name="latimer-engine", daemon=True
                     )
                     # A daemon thread that is in llama.cpp during shutdown would crash Python.
                     atexit.register(self.close)
@@ -317,8 +328,12 @@ class LlamaCpp(Backend):
             await asyncio.wrap_future(loaded)
         return loaded.result()
 
-    def _run(self, loaded: Future[Engine]) -> None:
-        """Load the model, run the scheduler until it stops, and free everything."""
+    def _run(self, loaded: Future[Engine], event_loop: int) -> None:
+        """Load the model, run the scheduler until it stops, and free everything.
+
+        Args:
+            event_loop: the identifier of the event loop's thread.
+        """
         try:
             from .loading import load
         except Exception as error:
@@ -327,7 +342,9 @@ class LlamaCpp(Backend):
             return
         with contextlib.ExitStack() as stack:
             try:
-                engine = load(self._path, self._options, self._progress, _post, stack)
+                trace = _trace_of(self._options, event_loop, stack)
+                post = _post if trace is None else functools.partial(_post_traced, trace)
+                engine = load(self._path, self._options, self._progress, post, stack, trace)
             except Exception as error:
                 loaded.set_exception(
                     error if isinstance(error, LatimerError) else EngineError(repr(error))
@@ -346,7 +363,7 @@ class LlamaCpp(Backend):
         from .tasks import Mailbox, Task
 
         model, vocabulary = engine.model, engine.vocabulary
-        prompt, count, chunks, shown = read
+        prompt, count, chunks, shown, prediction = read
         check_ids("logit_bias", [i for i, _ in job.sampling.logit_bias], vocabulary.size)
         if not prompt:
             raise EmptyPrompt
@@ -372,20 +389,48 @@ class LlamaCpp(Backend):
         max_tokens = room if job.max_tokens is None else job.max_tokens
         task = Task(
             job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks,
-            job.party or Ticket(),
+            job.party or Ticket(), not (job.streamed or job.stops.by_reader), prediction,
         )  # fmt: skip
         return task, mailbox
 
 
-def _post(deliveries: Sequence[tuple[Any, Any]]) -> None:
+def _trace_of(options: Options, event_loop: int, stack: contextlib.ExitStack) -> Trace | None:
+    if options.trace is None:
+        return None
+    from .trace import Trace
+
+    try:
+        trace = Trace(options.trace, event_loop)
+    except OSError as error:
+        raise EngineError(f"Cannot write the trace: {error}. Choose another file.") from error
+    stack.callback(trace.close)
+    return trace
+
+
+def _post(
+    deliveries: Sequence[tuple[Any, Any]],
+    deliver: Callable[[list[tuple[Any, Any]]], None] | None = None,
+) -> None:
     """Deliver what a step found, with one callback for each event loop that waits for some."""
+    deliver = deliver or _deliver
     loops: dict[asyncio.AbstractEventLoop, list[tuple[Any, Any]]] = {}
     for delivery in deliveries:
         loops.setdefault(delivery[0].mailbox.loop, []).append(delivery)
     for loop, batch in loops.items():
         # A closed event loop has no readers.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_deliver, batch)
+            loop.call_soon_threadsafe(deliver, batch)
+
+
+def _post_traced(trace: Trace, deliveries: Sequence[tuple[Any, Any]]) -> None:
+    posted = time.perf_counter_ns()
+
+    def deliver(batch: list[tuple[Any, Any]]) -> None:
+        begun = time.perf_counter_ns()
+        _deliver(batch)
+        trace.deliver(posted, begun)
+
+    _post(deliveries, deliver)
 
 
 def _deliver(deliveries: list[tuple[Any, Any]]) -> None:

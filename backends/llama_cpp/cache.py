@@ -298,6 +298,14 @@ class Cache:
         self.extend(slot, ids)
         self._set_spans(slot, (*slot.spans, MediaSpan(start, len(slot.tokens), positions)))
 
+    def cut(self, slot: Slot, length: int) -> None:
+        """Remove the tokens of a sequence from some length on; the memory has to roll back."""
+        if length < len(slot.tokens):
+            self._set_spans(slot, before(slot.spans, length))
+            self._memory.remove(slot.id, length - slot.surplus)
+            self._disown(slot.cells[length:])
+            del slot.tokens[length:], slot.cells[length:]
+
     def make_room(self, count: int) -> bool:
         """Swap out idle slots, oldest first, until `count` cells are free; return True if so."""
         while self.free < count and self._resting:
@@ -367,7 +375,7 @@ class Cache:
     def _taken_over(self, slot: Slot, length: int) -> Slot:
         """Return an idle slot after cutting it to `length` tokens; it counts as running."""
         del self._resting[slot.id]
-        self._cut(slot, length)
+        self.cut(slot, length)
         slot.reused = length
         self._running[slot.id] = slot
         return slot
@@ -383,18 +391,11 @@ class Cache:
         if self._memory.restore(slot.id, state.data):
             self.extend(slot, state.tokens)
             self._set_spans(slot, state.spans)
-            self._cut(slot, length)
+            self.cut(slot, length)
             slot.reused = length
         else:
             self._memory.remove(slot.id)
         return slot
-
-    def _cut(self, slot: Slot, length: int) -> None:
-        if length < len(slot.tokens):
-            self._set_spans(slot, before(slot.spans, length))
-            self._memory.remove(slot.id, length - slot.surplus)
-            self._disown(slot.cells[length:])
-            del slot.tokens[length:], slot.cells[length:]
 
     def _share(self, source: Slot, slot: Slot, length: int) -> None:
         self._set_spans(slot, before(source.spans, length))

@@ -7,11 +7,18 @@ llama.cpp sees them (`llama_batch_allocr::init` in src/llama-batch.cpp lists wha
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+# libgomp reads this when it is loaded. Its threads wait for each other by spinning for milliseconds
+# by default. If another process needs their cores, a decode then takes 40 times as long; with this
+# number it takes 5 times as long, and no longer than before on an idle machine.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 import llama_cpp
 import numpy as np
@@ -239,19 +246,6 @@ class LoadedModel:
             self.pointer = None
 
 
-class Rows(NamedTuple):
-    """The rows of some tokens in a batch.
-
-    Args:
-        last: the row of the last token, for `Sampler.sample`.
-        output: the first row with logits, counted among all rows with logits, for
-            `Context.logits`.
-    """
-
-    last: int
-    output: int
-
-
 class DecodeFailed(Exception):
     """A non-zero status from `llama_decode`, `llama_encode` or mtmd."""
 
@@ -278,7 +272,10 @@ class Context:
         self.pointer = new_context(model, params)
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._batch = Batch(size)
-        self.outputs = self._decoded = 0
+        self.outputs = 0
+        # The logits of the last decode; None until somebody reads them.
+        self._logits: NDArray[np.float32] | None = None
+        self._decoded = 0
 
     @property
     def room(self) -> int:
@@ -291,25 +288,30 @@ class Context:
         room: int = self._max_outputs - self.outputs
         return room
 
-    def add(self, sequence: int, position: int, tokens: Sequence[int], outputs: int) -> Rows:
-        """Add consecutive tokens of a sequence to the batch; the last `outputs` get logits."""
-        self._batch.add(sequence, position, tokens, outputs)
-        rows = Rows(self._batch.used - 1, self.outputs)
-        self.outputs += outputs
-        return rows
+    def add(self, sequence: int, position: int, tokens: Sequence[int], outputs: int) -> int:
+        """Add consecutive tokens of a sequence to the batch; the last `outputs` get logits.
 
-    def decode(self) -> None:
-        """Evaluate the batch and empty it.
+        Returns:
+            The first row of these logits, for `logits`.
+        """
+        self._batch.add(sequence, position, tokens, outputs)
+        row = self.outputs
+        self.outputs += outputs
+        return row
+
+    def decode(self) -> int:
+        """Evaluate the batch, empty it, and return the number of its tokens.
 
         Raises:
             DecodeFailed: llama.cpp failed; the sequences of the batch must be removed.
         """
-        batch = self._batch.native
-        self._decoded = self.outputs
+        batch, size = self._batch.native, self._batch.used
+        self._decoded, self._logits = self.outputs, None
         self.clear()
         status = llama_cpp.llama_decode(self.pointer, batch)
         if status:
             raise DecodeFailed(status)
+        return size
 
     def clear(self) -> None:
         """Empty the batch."""
@@ -320,17 +322,11 @@ class Context:
         """Return logits of the last decode, shape (count, vocabulary); valid until the next one."""
         if not 0 <= start < start + count <= self._decoded:
             raise ValueError(f"rows {start} to {start + count} of {self._decoded} with logits")
-        pointer = llama_cpp.llama_get_logits(self.pointer)
-        rows = np.ctypeslib.as_array(pointer, shape=(self._decoded, self._vocabulary))
-        return rows[start : start + count]
-
-    def row(self, index: int) -> NDArray[np.float32]:
-        """Return the logits of one row of the last decode, shape (vocabulary,).
-
-        The row must have logits.
-        """
-        pointer = llama_cpp.llama_get_logits_ith(self.pointer, index)
-        return np.ctypeslib.as_array(pointer, shape=(self._vocabulary,))
+        if self._logits is None:
+            pointer = llama_cpp.llama_get_logits(self.pointer)
+            shape = (self._decoded, self._vocabulary)
+            self._logits = np.ctypeslib.as_array(pointer, shape=shape)
+        return self._logits[start : start + count]
 
     def remove(self, sequence: int, start: int = 0) -> None:
         """Remove a sequence's tokens from a position on.

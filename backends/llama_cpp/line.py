@@ -32,6 +32,9 @@ class ChoiceQueue:
     def __bool__(self) -> bool:
         return bool(self._waiting or self._preempted)
 
+    def __len__(self) -> int:
+        return len(self._preempted) + sum(map(len, self._waiting.values()))
+
     def __iter__(self) -> Iterator[TaskChoice]:
         return chain(self._preempted, *self._waiting.values())
 

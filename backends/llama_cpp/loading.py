@@ -19,6 +19,7 @@ from .loop import Loop
 from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
 from .projector import Projector
 from .scheduler import Delivery, Scheduler
+from .trace import Trace
 from .vocabulary import Vocabulary
 
 
@@ -56,6 +57,7 @@ def load(
     progress: Callable[[float], None] | None,
     post: Callable[[Sequence[tuple[Any, Any]]], None],
     stack: contextlib.ExitStack,
+    trace: Trace | None = None,
 ) -> Engine:
     """Load a model.
 
@@ -63,6 +65,7 @@ def load(
         progress: called with the fraction that is done, from 0 to 1.
         post: receives what the workers deliver: tasks, and what their mailboxes receive.
         stack: receives the callbacks that free everything, in the right order.
+        trace: receives the spans of the scheduler's steps.
 
     Raises:
         EngineError: the model cannot be loaded, or not with these options.
@@ -85,7 +88,7 @@ def load(
     generator = embedder = pooling = None
     media: frozenset[MediaKind] = frozenset()
     if not (embeds and model.only_embeds):
-        generator = _generator(model, vocabulary, options, length, post, stack)
+        generator = _generator(model, vocabulary, options, length, post, stack, trace)
         media = frozenset() if generator.projector is None else generator.projector.kinds
     if embeds:
         context = EmbeddingContext(model, options)
@@ -111,6 +114,7 @@ def _generator(
     length: int,
     post: Callable[[list[Delivery]], None],
     stack: contextlib.ExitStack,
+    trace: Trace | None,
 ) -> Generator:
     projector = None
     if options.mmproj is not None:
@@ -124,7 +128,13 @@ def _generator(
     # A saved sliding window lacks the tokens that have left it, so it is reusable only as a whole.
     states = States(options.cache_memory, model.rolls_back and not model.has_window)
     cache = Cache(context, length, options.slots, model.rolls_back, states)
-    scheduler = Scheduler(context, vocabulary, cache, candidates, options.limit, post, projector)
+    # A window or a recurrent state cannot remove the tokens of a draft again, and a larger batch
+    # changes the last digits of logits.
+    drafts = model.rolls_back and not model.has_window and not options.exact
+    drafts = drafts and options.prompt_lookup
+    scheduler = Scheduler(
+        context, vocabulary, cache, candidates, options.limit, post, projector, trace, drafts
+    )
     return Generator(scheduler, grammars, projector)
 
 

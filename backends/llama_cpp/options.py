@@ -74,6 +74,8 @@ class Options:
     exact: bool = False
     embeddings: bool | None = None
     pooling: Pooling | None = None
+    trace: Path | None = None
+    prompt_lookup: bool = True
 
     def __post_init__(self) -> None:
         if self.exact and self.flash_attention:

@@ -22,19 +22,21 @@ class TokenizedPrompt(NamedTuple):
         own_count: the number of ids that are the client's own.
         chunks: the chunks of media, by position in `ids`.
         shown: the bytes of each of the client's own tokens, if the job asks for them.
+        prediction: the tokens that the answer is expected to repeat.
     """
 
     ids: TokenIds
     own_count: int
     chunks: dict[int, Chunk]
     shown: Sequence[bytes] = ()
+    prediction: TokenIds = ()
 
 
 def size_of(job: Generation) -> int:
     """Return the number of characters or ids in a prompt."""
     content = job.prompt.content
     own = len(content.text if isinstance(content, Text) else content)
-    return own + len(job.prompt.suffix or "")
+    return own + len(job.prompt.suffix or "") + len(job.prediction)
 
 
 def prompt_of(
@@ -72,6 +74,11 @@ def prompt_of(
     else:
         check_ids("prompt", text, vocabulary.size)
         found = TokenizedPrompt(text, len(text) - job.prompt.bos_count, {})
+    if job.prediction:
+        # No more of it can be repeated.
+        text_ahead = job.prediction[: context * vocabulary.longest]
+        ahead = vocabulary.tokenize(text_ahead, add_special=False, parse_special=False)
+        found = found._replace(prediction=ahead[:context])
     if job.prompt.logprobs is None:
         return found
     data = text.text.encode() if isinstance(text, Text) else None

@@ -1,30 +1,24 @@
-"""A sequence's sampler chain, with llama.cpp's samplers in its order (common/sampling.cpp).
+"""Selection of tokens from logits, and log-probabilities.
 
-To create a DRY sampler, llama.cpp compares each sequence breaker with every token of the
-vocabulary. With a large vocabulary this takes a second, too long for the engine's thread. It is
-therefore created once for its settings, and cloned for each choice. `score` converts logits to
-log-probabilities.
+Most requests set only OpenAI's parameters and `top_k` or `min_p`. `RowSampler` samples for these
+with NumPy: it takes a seventh of the time of llama.cpp's samplers, which copy the vocabulary into
+an array of structures. `chain` has llama.cpp's samplers for all other parameters.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import random
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from ..base import Alternative, Sampling, Token
-from .grammars import Candidates, Constraint
-from .library import Context, Rows
+from .grammars import Constraint
 from .vocabulary import Vocabulary
 
 # The number of logits in a block of rows, which bounds the memory for intermediate results.
@@ -87,94 +81,87 @@ def _best(block: NDArray[np.float32], top: int) -> NDArray[np.intp]:
     return best
 
 
-# llama.cpp's defaults (common/common.h).
-BREAKERS = ("\n", ":", '"', "*")
-# The number of samplers that are kept.
-_MOST = 8
-
-
-class Dry(NamedTuple):
-    """The settings of a DRY sampler; `last` is a number of tokens."""
-
-    multiplier: float
-    base: float
-    allowed_length: int
-    last: int
-    breakers: tuple[bytes, ...]
-
-
-def dry_of(extras: Mapping[str, Any], context: int) -> Dry | None:
-    """Return the DRY settings in a request's extras, or None if they do not enable DRY.
-
-    Args:
-        context: the context length in tokens, which bounds `last`.
-    """
-    if not extras.get("dry_multiplier"):
-        return None
-    last = extras.get("dry_penalty_last_n", -1)
-    return Dry(
-        extras["dry_multiplier"],
-        extras.get("dry_base", 1.75),
-        extras.get("dry_allowed_length", 2),
-        context if last < 0 else min(last, context),
-        tuple(text.encode() for text in extras.get("dry_sequence_breakers", BREAKERS)),
-    )
-
-
-_lock = threading.Lock()
-_made: OrderedDict[tuple[Vocabulary, Dry], object] = OrderedDict()
-
-
-def prepare(vocabulary: Vocabulary, dry: Dry) -> None:
-    """Create a sampler if there is none with these settings; thread-safe."""
-    with _lock:
-        if (vocabulary, dry) in _made:
-            _made.move_to_end((vocabulary, dry))
-            return
-    sampler = _new(vocabulary, dry)
-    with _lock:
-        if (vocabulary, dry) in _made:
-            llama_cpp.llama_sampler_free(sampler)
-            return
-        _made[vocabulary, dry] = sampler
-        if len(_made) > _MOST:
-            llama_cpp.llama_sampler_free(_made.popitem(last=False)[1])
-
-
-def copied(vocabulary: Vocabulary, dry: Dry) -> object:
-    """Return a sampler that the caller owns, cloned if one with these settings exists."""
-    with _lock:
-        known = _made.get((vocabulary, dry))
-        if known is not None:
-            copy: object = llama_cpp.llama_sampler_clone(known)
-            return copy
-    return _new(vocabulary, dry)
-
-
-def _new(vocabulary: Vocabulary, dry: Dry) -> object:
-    sampler: object = llama_cpp.llama_sampler_init_dry(
-        vocabulary.pointer,
-        dry.multiplier,
-        dry.base,
-        dry.allowed_length,
-        dry.last,
-        (ctypes.c_char_p * len(dry.breakers))(*dry.breakers),
-        len(dry.breakers),
-    )
-    return sampler
-
-
 class DeadEnd(Exception):
-    """A grammar that allows no further token."""
+    """No token can follow: a grammar, biases or the model's own logits exclude every one."""
 
 
-class Sampler:
+class Sampler(ABC):
     """The sampler of one sequence; it selects only tokens that the sequence's grammar allows.
 
     It must be closed.
 
-    OpenAI's penalties count generated tokens only, of which there are at most `max_tokens`. As in
-    llama.cpp, `repeat_penalty` counts the last `repeat_last_n` tokens, prompt included.
+    Args:
+        ends: the end tokens.
+        constraint: the sequence's position in its grammar.
+    """
+
+    def __init__(self, ends: frozenset[int], constraint: Constraint | None) -> None:
+        self._ends = ends
+        self._constraint = constraint
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """Select and accept the token that follows.
+
+        With a grammar, sample without it first. If it rejects the token, sample again with its
+        mask. The token has the same probability as if the mask were applied first. Masks are slow
+        and rarely needed (common/sampling.cpp does the same).
+
+        Args:
+            logits: the model's logits, shape (vocabulary,), which are not changed.
+
+        Raises:
+            DeadEnd: no token can follow.
+        """
+        token = self._select(logits, None)
+        constraint = self._constraint
+        if constraint is not None:
+            if token is None or not constraint.allows(token):
+                token = self._select(logits, constraint.allowed())
+            if token is None:
+                # The grammar allows only an end token, which the request bans.
+                token = next((end for end in self._ends if constraint.allows(end)), None)
+        if token is None:
+            raise DeadEnd("no token of this model can follow")
+        if constraint is not None:
+            constraint.accept(token)
+        self._accept(token)
+        return token
+
+    def close(self) -> None:  # noqa: B027
+        """Free what llama.cpp allocated, if anything."""
+
+    @abstractmethod
+    def _select(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> int | None:
+        """Return a token, of the allowed ones if given; None if none has a finite logit."""
+
+    @abstractmethod
+    def _accept(self, token: int) -> None:
+        """Count a token that the sequence has got."""
+
+
+def biases_of(sampling: Sampling, vocabulary: Vocabulary) -> list[tuple[int, float]]:
+    """Return the number that is added to each token's logit; -inf bans a token."""
+    # A bias of -100 bans a token (contract 2.1).
+    biases = [(t, bias if bias > -100 else -math.inf) for t, bias in sampling.logit_bias]
+    if sampling.extras.get("ignore_eos"):
+        biases += [(token, -math.inf) for token in vocabulary.ends]
+    return biases
+
+
+# The number of tokens in a stride, and of tokens that are not worth being split into strides.
+_STRIDE, _FEW = 256, 1024
+# Bounds of weights that leave fewer tokens to sort; the first that leaves enough is used.
+_BOUNDS = (0.01, 1e-4, 1e-8)
+
+
+class RowSampler(Sampler):
+    """A sampler for OpenAI's parameters, `top_k`, `min_p` and `ignore_eos`.
+
+    It applies them in llama.cpp's order. For a seed it draws the same random numbers as llama.cpp's
+    `dist` sampler with libstdc++, and so in general the same tokens.
+
+    Args:
+        scratch: an array of the vocabulary's size, which samplers of one thread share.
     """
 
     def __init__(
@@ -182,162 +169,158 @@ class Sampler:
         sampling: Sampling,
         seed: int | None,
         vocabulary: Vocabulary,
-        prompt: Sequence[int],
-        max_tokens: int,
-        context: int,
+        scratch: NDArray[np.float32],
         constraint: Constraint | None = None,
     ) -> None:
-        self._constraint = constraint
-        self._ends = vocabulary.ends
-        self._chain = llama_cpp.llama_sampler_chain_init(
-            llama_cpp.llama_sampler_chain_default_params()
-        )
-        seed = random.getrandbits(32) if seed is None else seed % (2**32 - 1)
-        size = vocabulary.size
-        sampling = replace(sampling, extras=sampling.extras_within(context))
-        extras = sampling.extras
-        self._add_bias(sampling, vocabulary)
-        if sampling.presence_penalty or sampling.frequency_penalty:
-            self._add(
-                llama_cpp.llama_sampler_init_penalties(
-                    size, max_tokens, 1.0, sampling.frequency_penalty, sampling.presence_penalty
-                )
-            )
-        if (repeat := extras.get("repeat_penalty", 1.0)) != 1.0:
-            last = extras.get("repeat_last_n", 64)
-            penalties = llama_cpp.llama_sampler_init_penalties(size, last, repeat, 0.0, 0.0)
-            for token in prompt[len(prompt) - min(last, len(prompt)) :]:
-                llama_cpp.llama_sampler_accept(penalties, token)
-            self._add(penalties)
-        dry = dry_of(extras, context)
-        if dry is not None:
-            self._add_dry(dry, vocabulary, prompt)
-        if sampling.temperature <= 0:
-            self._add(llama_cpp.llama_sampler_init_greedy())
-        elif extras.get("mirostat"):
-            self._add_mirostat(sampling, seed, size)
-        else:
-            self._add_truncation(sampling, extras, seed)
-            self._add_temperature(sampling, extras)
-            self._add(llama_cpp.llama_sampler_init_dist(seed))
-
-    def sample(self, context: Context, rows: Rows, candidates: Candidates) -> int:
-        """Sample and accept the token after the last of some rows of the last decode.
-
-        Raises:
-            DeadEnd: the grammar allows no token, or sampling removes all that it allows.
-        """
-        if self._constraint is None:
-            token: int = llama_cpp.llama_sampler_sample(self._chain, context.pointer, rows.last)
-            return token
-        token = self._sample(context.row(rows.last), candidates, self._constraint)
-        self._constraint.accept(token)
-        llama_cpp.llama_sampler_accept(self._chain, token)
-        return token
-
-    def _sample(
-        self, logits: NDArray[np.float32], candidates: Candidates, constraint: Constraint
-    ) -> int:
-        """Sample without the grammar; if it rejects the token, sample again with its mask.
-
-        The token has the same probability as if the mask were applied first. Masks are slow and
-        rarely needed (common/sampling.cpp does the same).
-        """
-        candidates.fill(logits)
-        candidates.apply(self._chain)
-        sampled = candidates.selected
-        if sampled is not None and constraint.allows(sampled):
-            return sampled
-        if candidates.fill(logits, constraint.allowed()):
-            candidates.apply(self._chain)
-            if (sampled := candidates.selected) is not None:
-                return sampled
-        # The grammar allows only an end token, which the request bans.
-        for token in self._ends:
-            if constraint.allows(token):
-                return token
-        raise DeadEnd("no token of this model can follow")
-
-    def close(self) -> None:
-        """Free the chain and its samplers."""
-        if self._chain:
-            llama_cpp.llama_sampler_free(self._chain)
-            self._chain = None
-
-    def _add(self, sampler: Any) -> None:
-        llama_cpp.llama_sampler_chain_add(self._chain, sampler)
-
-    def _add_bias(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
-        # A bias of -100 bans a token (contract 2.1).
-        biases = [(t, bias if bias > -100 else -math.inf) for t, bias in sampling.logit_bias]
-        if sampling.extras.get("ignore_eos"):
-            biases += [(token, -math.inf) for token in vocabulary.ends]
-        if biases:
-            self._add_biases(biases, vocabulary.size)
-
-    def _add_biases(self, biases: Sequence[tuple[int, float]], size: int) -> None:
-        entries = [llama_cpp.llama_logit_bias(token, bias) for token, bias in biases]
-        array = (llama_cpp.llama_logit_bias * len(entries))(*entries)
-        self._add(llama_cpp.llama_sampler_init_logit_bias(size, len(entries), array))
-
-    def _add_dry(self, dry: Dry, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
-        sampler = copied(vocabulary, dry)
-        # Repetitions in the prompt count as well.
-        for token in prompt[len(prompt) - min(dry.last, len(prompt)) :]:
-            llama_cpp.llama_sampler_accept(sampler, token)
-        self._add(sampler)
-
-    def _add_mirostat(self, sampling: Sampling, seed: int, size: int) -> None:
-        extras = sampling.extras
-        tau, eta = extras.get("mirostat_tau", 5.0), extras.get("mirostat_eta", 0.1)
-        self._add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
-        if extras["mirostat"] == 1:
-            self._add(llama_cpp.llama_sampler_init_mirostat(size, seed, tau, eta, 100))
-        else:
-            self._add(llama_cpp.llama_sampler_init_mirostat_v2(seed, tau, eta))
-
-    def _add_truncation(self, sampling: Sampling, extras: Any, seed: int) -> None:
-        if (sigma := extras.get("top_n_sigma", -1.0)) > 0:
-            self._add(llama_cpp.llama_sampler_init_top_n_sigma(sigma))
-        if (top_k := extras.get("top_k", 0)) > 0:
-            self._add(llama_cpp.llama_sampler_init_top_k(top_k))
-        if (typical := extras.get("typical_p", 1.0)) < 1:
-            self._add(llama_cpp.llama_sampler_init_typical(typical, 1))
-        if sampling.top_p < 1:
-            self._add(llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1))
-        if (min_p := extras.get("min_p", 0.0)) > 0:
-            self._add(llama_cpp.llama_sampler_init_min_p(min_p, 1))
-        if (probability := extras.get("xtc_probability", 0.0)) > 0:
-            threshold = extras.get("xtc_threshold", 0.1)
-            self._add(llama_cpp.llama_sampler_init_xtc(probability, threshold, 1, seed))
-
-    def _add_temperature(self, sampling: Sampling, extras: Any) -> None:
-        if spread := extras.get("dynatemp_range", 0.0):
-            exponent = extras.get("dynatemp_exponent", 1.0)
-            self._add(llama_cpp.llama_sampler_init_temp_ext(sampling.temperature, spread, exponent))
-        elif sampling.temperature != 1.0:
-            self._add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
-
-
-class LongSampler(Sampler):
-    """A sampler that bans end tokens for the first `min_tokens` tokens.
-
-    A grammar that allows only an end token ends the text earlier.
-    """
-
-    def __init__(self, sampling: Sampling, *arguments: Any) -> None:
-        super().__init__(sampling, *arguments)
-        self._left: int = sampling.extras["min_tokens"]
+        super().__init__(vocabulary.ends, constraint)
+        self._temperature = sampling.temperature
+        self._top_p = sampling.top_p
+        self._top_k = sampling.extras.get("top_k", 0)
+        min_p = sampling.extras.get("min_p", 0.0)
+        self._min_p = math.log(min_p) if min_p > 0 else -math.inf
+        self._presence = sampling.presence_penalty
+        self._frequency = sampling.frequency_penalty
+        self._scratch = scratch
+        self._random = uniform(seed)
+        # What is added to each logit: biases, and the penalties of the tokens generated so far.
+        self._offsets: NDArray[np.float32] | None = None
+        self._seen: set[int] = set()
+        biases = biases_of(sampling, vocabulary)
+        if biases or self._presence or self._frequency:
+            self._offsets = np.zeros(vocabulary.size, np.float32)
+            for token, bias in biases:
+                self._offsets[token] += bias
 
     @override
-    def sample(self, context: Context, rows: Rows, candidates: Candidates) -> int:
-        token = super().sample(context, rows, candidates)
-        self._left -= 1
-        if self._left == 0:
-            # The ban is the first sampler of the chain.
-            llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(self._chain, 0))
-        return token
+    def _select(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> int | None:
+        if self._offsets is not None:
+            logits = logits + self._offsets
+        if allowed is not None:
+            logits = np.where(allowed, logits, np.float32(-np.inf))
+        if self._temperature <= 0:
+            token = int(logits.argmax())
+            return token if logits[token] > -np.inf else None
+        ids = None
+        if self._top_k > 0:
+            ids = _top(logits, self._top_k)
+            logits = logits[ids]
+        if self._top_p < 1:
+            ids, logits = _nucleus(ids, logits, self._top_p, self._scratch)
+        if self._min_p > -math.inf:
+            chosen = (logits >= logits.max() + self._min_p).nonzero()[0]
+            ids, logits = chosen if ids is None else ids[chosen], logits[chosen]
+        weights = _weights(logits, self._scratch, self._temperature)
+        if weights is None:
+            return None
+        place = _drawn(weights, self._random())
+        return place if ids is None else int(ids[place])
 
-    def _add_bias(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
-        self._add_biases([(token, -math.inf) for token in vocabulary.ends], vocabulary.size)
-        super()._add_bias(sampling, vocabulary)
+    @override
+    def _accept(self, token: int) -> None:
+        if self._offsets is not None and (self._presence or self._frequency):
+            self._offsets[token] -= self._frequency
+            if token not in self._seen:
+                self._seen.add(token)
+                self._offsets[token] -= self._presence
+
+
+def uniform(seed: int | None) -> Callable[[], float]:
+    """Return a source of random numbers in [0, 1); None gives another one each time.
+
+    With a seed it is libstdc++'s `uniform_real_distribution<double>` over `mt19937`, which
+    llama.cpp's `dist` sampler uses.
+    """
+    if seed is None:
+        return random.random
+    bits = np.random.MT19937()
+    bits._legacy_seeding(seed % (2**32 - 1))  # the seeding of `mt19937`
+
+    def draw() -> float:
+        low, high = map(float, bits.random_raw(2))
+        return min((low + high * 2.0**32) / 2.0**64, 1 - 2**-53)
+
+    return draw
+
+
+def _weights(
+    logits: NDArray[np.float32], out: NDArray[np.float32], temperature: float = 1.0
+) -> NDArray[np.float32] | None:
+    """Return the tokens' probabilities as multiples of the largest; None without a finite logit."""
+    highest = logits.max()
+    if not -np.inf < highest < np.inf:
+        return None
+    weights: NDArray[np.float32] = np.subtract(logits, highest, out=out[: len(logits)])
+    if temperature != 1.0:
+        # A smaller number would be zero as a 32-bit float.
+        weights /= max(temperature, 1e-30)
+    return np.exp(weights, out=weights)
+
+
+def _drawn(weights: NDArray[np.float32], number: float) -> int:
+    """Return the place at which the cumulative probability exceeds a number in [0, 1)."""
+    if len(weights) <= _FEW:
+        sums = weights.cumsum(dtype=np.float64)
+        return _reaching(sums, number * sums[-1], "right")
+    # A cumulative sum over a vocabulary takes five times as long as one over its strides.
+    steps = np.add.reduceat(weights, np.arange(0, len(weights), _STRIDE))
+    sums = steps.cumsum(dtype=np.float64)
+    target = number * sums[-1]
+    stride = _reaching(sums, target, "right")
+    start = stride * _STRIDE
+    inner = weights[start : start + _STRIDE].cumsum(dtype=np.float64)
+    return start + _reaching(inner, target - (sums[stride - 1] if stride else 0.0), "right")
+
+
+def _reaching(sums: NDArray[np.float64], target: float, side: Literal["left", "right"]) -> int:
+    """Return the first place whose sum reaches the target; the last step if rounding hides it.
+
+    On the right side, a sum that equals the target does not reach it.
+    """
+    place = int(sums.searchsorted(target, side))
+    return place if place < len(sums) else int(sums.searchsorted(sums[-1], "left"))
+
+
+def _top(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Return the tokens with the largest logits, most likely first."""
+    if len(logits) > _FEW and count * 8 < len(logits):
+        # The largest maxima of strides bound the logits that have to be sorted.
+        stride = min(_STRIDE, len(logits) // count)
+        highest = np.maximum.reduceat(logits, np.arange(0, len(logits), stride))
+        highest.partition(len(highest) - count)
+        chosen = (logits >= highest[-count]).nonzero()[0]
+        return _sorted(chosen, logits)[:count]
+    return _sorted(np.arange(len(logits)), logits)[:count]
+
+
+def _sorted(ids: NDArray[np.intp], logits: NDArray[np.float32]) -> NDArray[np.intp]:
+    """Return tokens by their logits, most likely first, then lowest id first."""
+    return ids[(-logits[ids]).argsort(kind="stable")]
+
+
+def _nucleus(
+    ids: NDArray[np.intp] | None,
+    logits: NDArray[np.float32],
+    top_p: float,
+    scratch: NDArray[np.float32],
+) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
+    """Return the fewest of the most likely tokens whose probabilities add up to `top_p`.
+
+    Args:
+        ids: the tokens of the logits, most likely first; None for the vocabulary in its order.
+    """
+    weights = _weights(logits, scratch)
+    if weights is None:
+        return ids, logits
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    if ids is None:
+        ids = np.arange(len(logits))
+        # Only tokens above a bound need to be sorted.
+        for bound in _BOUNDS if len(logits) > _FEW else ():
+            likely = (weights > bound).nonzero()[0]
+            if weights[likely].sum(dtype=np.float64) >= wanted:
+                ids = likely
+                break
+        ids = _sorted(ids, logits)
+        logits, weights = logits[ids], weights[ids]
+    count = _reaching(weights.cumsum(dtype=np.float64), wanted, "left") + 1
+    return ids[:count], logits[:count]

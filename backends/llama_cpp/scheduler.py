@@ -6,22 +6,37 @@ other threads may only set `Task.cancelled`.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ..base import Event, Finish, Piece, PromptTokens, Reason, Token
 from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
-from .grammars import Candidates, TooComplex
+from .chain import ChainSampler, LongSampler, is_needed
+from .drafts import ASSUMED, DecodeCost, Lookup
+from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
 from .projector import Projector
-from .sampling import DeadEnd, LongSampler, Sampler, score
+from .sampling import DeadEnd, RowSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
+from .trace import Trace
 from .vocabulary import Vocabulary
 
 Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
+
+
+def _is_seeded(choice: TaskChoice) -> bool:
+    job = choice.task.job
+    return job.sampling.temperature > 0 and job.seeds[choice.index] is not None
+
+
+def _untraced(_name: str, **_counts: int) -> None:
+    """End no span."""
 
 
 class Scheduler:
@@ -31,6 +46,7 @@ class Scheduler:
         limit: the number of sequences that run in parallel; other choices wait, and requests take
             turns.
         post: receives everything that a step delivers, in one call.
+        drafts: True to draft tokens by prompt lookup, for memory that can remove them again.
     """
 
     def __init__(
@@ -42,14 +58,21 @@ class Scheduler:
         limit: int,
         post: Callable[[list[Delivery]], None],
         projector: Projector | None = None,
+        trace: Trace | None = None,
+        drafts: bool = False,
     ) -> None:
         self._context = context
         self._vocabulary = vocabulary
         self._cache = cache
         self._candidates = candidates
+        self._scratch = np.empty(vocabulary.size, np.float32)
         self._limit = limit
         self._post = post
         self._projector = projector
+        self._drafts = drafts
+        self._cost = DecodeCost()
+        self._trace = trace
+        self._mark: Callable[..., None] = _untraced if trace is None else trace.mark
         self._waiting = ChoiceQueue()
         self._running: list[Run] = []
         # True if the next choice did not fit: nothing is admitted until a sequence ends.
@@ -83,25 +106,35 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit choices, decode once, sample a token for each ready sequence, deliver events."""
+        self._mark("between steps")
         self._drop_cancelled()
         self._end_cut()
         self._admit()
         self._see()
         batch = self._fill()
+        self._mark("admit and fill", running=len(self._running), waiting=len(self._waiting))
         if batch:
+            begun = time.perf_counter()
             try:
-                self._context.decode()
+                size = self._context.decode()
             except DecodeFailed as error:
                 self._fail(batch, error)
             else:
+                self._mark("decode", sequences=len(batch), tokens=size)
+                if self._drafts and all(run.sampled for run in batch):
+                    self._cost.add(size, time.perf_counter() - begun)
                 for run in batch:
                     if run.scored is not None and run.outputs:
                         self._score(run)
                     if run.ready:
                         for one in self._forked(run):
-                            self._sample(one)
+                            self._sample_all(one)
+                self._mark("sample")
         self._flush()
         self._cache.tidy()
+        self._mark("hand over")
+        if self._trace is not None:
+            self._trace.write()
 
     def _drop_cancelled(self) -> None:
         for run in [s for s in self._running if s.choice.task.cancelled]:
@@ -134,8 +167,7 @@ class Scheduler:
                 # The last token's logits would only score a token that is not generated.
                 wanted = len(history) - 1
             # A seed must reproduce its result, but reuse changes the last digits of logits.
-            seeded = task.job.sampling.temperature > 0 and task.job.seeds[choice.index] is not None
-            reuse = not scoring and (begun is not None or not seeded)
+            reuse = not scoring and (begun is not None or not _is_seeded(choice))
             if reuse and self._is_coming(history, task.job.owner):
                 continue
             # Each running sequence needs a cell for its next token.
@@ -172,21 +204,27 @@ class Scheduler:
 
     def _begun(self, choice: TaskChoice, slot: Slot, history: list[int], wanted: int) -> Run:
         task = choice.task
-        job = task.job
-        seed = job.seeds[choice.index]
         constraint = None if task.constraint is None else task.constraint.copy()
-        sampler = (LongSampler if job.sampling.extras.get("min_tokens") else Sampler)(
-            job.sampling,
+        sampler = self._sampler(task, task.job.seeds[choice.index], constraint)
+        cached = max(slot.reused - task.bos_count, 0)
+        cut = TokenCut(task.job.stops.for_engine)
+        lookup = Lookup(task.prediction) if self._drafts and not task.chunks else None
+        return Run(choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup)
+
+    def _sampler(self, task: Task, seed: int | None, constraint: Constraint | None) -> Sampler:
+        sampling = task.job.sampling
+        if not is_needed(sampling):
+            return RowSampler(sampling, seed, self._vocabulary, self._scratch, constraint)
+        return (LongSampler if sampling.extras.get("min_tokens") else ChainSampler)(
+            sampling,
             seed,
             self._vocabulary,
+            self._candidates,
             [token for token in task.prompt if token >= 0] if task.chunks else task.prompt,
             task.max_tokens,
             self._cache.size,
             constraint,
         )
-        cached = max(slot.reused - task.bos_count, 0)
-        cut = TokenCut(job.stops.for_engine)
-        return Run(choice, slot, sampler, cut, history, wanted, cached=cached)
 
     def _begin_scoring(self, run: Run) -> None:
         task = run.choice.task
@@ -233,13 +271,28 @@ class Scheduler:
                 continue
             position = len(run.slot.tokens)
             tokens = run.history[position : position + count]
-            self._cache.extend(run.slot, tokens)
-            run.ready = run.left == 0
+            run.ready = count == run.left
             run.outputs = count if scoring else int(run.ready)
+            if run.lookup is not None and run.sampled and run.ready:
+                run.draft = self._drafted(run, run.lookup)
+                tokens += run.draft
+                run.outputs += len(run.draft)
+            self._cache.extend(run.slot, tokens)
             position -= run.slot.surplus
-            run.rows = self._context.add(run.slot.id, position, tokens, run.outputs)
+            run.row = self._context.add(run.slot.id, position, tokens, run.outputs)
             batch.append(run)
         return batch
+
+    def _drafted(self, run: Run, lookup: Lookup) -> list[int]:
+        """Return a draft of a sequence's next tokens, which has to fit besides other sequences."""
+        running = len(self._running)
+        room = min(self._context.room, self._context.output_room, self._cache.free) - running
+        most = min(room, run.choice.task.max_tokens - run.sampled - 1)
+        if most <= 0:
+            return []
+        # A seed must reproduce its result, so its batches must not depend on measured times.
+        share = ASSUMED if _is_seeded(run.choice) else self._cost.share(running)
+        return lookup.propose(run.history, share, most)
 
     def _text_left(self, run: Run) -> int:
         """Return how many tokens are left to evaluate before the next media chunk."""
@@ -288,7 +341,7 @@ class Scheduler:
                 spelling, control = self._vocabulary.token(task.prompt[at])
                 data = task.shown[at - task.bos_count]
                 tokens.append((task.prompt[at], data, spelling if control else data, control))
-            logits = self._context.logits(run.rows.output + skipped, len(tokens))
+            logits = self._context.logits(run.row + skipped, len(tokens))
             scored += score(logits, tokens, task.job.prompt.logprobs or 0, self._vocabulary)
         if not run.left:
             self._end_scoring(run)
@@ -323,47 +376,78 @@ class Scheduler:
             if slot is None:
                 break
             fork = self._begun(others.popleft(), slot, [*task.prompt], len(task.prompt))
-            fork.rows, fork.outputs = run.rows, run.outputs
+            fork.row, fork.outputs = run.row, run.outputs
             self._running.append(fork)
             found.append(fork)
         for other in others:
             self._waiting.add(other)
         return found
 
-    def _sample(self, run: Run) -> None:
+    def _sample_all(self, run: Run) -> None:
+        """Sample the next token of a ready sequence, and those after the tokens of its draft."""
+        drafted = len(run.draft)
+        row = run.row + run.outputs - 1 - drafted
+        while self._sample(run, row):
+            row += 1
+        if drafted and run.lookup is not None:
+            self._end_draft(run)
+            run.lookup.learn(drafted)
+
+    def _end_draft(self, run: Run) -> None:
+        """Remove the tokens of a draft that were not sampled."""
+        if run.draft:
+            self._cache.cut(run.slot, len(run.slot.tokens) - len(run.draft))
+            run.draft = []
+
+    def _sample(self, run: Run, row: int) -> bool:
+        """Sample a token; return True if it is the draft's, so that the next row follows it.
+
+        Args:
+            row: the row of logits.
+        """
         task = run.choice.task
         job = task.job
         try:
-            token = run.sampler.sample(self._context, run.rows, self._candidates)
+            token = run.sampler.sample(self._context.logits(row, 1)[0])
         except (DeadEnd, TooComplex) as error:
-            param = job.grammar.param if job.grammar is not None else ""
+            param = job.grammar.param if job.grammar is not None else "logit_bias"
             self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
-            return
+            return False
         run.sampled += 1
         run.history.append(token)
         run.wanted += 1
+        is_drafted = bool(run.draft) and run.draft[0] == token
+        if is_drafted and run.lookup is not None:
+            del run.draft[0]
+            run.lookup.accepted += 1
         if token in task.stop_tokens:
             self._finish(run, "stop", task.stop_tokens[token], run.sampled - 1)
-            return
-        tokens = self._tokens_of(run, token) if job.logprobs is not None else ()
+            return False
+        tokens = self._tokens_of(run, token, row) if job.logprobs is not None else ()
         if token in self._vocabulary.ends:
             self._finish(run, "end", None, run.sampled - 1, *tokens)
-            return
+            return False
         mark = token in task.marks
         data = task.marks[token] if mark else self._vocabulary.pieces[token]
         if data or tokens or job.stops.by_reader:
-            self._outbox.append((task, (Piece(run.choice.index, data, tokens, mark, 1),)))
+            piece = Piece(run.choice.index, data, tokens, mark, 1)
+            if task.is_whole:
+                run.held.append(piece)
+            else:
+                self._outbox.append((task, (piece,)))
         if job.stops.for_engine:
             run.cut.add(data)
             if run.cut.stop is not None:
                 self._finish(run, "stop", run.cut.stop, run.cut.tokens)
-                return
+                return False
         if run.sampled >= task.max_tokens:
             self._finish(run, "length", None, run.sampled)
+            return False
+        return is_drafted
 
-    def _tokens_of(self, run: Run, token: int) -> list[Token]:
+    def _tokens_of(self, run: Run, token: int, row: int) -> list[Token]:
         """Return the sampled token with the log-probabilities at its position."""
-        logits = self._context.logits(run.rows.output + run.outputs - 1, 1)
+        logits = self._context.logits(row, 1)
         spelling, control = self._vocabulary.token(token)
         task = run.choice.task
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]
@@ -381,8 +465,15 @@ class Scheduler:
     ) -> None:
         choice = run.choice
         prompt_tokens = choice.task.prompt_tokens
-        finish = Finish(choice.index, reason, stop, prompt_tokens, completion, run.cached, end)
-        self._outbox.append((choice.task, (finish,)))
+        accepted = rejected = 0
+        if run.lookup is not None:
+            accepted = run.lookup.accepted
+            rejected = run.lookup.drafted - accepted
+        finish = Finish(
+            choice.index, reason, stop, prompt_tokens, completion, run.cached, end,
+            accepted_tokens=accepted, rejected_tokens=rejected,
+        )  # fmt: skip
+        self._outbox.append((choice.task, (*run.held, finish)))
         if choice.begun is None:
             self._release(run)
         else:
@@ -409,6 +500,7 @@ class Scheduler:
     def _release(self, run: Run) -> None:
         self._running.remove(run)
         run.sampler.close()
+        self._end_draft(run)
         self._cache.rest(run.slot)
         self._full = False
 

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..base import Batch, Event, Finish, Generation, Token, TokenIds
+from ..base import Batch, Event, Finish, Generation, Piece, Token, TokenIds
 from ..errors import LatimerError
 from ..queue import Ticket
 from ..stops import TokenCut
 from .cache import Slot
+from .drafts import Lookup
 from .grammars import Constraint
-from .library import Rows
 from .projector import Chunk
 from .sampling import Sampler
 
@@ -64,6 +64,9 @@ class Task:
         constraint: a constraint at the start of the job's grammar.
         chunks: the chunks of embeddings in the prompt, by the position where each begins.
         party: the request that the task belongs to.
+        is_whole: True if nobody needs the events of a choice before its end. The scheduler then
+            delivers them together, and does not wake the event loop for each token.
+        prediction: the tokens that the answer is expected to repeat.
     """
 
     job: Generation
@@ -77,15 +80,14 @@ class Task:
     constraint: Constraint | None = None
     chunks: Mapping[int, Chunk] = field(default_factory=dict)
     party: Ticket = field(default_factory=Ticket)
+    is_whole: bool = False
+    prediction: TokenIds = ()
     cancelled: bool = False
 
     @property
     def bos_count(self) -> int:
         """The number of tokens before the client's own."""
         return len(self.prompt) - self.prompt_tokens
-
-
-NOWHERE = Rows(-1, -1)
 
 
 @dataclass(eq=False, slots=True)
@@ -113,8 +115,11 @@ class Run:
         scored: the prompt's tokens that are scored so far; None unless the prompt is being scored.
         cached: the number of the prompt's tokens that were reused from the prompt cache.
         sampled: the number of sampled tokens.
-        rows, outputs: the rows of its tokens in the batch, and the number of them with logits.
+        row, outputs: the first row of its logits in the batch, and the number of rows.
         ready: True if the batch has its last token, so that the next can be sampled.
+        held: the pieces that are delivered at its end.
+        lookup: the source of its drafts; None if it gets none.
+        draft: the tokens of its draft that were evaluated, but not yet sampled.
     """
 
     choice: TaskChoice
@@ -126,9 +131,12 @@ class Run:
     scored: list[Token] | None = None
     cached: int = 0
     sampled: int = 0
-    rows: Rows = NOWHERE
+    row: int = -1
     outputs: int = 0
     ready: bool = False
+    held: list[Piece] = field(default_factory=list)
+    lookup: Lookup | None = None
+    draft: list[int] = field(default_factory=list)
 
     @property
     def left(self) -> int:

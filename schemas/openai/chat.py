@@ -111,10 +111,17 @@ class Audio(Request):
 
 
 class Prediction(Request):
-    """Text that the answer is expected to repeat; it has no effect here."""
+    """Text that the answer is expected to repeat; it changes the speed only."""
 
     type: Literal["content"]
     content: Content
+
+    @property
+    def text(self) -> str:
+        """The text, of which parts that are not text are left out."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(getattr(part, "text", "") for part in self.content)
 
 
 class WebSearchOptions(Request):

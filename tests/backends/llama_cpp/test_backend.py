@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MODELS
-from latimer.backends.base import Generation, Prompt, Sampling, Text
+from latimer.backends.base import Generation, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import (
     Busy,
     EngineError,
@@ -127,3 +128,46 @@ async def test_two_sequences_answer_as_one_does() -> None:
     answers = await asyncio.gather(*(run(backend, job) for job in jobs))
     assert {texts[0] for texts, _ in answers} == {b"1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."}
     await backend.aclose()
+
+
+@pytest.mark.parametrize("stops", [Stops(), Stops((" 9",))], ids=["end", "stop"])
+async def test_a_whole_answer_arrives_at_its_end(backend: LlamaCpp, stops: Stops) -> None:
+    """Without a stream all events of a choice are one batch, equal to those of a stream."""
+    job = Generation(Prompt(COUNT), 40, sampling=GREEDY, stops=stops, logprobs=1)
+    found: list[list[list[object]]] = []
+    for streamed in (True, False):
+        async with backend.open(replace(job, streamed=streamed)) as batches:
+            found.append([[*batch] async for batch in batches])
+    apart, whole = found
+    assert len(whole) == 1 < len(apart)
+    assert whole[0] == [event for batch in apart for event in batch]
+
+
+async def test_a_stop_of_the_reader_needs_the_events(backend: LlamaCpp) -> None:
+    """If the reader finds the stop sequences, it gets the events of a whole answer at once."""
+    stops = Stops((" 9",), by_reader=True)
+    job = Generation(Prompt(COUNT), 40, sampling=GREEDY, stops=stops, streamed=False)
+    async with backend.open(job) as batches:
+        assert len([batch async for batch in batches]) > 1
+
+
+async def test_a_trace_opens_in_perfetto(tmp_path: Path) -> None:
+    """The trace is a JSON list of spans with the steps' parts and their CPU time."""
+    path = tmp_path / "trace.json"
+    made = LlamaCpp(context=512, trace=path)
+    await run(made, Generation(Prompt(COUNT), 8, sampling=GREEDY))
+    await made.aclose()
+    spans = [span for span in json.loads(path.read_text()) if span]
+    names = {"between steps", "admit and fill", "decode", "sample", "hand over", "deliver"}
+    assert names <= {span["name"] for span in spans}
+    assert all(span["ph"] == "X" and span["dur"] >= 0 for span in spans)
+    decodes = [span["args"] for span in spans if span["name"] == "decode"]
+    assert len(decodes) == 8
+    assert all(one["sequences"] == 1 and one["tokens"] >= 1 for one in decodes)
+
+
+async def test_a_trace_needs_a_file(tmp_path: Path) -> None:
+    """A trace that cannot be written is an error at the start, with the reason."""
+    made = LlamaCpp(trace=tmp_path / "missing" / "trace.json")
+    with pytest.raises(EngineError, match=r"Cannot write the trace.*No such file"):
+        await made.model()

@@ -1,0 +1,71 @@
+"""A trace of the engine's steps, in the JSON format that Perfetto and Chrome open.
+
+Each span has the CPU time of its thread; the rest of its duration is waiting: for a core, for the
+GIL, or for llama.cpp's other threads. It also has the CPU time of the event loop's thread and of
+the whole process meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+_CLOCKS = ("cpu_us", "event_loop_cpu_us", "process_cpu_us")
+
+
+class Trace:
+    """A file of spans. Only the engine's thread may call `mark`, and only the event loop `deliver`.
+
+    Args:
+        path: the file, which is overwritten.
+        loop: the identifier of the event loop's thread.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, loop: int) -> None:
+        # The format permits a list without an end, which a killed process leaves.
+        self._file = path.open("w", buffering=1 << 16)
+        self._file.write("[\n")
+        self._events: deque[tuple[str, int, int, int, dict[str, int]]] = deque()
+        self._clock = time.pthread_getcpuclockid(loop)
+        self._last = self._now()
+
+    def mark(self, name: str, **counts: int) -> None:
+        """End a span, which began at the mark before it, and note some numbers with it."""
+        last, self._last = self._last, self._now()
+        used = [(end - begin) // 1000 for begin, end in zip(last[1:], self._last[1:], strict=True)]
+        found = {**dict(zip(_CLOCKS, used, strict=True)), **counts}
+        self._add(name, last[0], self._last[0], found)
+
+    def deliver(self, posted: int, begun: int) -> None:
+        """Note that the event loop has received what a step posted at some nanosecond."""
+        self._add("wait for the event loop", posted, begun, {})
+        self._add("deliver", begun, time.perf_counter_ns(), {})
+
+    def write(self) -> None:
+        """Write the spans that ended."""
+        for _ in range(len(self._events)):
+            name, begun, ended, thread, found = self._events.popleft()
+            event = {"name": name, "ph": "X", "ts": begun / 1000, "dur": (ended - begun) / 1000,
+                     "pid": os.getpid(), "tid": thread, "args": found}  # fmt: skip
+            self._file.write(json.dumps(event) + ",\n")
+
+    def close(self) -> None:
+        """Write the rest, and close the file."""
+        self.write()
+        self._file.write("{}]\n")
+        self._file.close()
+
+    def _add(self, name: str, begun: int, ended: int, found: dict[str, int]) -> None:
+        self._events.append((name, begun, ended, threading.get_native_id(), found))
+
+    def _now(self) -> tuple[int, int, int, int]:
+        """Return the time, and the CPU times of this thread, the event loop and the process."""
+        loop = time.clock_gettime_ns(self._clock)
+        return time.perf_counter_ns(), time.thread_time_ns(), loop, time.process_time_ns()
