@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from pydantic_settings import (
 )
 
 from ..backends.base import Pooling
-from ..backends.llama_cpp.options import BATCH, PARALLEL, CacheType
+from ..backends.llama_cpp.options import BATCH, CACHE_DISK, PARALLEL, CacheType
 from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
 from .auth import UnusableKey, check_key, keys_of
@@ -78,6 +79,7 @@ class Option:
         value: returns the value of the argument; by default its own.
         metavar: its value in the help.
         default: its default in the help; by default the field's.
+        alias: another name of its flag, which llama-server has.
         choices: the values of its flag, if not the field's.
         convert: returns the value for a word, such as -1 for `all`; the flag then takes any text.
         check: raises a ValueError if a value is wrong.
@@ -92,6 +94,7 @@ class Option:
     value: Callable[[Any], object] | None = None
     metavar: str | None = None
     default: str | None = None
+    alias: str | None = None
     choices: tuple[str, ...] = ()
     convert: Callable[[Any], Any] | None = None
     check: Callable[[Any], object] | None = None
@@ -140,6 +143,10 @@ def type_of(field: FieldInfo) -> Any:
 def is_list(field: FieldInfo) -> bool:
     """Return True if a setting is a list."""
     return get_origin(field.annotation) is list
+
+
+def _bytes_of(mib: int | None) -> int | None:
+    return sys.maxsize if mib == -1 else None if mib is None else mib << 20
 
 
 def _check_names(names: list[str]) -> None:
@@ -234,11 +241,25 @@ class Settings(BaseSettings):
     )
     cache_memory: int | None = process_setting(
         None,
-        "host memory for saved prompts.",
+        "host memory for saved prompts; -1 for no limit.",
+        alias="cache_ram",
         metavar="MIB",
         default="a quarter of the free memory, at most 8192",
-        value=lambda self: None if self.cache_memory is None else self.cache_memory << 20,
-        ge=0,
+        value=lambda self: _bytes_of(self.cache_memory),
+        ge=-1,
+        le=2**30,
+    )
+    cache_dir: Path | None = process_setting(
+        None,
+        "folder for saved prompts that leave host memory, which lasts across restarts.",
+        metavar="FOLDER",
+    )
+    cache_disk: int = process_setting(
+        CACHE_DISK >> 20,
+        "size of this folder.",
+        metavar="MIB",
+        value=lambda self: self.cache_disk << 20,
+        ge=1,
         le=2**30,
     )
     flash_attention: bool | None = process_setting(

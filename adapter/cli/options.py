@@ -34,7 +34,7 @@ def option(name: str, field: FieldInfo) -> Decorator:
     own, kind = option_of(field), type_of(field)
     if name == "model":
         return click.argument(name, required=False, metavar=own.metavar)
-    flag = "--" + name.replace("_", "-")
+    flags = ["--" + one.replace("_", "-") for one in (name, own.alias) if one is not None]
     named: dict[str, Any] = {"help": help_of(field), "metavar": own.metavar}
     if is_list(field):
         named["multiple"] = True
@@ -46,12 +46,12 @@ def option(name: str, field: FieldInfo) -> Decorator:
     elif kind is bool:
         named["default"] = None
         if field.default is None:
-            flag = f"{flag}/--no-{flag[2:]}"
+            flags = [f"{flag}/--no-{flag[2:]}" for flag in flags]
         else:
             named["is_flag"] = True
     else:
         named["type"] = kind if kind in (int, float) and own.convert is None else str
-    return click.option(flag, **named)
+    return click.option(*flags, **named)
 
 
 def help_of(field: FieldInfo) -> str:

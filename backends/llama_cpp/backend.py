@@ -50,6 +50,8 @@ from ..streams import end_at_once
 from .embeddings import embed, facts_of, not_generated, rank
 from .options import (
     BATCH,
+    CACHE_DISK,
+    CLOSE_SECONDS,
     ENGINE,
     EXTRA,
     MISSING,
@@ -97,6 +99,9 @@ class LlamaCpp(Backend):
         cache_type: type of the KV cache; f16 by default, f32 with `exact`.
         cache_memory: host memory in bytes for saved sequences, which later prompts can reuse; by
             default a quarter of the free memory, at most 8 GiB.
+        cache_dir: folder for saved sequences that leave host memory, also at shutdown. Later
+            prompts can reuse them, also after a restart. None to discard them.
+        cache_disk: the bytes that the files in `cache_dir` may take.
         flash_attention: True to use flash attention; by default llama.cpp decides.
         mmap: True to map the file into memory; by default llama.cpp decides.
         mlock: True to keep the weights from being swapped out.
@@ -129,6 +134,8 @@ class LlamaCpp(Backend):
         gpu_layers: int = -1,
         cache_type: CacheType | None = None,
         cache_memory: int | None = None,
+        cache_dir: str | Path | None = None,
+        cache_disk: int = CACHE_DISK,
         flash_attention: bool | None = None,
         mmap: bool | None = None,
         mlock: bool = False,
@@ -151,6 +158,8 @@ class LlamaCpp(Backend):
             gpu_layers=gpu_layers,
             cache_type=cache_type,
             cache_memory=default_cache_memory() if cache_memory is None else cache_memory,
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+            cache_disk=cache_disk,
             flash_attention=flash_attention,
             mmap=mmap,
             mlock=mlock,
@@ -200,6 +209,8 @@ class LlamaCpp(Backend):
             yield end_at_once(job, task.prompt_tokens)
             return
         with self._let_in(task.party):
+            if generator.recall is not None:
+                await asyncio.to_thread(generator.recall, job.owner, prompt.ids)
             engine.loop.submit(generator.scheduler, task)
             try:
                 yield mailbox.batches(len(job.seeds))
@@ -308,7 +319,7 @@ class LlamaCpp(Backend):
             return
         if loaded.exception() is None:
             loaded.result().loop.stop()
-        thread.join(timeout=5)
+        thread.join(timeout=5 if self._options.cache_dir is None else 5 + CLOSE_SECONDS)
 
     async def _engine(self) -> Engine:
         loaded = self._loaded

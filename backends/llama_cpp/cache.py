@@ -3,7 +3,8 @@
 The KV cache is one pool of cells (`kv_unified`). Each evaluated token takes one cell. A copied
 sequence shares the cells of its source until both are removed. A finished sequence stays in the
 KV cache while no other sequence runs; otherwise its state is saved in `states`. A later prompt
-reuses the prefix that it has in common with either.
+reuses the prefix that it has in common with either. States that leave memory can go to disk
+(`state_files.py`).
 
 With M-RoPE a picture of nx by ny embeddings takes max(nx, ny) positions, and the text after it
 continues at the next one. All of its embeddings have the same first position, so llama.cpp, which
@@ -15,8 +16,9 @@ in use. Outside the KV cache there is also room for many more sequences.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -81,19 +83,28 @@ class State:
 
 
 class States:
-    """A bounded store of states, which evicts the least recently used.
+    """A bounded store of states, which evicts the least recently used. It is thread-safe.
 
     Args:
         size: the bytes that all states may take; 0 disables the store.
         cuts: True if a prompt may reuse a part of a state. Otherwise (recurrent models, sliding
             windows) it reuses a whole state or nothing.
         block: the fewest tokens that a prompt reuses.
+        evicted: receives each state that is evicted.
     """
 
-    def __init__(self, size: int, cuts: bool, block: int = BLOCK) -> None:
-        self._size = size
+    def __init__(
+        self,
+        size: int,
+        cuts: bool,
+        block: int = BLOCK,
+        evicted: Callable[[State], object] | None = None,
+    ) -> None:
+        self.size = size
         self._cuts = cuts
         self.block = block
+        self._evicted = evicted
+        self._lock = threading.Lock()
         # The least recently used state comes first.
         self._states: list[State] = []
         self.used = 0
@@ -101,61 +112,84 @@ class States:
     @property
     def remembers(self) -> bool:
         """True if the store is enabled."""
-        return self._size > 0
+        return self.size > 0
 
     def wants(self, owner: str, tokens: list[int]) -> bool:
         """Return True if a sequence is worth saving.
 
         If a state already covers it, that state counts as used.
         """
-        for state in self._states:
-            if state.owner == owner and self._covers(state.tokens, tokens):
-                self.touch(state)
-                return False
+        with self._lock:
+            for state in self._states:
+                if state.owner == owner and self._covers(state.tokens, tokens):
+                    self._touch(state)
+                    return False
         return self.remembers
 
     def add(self, state: State) -> None:
         """Store a state in place of those it covers, and evict others where space is short."""
-        if state.data.nbytes > self._size:
+        if state.data.nbytes > self.size:
             return
-        covered = [
-            one
-            for one in self._states
-            if one.owner == state.owner and self._covers(state.tokens, one.tokens)
-        ]
-        for one in covered:
-            self._forget(one)
-        self._states.append(state)
-        self.used += state.data.nbytes
-        while self.used > self._size or len(self._states) > MOST_STATES:
-            self._forget(self._states[0])
+        evicted = []
+        with self._lock:
+            covered = [
+                one
+                for one in self._states
+                if one.owner == state.owner and self._covers(state.tokens, one.tokens)
+            ]
+            for one in covered:
+                self._forget(one)
+            self._states.append(state)
+            self.used += state.data.nbytes
+            while self.used > self.size or len(self._states) > MOST_STATES:
+                evicted.append(self._states[0])
+                self._forget(self._states[0])
+        if self._evicted is not None:
+            for one in evicted:
+                self._evicted(one)
+
+    def empty(self) -> list[State]:
+        """Remove all states and return them; the least recently used comes first."""
+        with self._lock:
+            states, self._states, self.used = self._states, [], 0
+        return states
 
     def touch(self, state: State) -> None:
-        """Mark a state as used."""
-        self._states.remove(state)
-        self._states.append(state)
+        """Mark a state as used, if it has not been evicted."""
+        with self._lock:
+            if state in self._states:
+                self._touch(state)
 
     def longest(self, owner: str, tokens: list[int]) -> tuple[State | None, int]:
         """Return the state of which a prompt can reuse the most tokens, and their number."""
         best: tuple[State | None, int] = (None, 0)
-        for state in self._states:
-            if state.owner == owner:
-                shared = reusable(state.tokens, tokens, self._cuts, self.block, state.spans)
-                if shared > best[1]:
-                    best = (state, shared)
+        with self._lock:
+            for state in self._states:
+                if state.owner == owner:
+                    shared = reusable(state.tokens, tokens, self._cuts, self.block, state.spans)
+                    if shared > best[1]:
+                        best = (state, shared)
         return best
 
     def _covers(self, tokens: list[int], others: list[int]) -> bool:
-        """Return True if `tokens` has everything of `others` that is worth reusing."""
-        if not self._cuts:
-            return tokens == others
-        if tokens[: self.block] != others[: self.block]:
-            return False
-        return len(others) - common(tokens, others) < self.block
+        return covers(tokens, others, self._cuts, self.block)
+
+    def _touch(self, state: State) -> None:
+        self._states.remove(state)
+        self._states.append(state)
 
     def _forget(self, state: State) -> None:
         self._states.remove(state)
         self.used -= state.data.nbytes
+
+
+def covers(tokens: list[int], others: list[int], cuts: bool, block: int) -> bool:
+    """Return True if `tokens` has everything of `others` that is worth reusing."""
+    if not cuts:
+        return tokens == others
+    if tokens[:block] != others[:block]:
+        return False
+    return len(others) - common(tokens, others) < block
 
 
 def reusable(
@@ -229,7 +263,7 @@ class Cache:
         self._memory = memory
         self.size = size
         self._rolls_back = rolls_back
-        self._states = states
+        self.states = states
         self._ids = list(range(slots))[::-1]
         self._running: dict[int, Slot] = {}
         # The slot that has been idle longest comes first.
@@ -244,7 +278,19 @@ class Cache:
 
     def shared(self, known: list[int], tokens: list[int]) -> int:
         """Return how many tokens of a prompt could be reused once `known` is evaluated."""
-        return reusable(known, tokens, self._rolls_back, self._states.block)
+        return reusable(known, tokens, self._rolls_back, self.states.block)
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a sequence runs."""
+        return bool(self._running)
+
+    def known(self, owner: str, tokens: list[int]) -> int:
+        """Return how many tokens of a prompt could be reused now.
+
+        Any thread may call this. While the engine's thread runs, the answer can be out of date.
+        """
+        return max(self._longest(tokens, owner)[1], self.states.longest(owner, tokens)[1])
 
     def take(self, tokens: list[int], owner: str, reuse: bool, spare: int) -> Slot | None:
         """Return a slot for a sequence that begins with `tokens`, or None if they do not fit now.
@@ -255,7 +301,7 @@ class Cache:
             spare: cells that must stay free in addition to those of the tokens.
         """
         source, length = self._longest(tokens, owner) if reuse else (None, 0)
-        state, saved = self._states.longest(owner, tokens) if reuse else (None, 0)
+        state, saved = self.states.longest(owner, tokens) if reuse else (None, 0)
         longest_cut = len(tokens) + spare
         # A state is restored as a whole before its surplus tokens are removed.
         needed = max(longest_cut, len(state.tokens)) if state is not None else longest_cut
@@ -326,6 +372,11 @@ class Cache:
             for slot in list(self._resting.values()):
                 self.swap_out(slot)
 
+    def empty(self) -> list[State]:
+        """Swap out all idle slots; return and remove all states, least recently used first."""
+        self.make_room(self.size)
+        return self.states.empty()
+
     def swap_out(self, slot: Slot) -> None:
         """Save a sequence's state outside the KV cache, and free its cells."""
         self._save(slot)
@@ -342,14 +393,14 @@ class Cache:
         self._ids.append(slot.id)
 
     def _is_worth(self, slot: Slot) -> bool:
-        least = self._states.block if self._rolls_back else 1
-        return self._states.remembers and len(slot.tokens) >= least
+        least = self.states.block if self._rolls_back else 1
+        return self.states.remembers and len(slot.tokens) >= least
 
     def _save(self, slot: Slot) -> None:
-        if self._is_worth(slot) and self._states.wants(slot.owner, slot.tokens):
+        if self._is_worth(slot) and self.states.wants(slot.owner, slot.tokens):
             data = self._memory.save(slot.id)
             if data.size:
-                self._states.add(State(slot.owner, list(slot.tokens), data, slot.spans))
+                self.states.add(State(slot.owner, list(slot.tokens), data, slot.spans))
 
     def _new(self, owner: str, source: Slot | None) -> Slot:
         """Return an empty slot; if no id is free, swap out the oldest idle slot but `source`."""
@@ -365,7 +416,7 @@ class Cache:
         That is so if the rest of the slot is not worth keeping, or if no other slot is available.
         In the second case the slot's state is saved first.
         """
-        if self._rolls_back and len(slot.tokens) - length < self._states.block:
+        if self._rolls_back and len(slot.tokens) - length < self.states.block:
             return True
         if self._ids or len(self._resting) > 1:
             return False
@@ -385,7 +436,7 @@ class Cache:
 
         Enough cells must be available.
         """
-        self._states.touch(state)
+        self.states.touch(state)
         slot = self._new(state.owner, None)
         self.make_room(needed)
         if self._memory.restore(slot.id, state.data):
@@ -428,7 +479,7 @@ class Cache:
         best: tuple[Slot | None, int] = (None, 0)
         for slot in (*self._resting.values(), *self._running.values()):
             if slot.owner == owner:
-                block = self._states.block
+                block = self.states.block
                 shared = reusable(slot.tokens, tokens, self._rolls_back, block, slot.spans)
                 if shared > best[1]:
                     best = (slot, shared)

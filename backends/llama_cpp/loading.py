@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..base import MediaKind, Model, Pooling
+import llama_cpp
+
+from ..base import MediaKind, Model, Pooling, TokenIds
 from ..errors import EngineError
 from .cache import Cache, States
 from .embedder import Embedder, EmbeddingContext
@@ -19,6 +23,7 @@ from .loop import Loop
 from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
 from .projector import Projector
 from .scheduler import Delivery, Scheduler
+from .state_files import StateFiles
 from .trace import Trace
 from .vocabulary import Vocabulary
 
@@ -44,11 +49,16 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """The parts of an engine that generate."""
+    """The parts of an engine that generate.
+
+    Args:
+        recall: moves the state of an owner's prompt from disk to memory; see `StateFiles.recall`.
+    """
 
     scheduler: Scheduler
     grammars: Grammars
     projector: Projector | None
+    recall: Callable[[str, TokenIds], None] | None
 
 
 def load(
@@ -88,7 +98,7 @@ def load(
     generator = embedder = pooling = None
     media: frozenset[MediaKind] = frozenset()
     if not (embeds and model.only_embeds):
-        generator = _generator(model, vocabulary, options, length, post, stack, trace)
+        generator = _generator(parts, model, vocabulary, options, length, post, stack, trace)
         media = frozenset() if generator.projector is None else generator.projector.kinds
     if embeds:
         context = EmbeddingContext(model, options)
@@ -108,6 +118,7 @@ def load(
 
 
 def _generator(
+    parts: Sequence[Path],
     model: LoadedModel,
     vocabulary: Vocabulary,
     options: Options,
@@ -126,7 +137,15 @@ def _generator(
     grammars = Grammars(vocabulary, candidates)
     stack.callback(grammars.close)
     # A saved sliding window lacks the tokens that have left it, so it is reusable only as a whole.
-    states = States(options.cache_memory, model.rolls_back and not model.has_window)
+    cuts = model.rolls_back and not model.has_window
+    files, waiting = None, 0
+    if options.cache_dir is not None:
+        # A part of the host memory is for states that are being written.
+        waiting = options.cache_memory // 4
+        identity = _identity(parts, model, options)
+        files = StateFiles(options.cache_dir, options.cache_disk, waiting, identity, cuts)
+    evicted = None if files is None else files.put
+    states = States(options.cache_memory - waiting, cuts, evicted=evicted)
     cache = Cache(context, length, options.slots, model.rolls_back, states)
     # A window or a recurrent state cannot remove the tokens of a draft again, and a larger batch
     # changes the last digits of logits.
@@ -135,7 +154,41 @@ def _generator(
     scheduler = Scheduler(
         context, vocabulary, cache, candidates, options.limit, post, projector, trace, drafts
     )
-    return Generator(scheduler, grammars, projector)
+    if files is None:
+        return Generator(scheduler, grammars, projector, None)
+    stack.callback(files.close, cache)
+    return Generator(scheduler, grammars, projector, partial(files.recall, cache))
+
+
+def _identity(parts: Sequence[Path], model: LoadedModel, options: Options) -> str:
+    """Return everything that decides what the bytes of a saved state mean."""
+    files = [*parts, *(path for path, _ in options.lora)]
+    if options.mmproj is not None:
+        files.append(options.mmproj)
+    facts = [
+        llama_cpp.__version__,
+        llama_cpp.llama_version(),
+        llama_cpp.LLAMA_STATE_SEQ_VERSION,
+        model.describe(),
+        [_identity_of(file) for file in files],
+        [scale for _, scale in options.lora],
+        options.cache_type,
+        options.flash_attention,
+    ]
+    return repr(facts)
+
+
+def _identity_of(file: Path) -> tuple[int, int, str]:
+    """Return a file's size, its time, and a digest of its beginning and its end.
+
+    Two fine-tuned models can have the same size and, in an image of a container, the same time.
+    """
+    with file.open("rb") as opened:
+        stat = os.fstat(opened.fileno())
+        digest = hashlib.sha256(opened.read(1 << 20))
+        opened.seek(max(stat.st_size - (1 << 20), 0))
+        digest.update(opened.read())
+    return stat.st_size, stat.st_mtime_ns, digest.hexdigest()
 
 
 def _model(

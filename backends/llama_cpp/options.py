@@ -27,6 +27,9 @@ PARALLEL = 16
 BATCH = 512
 # The maximum in llama.cpp (`llama_max_parallel_sequences`).
 MOST_SEQUENCES = 256
+CACHE_DISK = 8 << 30
+# Seconds that writing saved sequences may take at shutdown.
+CLOSE_SECONDS = 60
 DEFAULT_CONTEXT = 8192
 
 _PART = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -66,6 +69,8 @@ class Options:
     gpu_layers: int = -1
     cache_type: CacheType | None = None
     cache_memory: int = field(default_factory=default_cache_memory)
+    cache_dir: Path | None = None
+    cache_disk: int = CACHE_DISK
     flash_attention: bool | None = None
     mmap: bool | None = None
     mlock: bool = False
@@ -91,6 +96,12 @@ class Options:
             )
         if self.exact:
             object.__setattr__(self, "cache_memory", 0)
+        if self.cache_dir is not None and not self.cache_memory:
+            reason = "'exact' is true" if self.exact else "'cache_memory' is 0"
+            raise EngineError(
+                f"'cache_dir' requires host memory for saved prompts, and {reason}. Omit one of "
+                "the two."
+            )
 
     @property
     def has_quantized_cache(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,14 @@ def test_every_setting_is_a_flag() -> None:
     flags = {one.name for one in serve.params} - {"config"}
     assert flags == Settings.model_fields.keys()
     assert {one.name for one in check.params} <= flags | {"config"}
+
+
+def test_the_cache_has_the_option_of_llama_server() -> None:
+    """`--cache-ram` is `--cache-memory`, with llama-server's unit and its value for no limit."""
+    for value, size in (("0", 0), ("5", 5 << 20), ("-1", sys.maxsize)):
+        flags = serve.make_context("serve", ["--cache-ram", value]).params
+        settings = Settings.load(None, cache_memory=flags["cache_memory"])
+        assert settings.arguments("llama-cpp")["cache_memory"] == size
 
 
 def test_every_argument_of_an_engine_is_a_setting() -> None:

@@ -136,6 +136,12 @@ def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
         (["serve", "/nowhere.gguf"], 3, "no model at /nowhere.gguf"),
         (["serve", "--mmproj", "/nowhere"], 3, "no projector at /nowhere"),
         (["serve", "--lora", "/nowhere"], 3, "no LoRA adapter at /nowhere"),
+        (
+            ["serve", "--cache-dir", str(DEMO_MODEL)],
+            3,
+            "cannot be used for saved prompts: File exists. Set --cache-dir to a folder",
+        ),
+        (["serve", "--cache-dir", "x", "--cache-ram", "0"], 3, "requires host memory"),
         (["serve", "--host", "a" * 64], 3, ": it is not a valid host name"),
         (["serve", "localhost:8080"], 3, "Did you mean http://localhost:8080?"),
         (["serve", "http://127.0.0.1:99999"], 3, "Port out of range"),

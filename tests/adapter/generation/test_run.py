@@ -67,11 +67,13 @@ class Recorder:
 
 
 def alike(reply: Any) -> Any:
-    """Return a reply without ids, times, cached tokens and the values of floats."""
+    """Return a reply without ids, times, cached and drafted tokens, and the values of floats."""
     text = json.loads(json.dumps(reply), parse_float=lambda _: 0.0)
     for name in ("id", "created"):
         del text[name]
     text["usage"].get("prompt_tokens_details", {}).pop("cached_tokens", None)
+    for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
+        text["usage"].get("completion_tokens_details", {}).pop(name, None)
     for choice in text["choices"]:
         for call in choice.get("message", {}).get("tool_calls", ()):
             assert call.pop("id").startswith("call_")
