@@ -118,7 +118,7 @@ class Prediction(Request):
 
     @property
     def text(self) -> str:
-        """The text, of which parts that are not text are left out."""
+        """The text of its text parts."""
         if isinstance(self.content, str):
             return self.content
         return "".join(getattr(part, "text", "") for part in self.content)
