@@ -16,7 +16,6 @@ from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Mo
 from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed
 from ..backends.http import ConnectionPool, HttpClient, shown_address
 from ..backends.identity import LazyBackend
-from ..backends.koboldcpp import KoboldCpp
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
@@ -147,7 +146,11 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
     async def find() -> Backend:
         kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
         if kind not in made:
-            engine = KoboldCpp if kind == "koboldcpp" else LlamaServer
+            engine: Callable[..., Backend] = LlamaServer
+            if kind == "koboldcpp":
+                from ..backends.koboldcpp import KoboldCpp
+
+                engine = KoboldCpp
             made[kind] = engine(address, **settings.arguments(kind))
         return made[kind]
 

@@ -53,6 +53,8 @@ _PLACES: Mapping[type, dialects.Where] = {
     ResponseRequest: "responses",
 }
 
+_TEXT_MESSAGE = frozenset({"role", "content"})
+
 MAX_LISTED = 20
 MAX_HEADER = 1024
 
@@ -78,7 +80,8 @@ def _read(
     by_default = isinstance(request, Request) and request.is_stored_by_default
     if stored or (stored is None and by_default) or body.get("background"):
         exchange.to_store = body
-    exchange.end_user = end_user_of(body)
+    if "user" in body or "safety_identifier" in body:
+        exchange.end_user = end_user_of(body)
     where = _PLACES.get(type(request))
     extra = request.__pydantic_extra__ if where is not None else None  # type: ignore[attr-defined]
     if where is not None and extra:
@@ -159,7 +162,12 @@ def unknown_fields(request: Request, path: str = "") -> list[str]:
             found += unknown_fields(value, f"{path}{name}.")
         elif isinstance(value, list) and not (value and isinstance(value[0], int)):
             for index, item in enumerate(value):
-                if isinstance(item, Request):
+                if isinstance(item, Request) and (
+                    # Most messages are a role and a text.
+                    item.__pydantic_fields_set__ != _TEXT_MESSAGE
+                    or item.__pydantic_extra__
+                    or type(item.content) is not str  # type: ignore[attr-defined]
+                ):
                     found += unknown_fields(item, f"{path}{name}[{index}].")
     return found
 
@@ -188,7 +196,7 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
         Unsupported: the engine does not support a sampling field.
     """
     extras: dict[str, Any] = {}
-    for name in sorted(request.__pydantic_fields_set__ & SAMPLING_EXTRAS):
+    for name in sorted(SAMPLING_EXTRAS.intersection(request.__pydantic_fields_set__)):
         value = getattr(request, name)
         if value is None or (name == "min_tokens" and not value):
             continue
@@ -198,9 +206,10 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
         extras[name] = value
     if "min_tokens" in extras:
         _check_least(request, extras["min_tokens"])
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(request, name) and name in capabilities.refused:
-            raise Unsupported(name, capabilities.engine, capabilities.refused[name])
+    if request.presence_penalty or request.frequency_penalty:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(request, name) and name in capabilities.refused:
+                raise Unsupported(name, capabilities.engine, capabilities.refused[name])
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
@@ -276,7 +285,11 @@ async def notes(
     )
     approximated = set(inexact)
     for name in capabilities.inexact:
-        if name == "usage" or getattr(sampling, name, None) or _penalises(sampling, name):
+        if (
+            name == "usage"
+            or getattr(sampling, name, None)
+            or (name == "repeat_penalty" and _penalises(sampling.extras))
+        ):
             approximated.add(name)
     if strict and dropped:
         hint = "The model's chat template has no setting for it. Omit it."
@@ -325,11 +338,8 @@ def _refuse_unknown(names: Sequence[str]) -> None:
         raise InvalidRequest(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
 
 
-def _penalises(sampling: Sampling, name: str) -> bool:
-    extras = sampling.extras
-    return (
-        name == "repeat_penalty" and extras.get(name, 1) != 1 and extras.get("repeat_last_n") != 0
-    )
+def _penalises(extras: Mapping[str, Any]) -> bool:
+    return extras.get("repeat_penalty", 1) != 1 and extras.get("repeat_last_n") != 0
 
 
 def note_inexact(

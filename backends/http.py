@@ -132,6 +132,9 @@ class Connection(asyncio.Protocol):
     """A connection that parses consecutive responses and iterates over their bodies.
 
     Every coroutine between a token and its task costs time: `__anext__` is one, and waits itself.
+
+    Attributes:
+        may_be_kept: True if the response is complete and the engine keeps the connection open.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -145,41 +148,34 @@ class Connection(asyncio.Protocol):
         self._is_full = False
         self._is_waiting = False
         self._body: list[bytes] = []
-        # The parser's callback for decoded body data: the path of every token.
+        self._lines: dict[bytes, bytes] = {}
+        # The parser's callbacks for decoded body data, the path of every token, and for headers.
         self.on_body = self._body.append
+        self.on_header = self._lines.__setitem__
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._body.clear()
-        self._size = 0
-        self._paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        self._answered = False
-        self._head_size = 0
-        self._is_informational = False
-        self.headers_complete = False
+        self._answered = self.headers_complete = self.complete = False
+
+    def start(self, head: bytes, body: bytes, address: str) -> None:
+        """Send a request.
+
+        Raises:
+            Dropped: the connection is closed.
+        """
+        self._body.clear()
+        self._lines.clear()
+        self._size = self._head_size = self.status = 0
+        self._waiter = self._error = None
+        self._paused = self._answered = self._is_informational = False
+        self.headers_complete = self.complete = self.may_be_kept = False
         self._until_close = True
-        self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.complete = False
-        self.keep_alive = False
-
-    @property
-    def may_be_kept(self) -> bool:
-        """True if the connection can be reused once its response is complete."""
-        return self.keep_alive and not self._unsent and not self.closed
-
-    def start(self, head: bytes, body: bytes, pool: ConnectionPool) -> None:
-        """Send a request."""
-        self._reset()
         if self.closed:
             raise Dropped
-        self._address = pool.address
+        self._address = address
         self._is_waiting = True
         self.last = self.loop.time()
-        pool.watch(self)
         if len(body) <= PIECE:
             self._transport.write(head + body)
             return
@@ -230,12 +226,12 @@ class Connection(asyncio.Protocol):
         self.close()
         self._error = None
 
-    async def wait(self) -> None:
+    def wait(self) -> asyncio.Future[None]:
         """Wait until data arrives or the connection ends; raise an error that is already set."""
         if self._error is not None:
             raise self._error
-        self._waiter = self.loop.create_future()
-        await self._waiter
+        self._waiter = waiter = self.loop.create_future()
+        return waiter
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -306,7 +302,11 @@ class Connection(asyncio.Protocol):
             if self._size > HIGH_WATER and self._body and not self._paused:
                 self._paused = True
                 self._transport.pause_reading()
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     def pause_writing(self) -> None:
         """Stop writing: the transport's buffer is full."""
@@ -341,18 +341,16 @@ class Connection(asyncio.Protocol):
         if self.complete:
             raise _Behind
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Read a header of the response."""
-        name = name.lower()
-        self.headers.append((name, value))
-        if name in (b"content-length", b"transfer-encoding"):
-            self._until_close = False
-
     def on_headers_complete(self) -> None:
-        """Read the status; an informational head (1xx) is not that of the response."""
+        """Read the head; an informational head (1xx) is not that of the response."""
         self.status = self._parser.get_status_code()
         self._is_informational = self.status < 200
         self.headers_complete = not self._is_informational
+        for name, value in self._lines.items():
+            name = name.lower()
+            self.headers.append((name, value))
+            if name in (b"content-length", b"transfer-encoding"):
+                self._until_close = False
 
     def on_message_complete(self) -> None:
         """Mark the response as complete, unless it was informational."""
@@ -360,20 +358,15 @@ class Connection(asyncio.Protocol):
             self._is_informational = False
             self._until_close = True
             self.headers.clear()
+            self._lines.clear()
             return
         self.complete = True
         self._is_waiting = False
-        self.keep_alive = self._parser.should_keep_alive()
+        self.may_be_kept = self._parser.should_keep_alive() and not self._unsent
 
 
-class Request:
-    """A request in bytes: its head and its body."""
-
-    __slots__ = ("body", "head")
-
-    def __init__(self, head: bytes, body: bytes) -> None:
-        self.head = head
-        self.body = body
+# The head and the body of a request.
+Request: TypeAlias = tuple[bytes, bytes]
 
 
 class Response:
@@ -386,13 +379,13 @@ class Response:
 
     __slots__ = ("_pool", "headers", "status", "stream")
 
-    stream: AsyncIterable[bytes]
+    stream: AsyncIterator[bytes]
 
     def __init__(
         self,
         status: int,
         headers: list[tuple[bytes, bytes]],
-        stream: AsyncIterable[bytes],
+        stream: AsyncIterator[bytes],
         pool: ConnectionPool | None = None,
     ) -> None:
         self.status = status
@@ -480,7 +473,7 @@ class ConnectionPool:
             EngineUnavailable: the engine cannot be reached.
             EngineError: the engine was silent for too long, or the connection broke.
         """
-        if not isinstance(request, Request):
+        if not isinstance(request, tuple):
             request = await _encoded(request)
         failure = self._failure
         connection = self._take()
@@ -493,11 +486,15 @@ class ConnectionPool:
                     self._keep(connection)
                     raise EngineUnavailable(self._failure.message)
             try:
-                connection.start(request.head, request.body, self)
+                self._busy.add(connection)
+                if self._sweep is None or self._loop is not connection.loop:
+                    self._watch(connection.loop)
+                connection.start(*request, self.address)
                 while not connection.headers_complete:
                     await connection.wait()
             except BaseException as error:
-                self._unwatch(connection)
+                self._busy.discard(connection)
+                self._end_probe(connection)
                 connection.drop()
                 if not isinstance(error, Dropped):
                     raise
@@ -526,19 +523,18 @@ class ConnectionPool:
 
     def release(self, connection: Connection) -> None:
         """Take back a connection; it is closed unless its response was read to the end."""
-        self._unwatch(connection)
-        if connection.complete and connection.may_be_kept:
+        self._busy.discard(connection)
+        if self._probes:
+            self._end_probe(connection)
+        if connection.may_be_kept and not connection.closed:
             self._keep(connection)
         else:
             connection.drop()
 
-    def watch(self, connection: Connection) -> None:
-        """Watch an exchange; one timer watches all of them and the idle connections."""
-        self._busy.add(connection)
-        loop = connection.loop
-        if self._sweep is None or self._loop is not loop:
-            self._loop = loop
-            self._sweep = loop.call_later(self._interval, self._look, loop)
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the timer that watches all exchanges and the idle connections."""
+        self._loop = loop
+        self._sweep = loop.call_later(self._interval, self._look, loop)
 
     def _take(self) -> Connection | None:
         """Return the most recently used idle connection that is alive, or None."""
@@ -562,10 +558,10 @@ class ConnectionPool:
         for connection in idle:
             connection.close()
 
-    def _unwatch(self, connection: Connection) -> None:
-        """Stop watching an exchange that has ended."""
-        self._busy.discard(connection)
-        if self._probes and (probe := self._probes.pop(connection, None)) is not None:
+    def _end_probe(self, connection: Connection) -> None:
+        """End the probe of an exchange that has ended, if there is one."""
+        probe = self._probes.pop(connection, None)
+        if probe is not None:
             probe.cancel()
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -669,7 +665,7 @@ async def _encoded(request: httpcore2.Request) -> Request:
     ]
     if body:
         lines.append(b"Content-Length: %d" % len(body))
-    return Request(b"\r\n".join(lines) + b"\r\n\r\n", body)
+    return b"\r\n".join(lines) + b"\r\n\r\n", body
 
 
 class HttpClient:
@@ -720,10 +716,10 @@ class HttpClient:
             line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode()
             head = self._heads[method, path] = line + self._lines
         if body is None:
-            request = Request(head + b"\r\n", b"")
+            head, body = head + b"\r\n", b""
         else:
-            request = Request(head + _CONTENT % len(body), body)
-        return self._client.handle_async_request(request)
+            head += _CONTENT % len(body)
+        return self._client.handle_async_request((head, body))
 
     async def aclose(self) -> None:
         """Close the idle connections."""
@@ -766,14 +762,15 @@ class _Foreign:
             self._headers.append((b"Accept-Encoding", b"identity"))
 
     async def handle_async_request(self, request: Request) -> Response:
-        line, *lines = request.head.split(b"\r\n")[:-2]
+        head, body = request
+        line, *lines = head.split(b"\r\n")[:-2]
         method, target, _ = line.decode().split(" ")
         headers = [(name, value) for name, _, value in (one.partition(b": ") for one in lines)]
         native = self._make(
             method,
             self._origin + target,
             headers=headers + self._headers,
-            content=request.body or None,
+            content=body or None,
         )
         try:
             response = await self._send(native)

@@ -131,7 +131,7 @@ class AdmissionQueue:
 
     def try_take(self, party: Ticket | None = None) -> bool:
         """Take a place if one is free and no request waits; return True if taken."""
-        if self.is_full:
+        if self._taken >= self._places or self._waiting:
             return False
         self._taken += 1
         if party is not None:

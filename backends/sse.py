@@ -10,16 +10,6 @@ import re
 
 from .errors import EngineError
 
-
-def _whole_events(chunk: bytes) -> list[bytes] | None:
-    """Return the events of a chunk if each is one `data: ` line, as engines usually send them."""
-    if not chunk.startswith(b"data: ") or not chunk.endswith(b"\n\n") or b"\r" in chunk:
-        return None
-    events = chunk[6:-2].split(b"\n\ndata: ")
-    # One search in the joined events is faster than a search in each, or than counting line ends.
-    return None if b"\n" in b"".join(events) else events
-
-
 _COMMENTS = re.compile(rb"^:[^\r\n]*\n", re.MULTILINE)
 _BLANK_LINES = re.compile(rb"\n{3,}")
 # Other valid fields, which are skipped.
@@ -50,8 +40,18 @@ class EventParser:
         Raises:
             EngineError: an event is larger than allowed.
         """
-        if not self._begun and not self._data and (events := _whole_events(chunk)) is not None:
-            return events
+        if (
+            chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and b"\r" not in chunk
+            and not self._begun
+            and not self._data
+        ):
+            # Engines usually send whole events of one line each. One search in the joined events is
+            # faster than a search in each, or than counting line ends.
+            events = chunk[6:-2].split(b"\n\ndata: ")
+            if b"\n" not in b"".join(events):
+                return events
         events = []
         # A CR at the end may be half of a CRLF. An incomplete line is not searched again.
         ends = _LINE_END.search(chunk) is not None or self._begun.endswith(b"\r")

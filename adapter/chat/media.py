@@ -9,9 +9,6 @@ import io
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote_to_bytes
 
-import imagesize
-from tinytag import TinyTag
-
 from ...backends import offload
 from ...backends.base import Media, MediaKind
 from ...backends.errors import UnreadableMedia, Unsupported
@@ -125,6 +122,9 @@ def _inline(url: str, param: str) -> bytes:
 
 def _check_pixels(data: bytes, param: str) -> None:
     """Reject an image that would take too much memory when decoded."""
+    # Few servers get images: the parsers of both kinds of media are imported on use.
+    import imagesize
+
     try:
         width, height = imagesize.get(io.BytesIO(data))
     except Exception:
@@ -153,6 +153,8 @@ def _check_length(data: bytes, param: str) -> None:
 
     Engines convert audio of any sample rate to 16,000 samples per second.
     """
+    from tinytag import TinyTag
+
     kind = {b"RIFF": "wav", b"fLaC": "flac"}.get(data[:4], "mp3")
     try:
         sound = TinyTag.get(f"sound.{kind}", io.BytesIO(data), tags=False)

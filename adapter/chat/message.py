@@ -143,7 +143,7 @@ class ChatEncoder(ChunkEncoder):
     ) -> None:
         super().__init__(head, include_usage, show)
         self._shape = shape
-        self._is_plain = show is None and not shape.apart
+        self.is_plain = not shape.apart
         self._messages: dict[int, MessageDeltas] = {}
 
     @override
@@ -153,11 +153,11 @@ class ChatEncoder(ChunkEncoder):
 
     @override
     def delta(self, index: int, delta: Delta) -> bytes:
-        if self._is_plain:
-            return self.text(index, delta.text)
+        if self.is_plain and self._show is None:
+            return self.texts(index, (delta.text,))
         message = self._message(index)
         if self._show is None and delta.kind == "content" and message.takes_text:
-            return self.text(index, delta.text)
+            return self.texts(index, (delta.text,))
         return self._shown(index, message.add(delta))
 
     @override

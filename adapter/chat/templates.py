@@ -77,6 +77,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             return True
         return super().is_safe_attribute(obj, attr, value)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return an attribute; for `message.role` without the exception of a missing attribute."""
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
 
 class _Raised(Exception):
     """An error that a template raises with `raise_exception`."""

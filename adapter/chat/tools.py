@@ -223,6 +223,7 @@ def _name(tool: FunctionChoice | CustomChoice) -> str:
 
 _LEAVE_OUT = "Omit it."
 _CONTENT = attrgetter("content")
+_OF_CALLS = frozenset({AssistantMessage, ToolMessage})
 
 
 def check_messages(messages: Sequence[Message], engine: str) -> None:
@@ -254,8 +255,11 @@ def check_messages(messages: Sequence[Message], engine: str) -> None:
                     f"{here}.content",
                     "missing_required_parameter",
                 )
-    check_count(map(_CONTENT, messages), "messages")
-    check_calls(messages)
+    contents = [*map(_CONTENT, messages)]
+    if list in map(type, contents):
+        check_count(contents, "messages")
+    if not _OF_CALLS.isdisjoint(map(type, messages)):
+        check_calls(messages)
 
 
 def _check_extra(extra: Mapping[str, Any], here: str) -> None:

@@ -41,6 +41,8 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
 # Fields that request a call, and the fields with the tools.
 _CALLS = {"tool_choice": "tools", "function_call": "functions"}
 _NO_CALL = (None, "none", "auto")
+# Fields that are only valid with others.
+_COMBINED = frozenset({"max_completion_tokens", "metadata", "modalities", "top_logprobs", *_CALLS})
 
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
@@ -50,14 +52,16 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     capabilities, strict = served.backend.capabilities, served.policy.strict
     is_small = exchange.size <= offload.SMALL
     include_usage = request.stream_options is not None and check_stream_options(request)
-    _check_combinations(request)
+    if not _COMBINED.isdisjoint(request.__pydantic_fields_set__):
+        _check_combinations(request)
     if exchange.to_store is not None:
         await check_store(request, service.store)
     if not _UNSERVED.keys().isdisjoint(request.__pydantic_fields_set__):
         refuse_unserved(request, _UNSERVED, capabilities.engine)
     # Each token id of a `logit_bias` is parsed here.
     if is_small:
-        sampling = _checked(request, capabilities)
+        check_messages(request.messages, capabilities.engine)
+        sampling = sampling_of(request, capabilities)
     else:
         sampling = await offload.run(exchange.size, _checked, request, capabilities)
     inexact: Sequence[str] = ()

@@ -170,19 +170,26 @@ def turn_of(
         Unsupported: the engine does not support a field of the request.
     """
     fields = request.__pydantic_fields_set__
-    return _turn(
-        exchange,
-        request,
-        served,
-        sampling,
+    tool_set = chat_tools_of(request) if request.tools or request.functions else None
+    opening = None if fields.isdisjoint(_OPENING) else _opening(request, request.messages)
+    own = _format(request, served) if request.adapter or served.policy.chat_format else None
+    return ChatTurn(
         request.messages,
-        chat_tools_of(request) if request.tools or request.functions else None,
-        request.n or 1,
+        exchange.size,
+        exchange.owner,
+        request.most_tokens,
+        seeds_of(request.seed, request.n or 1),
+        stops_of(request.stop) if request.stop else (),
+        sampling,
         (request.top_logprobs or 0) if request.logprobs else None,
+        tool_set,
+        grammar_of(request, served.backend.capabilities),
+        own,
+        request.chat_template_kwargs,
         AS_USUAL
         if fields.isdisjoint(_REASONING)
         else Reasoning(request.reasoning_effort, request.enable_thinking),
-        None if fields.isdisjoint(_OPENING) else _opening(request, request.messages),
+        opening,
     )
 
 
@@ -205,33 +212,27 @@ def turn_of_response(
     opening = _opening(request, messages)
     if opening is None and messages[-1].role == "assistant":
         opening = "begin"
-    return _turn(
-        exchange,
-        request,
-        served,
-        sampling,
+    own = _format(request, served)
+    return ChatTurn(
         messages,
-        tool_set,
-        1,
+        exchange.size,
+        exchange.owner,
+        request.most_tokens,
+        seeds_of(request.seed, 1),
+        stops_of(request.stop),
+        sampling,
         request.logprobs,
+        tool_set,
+        grammar_of(request, served.backend.capabilities),
+        own,
+        request.chat_template_kwargs,
         Reasoning(request.effort, request.enable_thinking),
         opening,
     )
 
 
-def _turn(
-    exchange: Exchange,
-    request: ChatRequest | ResponseRequest,
-    served: ServedModel,
-    sampling: Sampling,
-    messages: Sequence[Message],
-    tool_set: ToolSet | None,
-    choices: int,
-    logprobs: int | None,
-    reasoning: Reasoning,
-    opening: Opening | None,
-) -> ChatTurn:
-    capabilities = served.backend.capabilities
+def _format(request: ChatRequest | ResponseRequest, served: ServedModel) -> InstructFormat | None:
+    """Return the instruct format of a request or of the model, if one replaces the template."""
     own = None
     if request.adapter is not None:
         own = format_of(request.adapter)
@@ -239,23 +240,8 @@ def _turn(
         own = FORMATS[served.policy.chat_format]
     if own is not None and request.chat_template_kwargs:
         hint = "An instruct format has no template variables. Omit one of them."
-        raise Unsupported("chat_template_kwargs", capabilities.engine, hint)
-    return ChatTurn(
-        messages,
-        exchange.size,
-        exchange.owner,
-        request.most_tokens,
-        seeds_of(request.seed, choices),
-        stops_of(request.stop),
-        sampling,
-        logprobs,
-        tool_set,
-        grammar_of(request, capabilities),
-        own,
-        request.chat_template_kwargs,
-        reasoning,
-        opening,
-    )
+        raise Unsupported("chat_template_kwargs", served.capabilities.engine, hint)
+    return own
 
 
 def _opening(request: ChatRequest | ResponseRequest, messages: Sequence[Message]) -> Opening | None:

@@ -36,9 +36,11 @@ class ChunkEncoder:
 
     Attributes:
         keeps: True if the frames make the response object of the stream from deltas that they keep.
+        is_plain: True if a delta of content without tokens is one frame of `texts`.
     """
 
     keeps = False
+    is_plain = False
 
     def __init__(
         self,
@@ -50,7 +52,8 @@ class ChunkEncoder:
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
         self._show = show
-        self._cache: dict[int, tuple[bytes, bytes]] = {}
+        # The bytes before, between and after the texts of a choice.
+        self._cache: dict[int, tuple[bytes, bytes, bytes]] = {}
 
     def start(self, index: int) -> bytes:
         """Return the frames that come before a choice's first text."""
@@ -82,12 +85,15 @@ class ChunkEncoder:
         """Return the event of an error (`error_event`)."""
         return error_event(error)
 
-    def text(self, index: int, text: str) -> bytes:
-        """Return a frame that adds only text."""
+    def texts(self, index: int, texts: Sequence[str]) -> bytes:
+        """Return a frame for each of these texts, which adds only that."""
+        if not texts:
+            return b""
         around = self._cache.get(index)
         if around is None:
-            around = self._cache[index] = self._around(index)
-        return around[0] + orjson.dumps(text) + around[1]
+            before, after = self._around(index)
+            around = self._cache[index] = before, after + before, after
+        return around[0] + around[1].join(map(orjson.dumps, texts)) + around[2]
 
     def _around(self, index: int) -> tuple[bytes, bytes]:
         raise NotImplementedError
@@ -95,6 +101,8 @@ class ChunkEncoder:
 
 class CompletionEncoder(ChunkEncoder):
     """Chunks of `/v1/completions`."""
+
+    is_plain = True
 
     @override
     def start(self, index: int) -> bytes:
@@ -104,7 +112,7 @@ class CompletionEncoder(ChunkEncoder):
     @override
     def delta(self, index: int, delta: Delta) -> bytes:
         if self._show is None:
-            return self.text(index, delta.text)
+            return self.texts(index, (delta.text,))
         return self._choice(index, delta.text, delta.entries, None)
 
     @override

@@ -7,7 +7,6 @@ the comments of server-sent events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -38,26 +37,30 @@ class KeepAlive:
         party: the request's jobs; one of them is admitted after the context check.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_exchange", "_is_sending", "idle", "party", "writing")
+    __slots__ = (
+        "__weakref__", "_backend", "_exchange", "_is_sending", "_streams", "idle", "party",
+        "writing",
+    )  # fmt: skip
 
     def __init__(self, exchange: Exchange, backend: Backend) -> None:
         self._exchange = exchange
         self._backend = backend
         self._is_sending = False
+        self._streams: _Streams = set()
         self.idle = 0
         self.writing: asyncio.Task[None] | None = None
         self.party = Ticket()
 
-    async def during(self, work: Awaitable[None], seconds: float) -> None:
-        """Await the work of a stream; send a comment for each `seconds` of silence."""
-        streams = _streams_of(seconds)
-        streams.add(self)
-        try:
-            await work
-        finally:
-            streams.discard(self)
-            if self.writing is not None:
-                self.writing.cancel()
+    def begin(self, seconds: float) -> None:
+        """Send a comment for each `seconds` of silence until `end`."""
+        self._streams = _streams_of(seconds)
+        self._streams.add(self)
+
+    def end(self) -> None:
+        """Send no more comments."""
+        self._streams.discard(self)
+        if self.writing is not None:
+            self.writing.cancel()
 
     def tick(self) -> None:
         """Count a part of the interval; start a comment at the end of the last one."""

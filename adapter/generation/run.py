@@ -71,6 +71,10 @@ class Sink(Protocol):
         """Send the error if the response has started; return False if it has not."""
         ...
 
+    def close(self) -> None:
+        """Release what the sink holds; nothing follows."""
+        return
+
 
 async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Observer] = ()) -> None:
     """Run a plan to its end.
@@ -78,19 +82,20 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
     Raises:
         LatimerError: an error occurred before the response started.
     """
-    cost = _cost(plan)
+    # In bytes of JSON; all jobs have the same stop sequences.
+    cost = CHOICE * len(plan.jobs) * plan.choices + sum(map(len, plan.jobs[0].stops.texts))
     late = backend.capabilities.late_logprobs
     if cost <= offload.SMALL:
         choices = _made(plan, late)
     else:
         choices = await offload.run(cost, _made, plan, late)
     cuts = plan.form is not None and plan.jobs[0].stops.by_reader
-    sink.begin(choices, plan.choices)
-    for one in observers:
-        one.start()
     # Only observers need to know when the first token arrives.
     waiting = bool(observers)
     try:
+        sink.begin(choices, plan.choices)
+        for one in observers:
+            one.start()
         async with _opened(backend, plan) as batches:
             events: list[Event] = []
             async for batch in batches:
@@ -106,7 +111,9 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
                     await sink.take(batch)
             if sink.at_once:
                 await sink.take(events)
-        finishes = _finishes(choices)
+        finishes: list[Finish] = [*filter(None, map(_FINISH, choices))]
+        if len(finishes) != len(choices):
+            raise EngineError("The engine ended its response before every choice was finished.")
         usage = plan.usage(finishes, plan.choices)
         if plan.form is not None:
             await _count_reasoning(usage, choices, backend)
@@ -116,13 +123,10 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
             return
         # Raised by a frame that holds it in a variable, it would hold the whole request.
         raise plan.translate(error) from None
+    finally:
+        sink.close()
     for one in observers:
         one.finish(usage, reply)
-
-
-def _cost(plan: Plan) -> int:
-    """Return the cost of making the choices, in bytes of JSON; all jobs have the same stops."""
-    return CHOICE * len(plan.jobs) * plan.choices + sum(map(len, plan.jobs[0].stops.texts))
 
 
 def _made(plan: Plan, late_logprobs: bool) -> list[Choice]:
@@ -133,13 +137,6 @@ def _made(plan: Plan, late_logprobs: bool) -> list[Choice]:
         for job, echo in zip(plan.jobs, echoes, strict=True)
         for _ in range(plan.choices)
     ]
-
-
-def _finishes(choices: Sequence[Choice]) -> list[Finish]:
-    finishes: list[Finish] = [*filter(None, map(_FINISH, choices))]
-    if len(finishes) != len(choices):
-        raise EngineError("The engine ended its response before every choice was finished.")
-    return finishes
 
 
 async def _count_reasoning(usage: Usage, choices: Sequence[Choice], backend: Backend) -> None:

@@ -73,11 +73,6 @@ class Answer:
     keeps: bool = False
     store: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None
 
-    @property
-    def needs_tokens(self) -> bool:
-        """True if the response depends on individual tokens."""
-        return self.show is not None or self.best is not None
-
     def result(
         self, prompt: Sequence[Delta], deltas: Sequence[Delta], reason: FinishReason, end: Finish
     ) -> Result:
@@ -105,7 +100,7 @@ class JsonSink(Sink):
         self._exchange = exchange
         self._served = served
         self._answer = answer
-        self._needs_tokens = answer.needs_tokens
+        self._needs_tokens = answer.show is not None or answer.best is not None
         self._choices: Sequence[Choice] = ()
         self._per_prompt = 1
         self._prompts: list[Sequence[Delta]] = []
@@ -154,11 +149,16 @@ class JsonSink(Sink):
         deltas = choice.take(self._pieces[index])
         rest, reason = choice.end(event)
         deltas = [*deltas, *rest] if rest else deltas
-        self._results[index] = self._answer.result(self._prompts[index], deltas, reason, event)
+        prompt = self._prompts[index]
+        if prompt or self._needs_tokens:
+            self._results[index] = self._answer.result(prompt, deltas, reason, event)
+        else:
+            self._results[index] = Result(deltas, reason)
 
     @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
-        _note(self._exchange, self._served, finishes)
+        if any(map(_INEXACT, finishes)):
+            _note(self._exchange, self._served, finishes)
         results = [*filter(None, self._results)]
         if self._answer.best is not None:
             results = _best(results, self._answer.best, self._per_prompt)
@@ -210,17 +210,34 @@ class StreamSink(Sink):
         self._shown = self._ended = 0
         self._waiting: dict[int, list[bytes]] = {}
         self._last = b""
+        # True if the stream is the text of one choice: most are no more than that.
+        self._is_text = False
         self.comments = KeepAlive(exchange, served.backend)
+        # A response that is sent in one piece needs its end before its head.
+        self._silence = 0 if self.at_once else served.policy.keepalive
 
     @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         self._choices = choices
         self._per_prompt = per_prompt
         self._starts = [choice.start() for choice in choices]
+        self._is_text = (
+            self._frames.is_plain
+            and self._answer.show is None
+            and not self._answer.keeps
+            and len(choices) == 1
+            and choices[0].is_content
+        )
         if self._answer.keeps:
             self._results = [None] * len(choices)
             if not self._frames.keeps:
                 self._kept = [list(deltas) for deltas in self._starts]
+        if self._silence:
+            self.comments.begin(self._silence)
+
+    @override
+    def close(self) -> None:
+        self.comments.end()
 
     @override
     async def take(self, batch: Batch) -> None:
@@ -234,7 +251,8 @@ class StreamSink(Sink):
         if not exchange.started:
             if self.at_once:
                 finishes = [one.finish for one in self._choices if one.finish is not None]
-                _note(exchange, self._served, finishes)
+                if any(map(_INEXACT, finishes)):
+                    _note(exchange, self._served, finishes)
             comments.idle = SENDING
             await exchange.start(200, EVENT_STREAM)
             comments.idle = 0
@@ -281,6 +299,18 @@ class StreamSink(Sink):
 
     def _written(self, batch: Batch) -> bytes:
         out: list[bytes] = []
+        if self._is_text:
+            # Pieces, then the finish.
+            last = batch[-1]
+            ends = isinstance(last, Finish)
+            pieces: Any = batch[:-1] if ends else batch
+            data = self._frames.texts(0, self._choices[0].texts(pieces))
+            if isinstance(last, Finish):
+                data += self._end(last)
+            if self._shown:
+                return data
+            self._place(0, data, out)
+            return b"".join(out)
         for event in batch:
             index = event.choice
             if isinstance(event, Piece):
@@ -356,28 +386,21 @@ def respond(
     if observers or answer.store is not None:
         wanted = answer.store is not None or any(one.keeps for one in observers)
         answer.keeps = answer.keeps or wanted
+    sink: JsonSink | StreamSink
     if frames is None:
-        _set_whole(plan)
-        return run(served.backend, plan, JsonSink(exchange, served, answer), observers)
-    exchange.fault = frames.error
-    sink = StreamSink(exchange, served, answer, frames)
-    if sink.at_once:
-        _set_whole(plan)
-    seconds = served.policy.keepalive
-    # A response that is sent in one piece needs its end before its head.
-    if not seconds or sink.at_once:
-        return run(served.backend, plan, sink, observers)
-    if plan.party is None:
-        plan.party = sink.comments.party
+        sink = JsonSink(exchange, served, answer)
     else:
-        sink.comments.party = plan.party
-    return sink.comments.during(run(served.backend, plan, sink, observers), seconds)
-
-
-def _set_whole(plan: Plan) -> None:
-    """Let the engine yield texts whole, because the response is sent at the end."""
-    for job in plan.jobs:
-        job.streamed = False
+        exchange.fault = frames.error
+        sink = StreamSink(exchange, served, answer, frames)
+        if plan.party is None:
+            plan.party = sink.comments.party
+        else:
+            sink.comments.party = plan.party
+    if frames is None or sink.at_once:
+        # The engine may yield texts whole, because the response is sent at the end.
+        for job in plan.jobs:
+            job.streamed = False
+    return run(served.backend, plan, sink, observers)
 
 
 def _size(batch: Batch) -> int:
@@ -394,8 +417,7 @@ def _cost(answer: Answer, results: Sequence[Result], usage: Usage) -> int:
 def _note(exchange: Exchange, served: ServedModel, finishes: Sequence[Finish]) -> None:
     """Name the inexact parts of the response in a header; under `strict`, reject the request."""
     names = set(chain.from_iterable(map(_INEXACT, finishes)))
-    if names:
-        note_inexact(exchange, names, served.capabilities, served.policy.strict)
+    note_inexact(exchange, names, served.capabilities, served.policy.strict)
 
 
 def _best(results: list[Result], count: int, per_prompt: int) -> list[Result]:
@@ -432,16 +454,15 @@ def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
 
 def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
     """Return the token counts with the details of chat responses (contract 3.3)."""
+    usage = usage_of(finishes, choices_per_prompt)
     cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
-    return {
-        **usage_of(finishes, choices_per_prompt),
-        "prompt_tokens_details": {
-            "cached_tokens": cached,
-            "cache_write_tokens": 0,
-            "audio_tokens": 0,
-        },
-        "completion_tokens_details": _completion_details(finishes),
+    usage["prompt_tokens_details"] = {
+        "cached_tokens": cached,
+        "cache_write_tokens": 0,
+        "audio_tokens": 0,
     }
+    usage["completion_tokens_details"] = _completion_details(finishes)
+    return usage
 
 
 def _completion_details(finishes: Sequence[Finish]) -> CompletionTokensDetails:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
-
-import jsonschema_rs
+from typing import TYPE_CHECKING, Any
 
 from .gbnf import UnsupportedSchema
 
+if TYPE_CHECKING:
+    # Imported when the first schema is checked: the library takes 6 MB of memory.
+    import jsonschema_rs
+
 Path = tuple[str | int, ...]
 
-# A regular expression engine whose time is linear in the text for any expression.
-PATTERNS = jsonschema_rs.RegexOptions()
 # The keywords that apply to values of each type.
 TYPES: Mapping[str, frozenset[str]] = {
     "object": frozenset(
@@ -162,9 +162,11 @@ def allowed(schema: Any, values: Sequence[Any], path: Path) -> list[Any]:
     Raises:
         UnsupportedSchema: a reference or an invalid pattern prevents its evaluation.
     """
+    import jsonschema_rs
+
     try:
         validator = jsonschema_rs.Draft202012Validator(
-            schema, offline=True, pattern_options=PATTERNS
+            schema, offline=True, pattern_options=jsonschema_rs.RegexOptions()
         )
         return [value for value in values if validator.is_valid(value)]
     except (jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError, ValueError):
@@ -190,13 +192,13 @@ def _list(value: Any) -> list[Any]:
 
 # Characters of a validation error's message, which may quote the whole schema.
 MOST_SAID = 300
-# The published dialects; the validators include their meta-schemas.
-_DIALECTS: Mapping[str, type[jsonschema_rs.Validator]] = {
-    "http://json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
-    "http://json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
-    "http://json-schema.org/draft-07/schema": jsonschema_rs.Draft7Validator,
-    "https://json-schema.org/draft/2019-09/schema": jsonschema_rs.Draft201909Validator,
-    "https://json-schema.org/draft/2020-12/schema": jsonschema_rs.Draft202012Validator,
+# The published dialects, with the names of their validators, which include the meta-schemas.
+_DIALECTS = {
+    "http://json-schema.org/draft-04/schema": "Draft4Validator",
+    "http://json-schema.org/draft-06/schema": "Draft6Validator",
+    "http://json-schema.org/draft-07/schema": "Draft7Validator",
+    "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+    "https://json-schema.org/draft/2020-12/schema": "Draft202012Validator",
 }
 LATEST = "https://json-schema.org/draft/2020-12/schema"
 
@@ -227,8 +229,11 @@ def _dialect(schema: Any) -> str:
 
 @lru_cache(maxsize=len(_DIALECTS))
 def _meta_schema(dialect: str) -> jsonschema_rs.Validator:
-    kind = _DIALECTS[dialect]
-    return kind({"$ref": dialect}, offline=True, pattern_options=PATTERNS)
+    import jsonschema_rs
+
+    kind: type[jsonschema_rs.Validator] = getattr(jsonschema_rs, _DIALECTS[dialect])
+    # A regular expression engine whose time is linear in the text for any expression.
+    return kind({"$ref": dialect}, offline=True, pattern_options=jsonschema_rs.RegexOptions())
 
 
 def _deepest(error: jsonschema_rs.ValidationError) -> tuple[Path, str]:

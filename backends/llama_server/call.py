@@ -56,7 +56,7 @@ class Call:
     """
 
     __slots__ = (
-        "_begun", "_choice", "_chunks", "_closed", "_context", "_job", "_names", "_parser",
+        "_begun", "_choice", "_chunk", "_closed", "_context", "_job", "_names", "_parser",
         "_payload", "_prompt", "_read", "_response", "_server", "_stream", "_tokens",
     )  # fmt: skip
 
@@ -89,16 +89,15 @@ class Call:
         if job.grammar is not None:
             job = await with_gbnf(job)
         self._payload = to_native(job, self._choice, prompt, model.context)
-        size = size_of(prompt)
-        data = (
-            orjson.dumps(self._payload)
-            if size <= offload.SMALL
-            else await offload.run(size, orjson.dumps, self._payload)
-        )
+        if isinstance(prompt, str) and len(prompt) <= offload.SMALL:
+            data = orjson.dumps(self._payload)
+        else:
+            data = await offload.run(size_of(prompt), orjson.dumps, self._payload)
         if not server.turns.try_take(job.party):
             await server.turns.take(job.party)
         try:
-            server.monitor.check_is(model)
+            if server.monitor.model is not model:
+                raise server.monitor.changed()
             response = await server.client.send("POST", "/completion", data)
         except BaseException as error:
             server.turns.release()
@@ -111,7 +110,7 @@ class Call:
                 raise to_error(response.status, await response.aread(), job)
             finally:
                 await self.__aexit__()
-        self._chunks = response.stream
+        self._chunk = response.stream.__anext__
         self._parser = EventParser()
         return self
 
@@ -127,22 +126,28 @@ class Call:
         return self
 
     async def __anext__(self) -> Batch:
-        if self._choice in self._job.stops.ends and not self._stream.finished:
+        stream = self._stream
+        if self._choice in self._job.stops.ends and not stream.finished:
             return await self._interrupt()
         if self._closed:
             raise StopAsyncIteration
-        async for chunk in self._chunks:
+        while True:
+            try:
+                chunk = await self._chunk()
+            except StopAsyncIteration:
+                if not stream.finished:
+                    reason = f"{ENGINE} ended its response before it was finished."
+                    raise EngineError(reason) from None
+                raise
             data = self._parser.feed(chunk)
             if not data:
                 continue
             try:
-                events = self._stream.parse(data)
-                if self._job.prompt.media and events and not self._begun:
+                events = stream.parse(data)
+                if self._job.prompt.media and not self._begun:
                     self._begin(events[0])
-                batch = (
-                    self._stream.feed(events) if self._read is None else await self._read(events)
-                )
-                if events and events[-1]["stop"]:
+                batch = stream.feed(events) if self._read is None else await self._read(events)
+                if events[-1]["stop"]:
                     check_model(events[-1], self._names)
             except OtherModel as error:
                 raise self._server.served(error.name) from error
@@ -150,9 +155,6 @@ class Call:
                 raise malformed(ENGINE, "a completion", error) from error
             if batch:
                 return batch
-        if not self._stream.finished:
-            raise EngineError(f"{ENGINE} ended its response before it was finished.")
-        raise StopAsyncIteration
 
     async def _interrupt(self) -> Batch:
         """End a choice that its reader has cut; the server does not know the stop sequence."""

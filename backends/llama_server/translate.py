@@ -218,6 +218,7 @@ NEUTRAL: dict[str, Any] = {
     "repeat_last_n": 64,
     "ignore_eos": False,
     "n_probs": 0,
+    "logit_bias": [],
     # Limits the last event, which would otherwise repeat all settings and the whole prompt.
     "response_fields": ["model", "stop", "stop_type", "stopping_word", "tokens_predicted",
                         "tokens_evaluated", "timings"],
@@ -298,13 +299,17 @@ def to_native(
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        # -100 bans a token (contract 2.1). The server bans on `False`; -100 only makes it unlikely.
-        "logit_bias": [[i, bias if bias > -100 else False] for i, bias in sampling.logit_bias],
-        **sampling.extras_within(context),
     }
-    if payload.get("dry_sequence_breakers") == []:
-        # The server rejects an empty list, but skips an empty text.
-        payload["dry_sequence_breakers"] = [""]
+    if sampling.logit_bias:
+        # -100 bans a token (contract 2.1). The server bans on `False`; -100 only makes it unlikely.
+        payload["logit_bias"] = [
+            [token, bias if bias > -100 else False] for token, bias in sampling.logit_bias
+        ]
+    if sampling.extras:
+        payload |= sampling.extras_within(context)
+        if payload.get("dry_sequence_breakers") == []:
+            # The server rejects an empty list, but skips an empty text.
+            payload["dry_sequence_breakers"] = [""]
     if job.stops.by_reader:
         # If the reader ends the choice, no last event reports the number of cached tokens.
         payload["timings_per_token"] = True
@@ -392,7 +397,7 @@ class ChoiceStream:
         self._sent = 0
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
-        self._searches = bool(job.stops.for_engine)
+        self._searches = bool(job.stops.texts) and not job.stops.by_reader
         self._reads_tokens = bool(job.stops.texts or self._marks)
         # The last event that was read, if the reader may end the choice.
         self._event: dict[str, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
 
 from .common import JsonObject, Request, invalid, unexpected
 
@@ -88,9 +88,12 @@ Part = Annotated[
 NO_CONTENT = "Invalid value for 'content': expected a string, got null."
 
 
-def _check_content(value: object) -> object:
-    if isinstance(value, str | list):
+def _check_content(value: object, read_parts: ValidatorFunctionWrapHandler) -> object:
+    # Most contents are strings, which this one call checks.
+    if isinstance(value, str):
         return value
+    if isinstance(value, list):
+        return read_parts(value)
     if value is None:
         raise invalid(NO_CONTENT, None, dotted=True)
     raise unexpected(value, "one of a string or array of objects")
@@ -104,7 +107,7 @@ def form_of(value: object) -> str:
 Content = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[Part], Tag("array")],
     Discriminator(form_of),
-    BeforeValidator(_check_content),
+    WrapValidator(_check_content),
 ]
 
 

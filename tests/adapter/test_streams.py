@@ -12,7 +12,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Finish
 from latimer.backends.errors import EngineError
-from support.engines.echo import Slow
+from support.engines.echo import Echo, Slow
 from support.recordings import prompts
 from support.servers import serving
 
@@ -134,12 +134,12 @@ async def test_a_slow_reader_loses_nothing(served_url: str) -> None:
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPTS[4]["greedy"]
 
 
-def test_finishes_are_counted() -> None:
+async def test_finishes_are_counted() -> None:
     """A generation that ends with an unfinished choice is an engine error."""
-    from latimer.adapter.generation.choice import Choice
-    from latimer.adapter.generation.run import _finishes
-
-    done, open_ = Choice(()), Choice(())
-    done.end(Finish(0, "end", None, 1, 1))
-    with pytest.raises(EngineError, match="every choice"):
-        _finishes([done, open_])
+    app = OpenAIAdapter(Echo([[Finish(0, "end", None, 1, 1)]]), any_model=True)
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app), base_url="http://x"
+    ) as client:
+        reply = await client.post("/v1/completions", json={"model": "m", "prompt": "x", "n": 2})
+    assert reply.status_code == 502
+    assert "every choice" in reply.json()["error"]["message"]

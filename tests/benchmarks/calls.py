@@ -16,8 +16,9 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -105,19 +106,24 @@ class Engine(FakeEngine):
         if b" /completion" not in head[:40]:
             super()._answer(head, body)
             return
-        count = json.loads(body)["n_predict"]
-        parts = [*(chunk(event(number)) for number in range(count)), chunk(final(count))]
-        parts[-1] += b"0\r\n\r\n"
-        if self._burst:
-            parts = [b"".join(parts)]
-        parts[0] = STREAM_HEAD + parts[0]
-        self._send(parts)
+        self._send(_answer(json.loads(body)["n_predict"], self._burst))
 
-    def _send(self, parts: list[bytes]) -> None:
+    def _send(self, parts: Sequence[bytes]) -> None:
         """Send one part in each turn of the event loop."""
         self._transport.write(parts[0])
         if parts[1:]:
             asyncio.get_running_loop().call_soon(self._send, parts[1:])
+
+
+@cache
+def _answer(count: int, burst: bool) -> Sequence[bytes]:
+    """Return the parts of an answer, which are made once: their calls are not Latimer's."""
+    parts = [*(chunk(event(number)) for number in range(count)), chunk(final(count))]
+    parts[-1] += b"0\r\n\r\n"
+    if burst:
+        parts = [b"".join(parts)]
+    parts[0] = STREAM_HEAD + parts[0]
+    return parts
 
 
 class Wire(asyncio.Transport):

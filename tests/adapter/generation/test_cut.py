@@ -92,6 +92,9 @@ class Kept:
         """Take the ends."""
         self.finishes, self.usage = finishes, usage
 
+    def close(self) -> None:
+        """Do nothing."""
+
     async def fail(self, error: Exception) -> bool:
         """Let the error be raised."""
         return False

@@ -41,7 +41,7 @@ def test_completion_frames(text: str, index: int, include_usage: bool) -> None:
     choice: CompletionChunkChoice = {
         "text": text, "index": index, "logprobs": None, "finish_reason": None,
     }  # fmt: skip
-    assert frames.text(index, text) == frame([choice], include_usage)
+    assert frames.texts(index, [text, text]) == 2 * frame([choice], include_usage)
     choice = {"text": "", "index": index, "logprobs": None, "finish_reason": "stop"}
     assert frames.end(index, "stop") == frame([choice], include_usage)
     assert frames.start(index) == b""
@@ -56,7 +56,7 @@ def test_chat_frames(text: str, index: int, include_usage: bool) -> None:
     choice: ChatChunkChoice = {
         "index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None,
     }  # fmt: skip
-    assert frames.text(index, text) == frame([choice], include_usage)
+    assert frames.texts(index, [text, text]) == 2 * frame([choice], include_usage)
     choice["delta"] = {"role": "assistant", "content": "", "refusal": None}
     assert frames.start(index) == frame([choice], include_usage)
     choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}

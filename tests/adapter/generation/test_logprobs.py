@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Choice, Echo
 from latimer.adapter.generation.logprobs import FLOOR, Entry, TokenAligner, mean, to_chat, to_legacy
-from latimer.backends.base import Alternative, Finish, PromptTokens, Token
+from latimer.backends.base import Alternative, Finish, Piece, PromptTokens, Token
 
 
 def token(data: bytes, logprob: float | None = -1.0, *top: Alternative) -> Token:
@@ -34,7 +34,7 @@ def run(choice: Choice, groups: Sequence[Sequence[Token]], last: Finish) -> tupl
     """Return the text and logprobs entries of a choice fed in groups of tokens."""
     text, entries = "", list[Entry]()
     for group in groups:
-        for delta in choice.feed(b"".join(t.data for t in group), group):
+        for delta in choice.take([Piece(0, b"".join(t.data for t in group), group)]):
             assert delta.text
             text += delta.text
             entries += delta.entries
@@ -93,7 +93,7 @@ def test_an_echoed_prompt_and_what_follows_are_one_text() -> None:
     first, rest = "é".encode()[:1], "é".encode()[1:]
     (start,) = choice.prompt(PromptTokens(0, [token(b"a", None), token(first)]))
     assert start.text == "a"
-    (delta,) = choice.feed(rest, [token(rest)])
+    (delta,) = choice.take([Piece(0, rest, [token(rest)])])
     assert delta.text == "é"
     (end,), _ = choice.end(finish("end", control(b"<|end|>")))
     entries = [*start.entries, *delta.entries, *end.entries]
