@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable
+from bisect import insort
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from enum import IntEnum
+from itertools import chain
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
 
 from .errors import Busy
 
@@ -66,17 +69,130 @@ class Ticket:
     """The calls of one request; once one of them was admitted, none is rejected as busy.
 
     Args:
-        turn: the progress of its calls, for an engine that orders them itself.
         jobs: the number of its jobs that an engine runs or has queued.
         tier: its place among other requests that wait.
     """
 
-    __slots__ = ("admitted", "jobs", "tier", "turn")
+    __slots__ = ("admitted", "jobs", "tier")
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
         self.jobs = 0
         self.tier = tier
+
+
+class Waiting(Protocol):
+    """A call or a choice that waits for its turn; `FairQueue` sets `turn`."""
+
+    turn: int
+
+    @property
+    def party(self) -> Ticket:
+        """The request that it belongs to."""
+        ...
+
+
+_TURN = attrgetter("turn")
+W = TypeVar("W", bound=Waiting)
+K = TypeVar("K", bound=Hashable)
+
+
+class FairQueue(Generic[W]):
+    """The waiting calls of an engine, in the order of their turns.
+
+    A call gets the number after its request's last waiting one, or after the number that its tier
+    served last if that is larger. The smallest number is the next of its tier. So one call of every
+    request of a tier comes before the second call of any. `FairOrder` chooses the tier.
+
+    Attributes:
+        requests: the waiting calls of each request that has any.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[Ticket, list[W]] = {}
+        # The calls of each tier by their numbers; only tiers with calls.
+        self._waiting: dict[Tier, list[W]] = {}
+        self._served = dict.fromkeys(Tier, 0)
+        self._order = FairOrder()
+
+    def __bool__(self) -> bool:
+        return bool(self.requests)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[W]:
+        return chain(*self._waiting.values())
+
+    def add(self, call: W) -> None:
+        """Queue a call for its request's next turn."""
+        tier = call.party.tier
+        calls = self.requests.setdefault(call.party, [])
+        call.turn = max(calls[-1].turn if calls else 0, self._served[tier]) + 1
+        calls.append(call)
+        insort(self._waiting.setdefault(tier, []), call, key=_TURN)
+
+    def in_turn(self) -> Iterator[W]:
+        """Yield the calls in the order of their turns.
+
+        The caller may take or remove each call before it asks for the next. A call that it leaves
+        keeps its turn, and those behind it follow.
+        """
+        skipped = dict.fromkeys(Tier, 0)
+        while left := [tier for tier, its in self._waiting.items() if skipped[tier] < len(its)]:
+            tier = self._order.next(left)
+            calls = self._waiting[tier]
+            before = len(calls)
+            yield calls[skipped[tier]]
+            if len(calls) == before:
+                skipped[tier] += 1
+
+    def take(self, call: W) -> None:
+        """Remove a call from the queue and count its turn as served."""
+        tier = call.party.tier
+        self.remove(call)
+        self._served[tier] = max(self._served[tier], call.turn)
+        self._order.count(tier, self._waiting)
+
+    def remove(self, call: W) -> None:
+        """Remove a call from the queue."""
+        _remove(self.requests, call.party, call)
+        _remove(self._waiting, call.party.tier, call)
+
+    def clear(self) -> None:
+        """Remove all calls from the queue."""
+        self.requests.clear()
+        self._waiting.clear()
+
+
+def _remove(lists: dict[K, list[W]], key: K, call: W) -> None:
+    """Remove a call from a list, and the list if it is empty."""
+    lists[key].remove(call)
+    if not lists[key]:
+        del lists[key]
+
+
+def check_room(waiting: int, limit: int, party: Ticket | None, wait: float) -> None:
+    """Raise `Busy` if as many requests wait as may, unless the request was admitted before.
+
+    Args:
+        wait: the seconds after which a client should send the request again.
+    """
+    if waiting >= limit and not (party is not None and party.admitted):
+        raise Busy(
+            f"{waiting} requests are already waiting for the engine. Send the request again later.",
+            wait,
+        )
+
+
+class _Call:
+    """A call that waits for a place."""
+
+    __slots__ = ("party", "place", "turn")
+
+    def __init__(self, party: Ticket) -> None:
+        self.party = party
+        self.place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn = 0
 
 
@@ -92,16 +208,14 @@ class AdmissionQueue:
         self._limit = limit
         self._places = places
         self._taken = 0
-        # The requests of each tier in order of their turns; only tiers with requests.
-        self._waiting: dict[Tier, OrderedDict[Ticket, deque[asyncio.Future[None]]]] = {}
-        self._order = FairOrder()
+        self._waiting: FairQueue[_Call] = FairQueue()
         self._moved = 0.0
         self._seconds = 1.0
 
     def resize(self, places: int) -> None:
         """Change the number of places; new places go to waiting requests."""
         self._places = places
-        while self._waiting and self._taken < places:
+        while self._waiting.requests and self._taken < places:
             self._taken += 1
             self._pass_on()
 
@@ -113,25 +227,19 @@ class AdmissionQueue:
     @property
     def is_full(self) -> bool:
         """True if a call has to wait for a place."""
-        return self._taken >= self._places or bool(self._waiting)
+        return self._taken >= self._places or bool(self._waiting.requests)
 
     def check(self, party: Ticket | None = None) -> None:
         """Raise `Busy` if the queue is full, unless the request was admitted before."""
         if self._limit is None or self._taken < self._places:
             return
-        waiting = sum(map(len, self._waiting.values()))
-        if waiting < self._limit or (party is not None and party.admitted):
-            return
+        waiting = len(self._waiting.requests)
         # OpenAI's clients do not retry after a delay of more than two minutes (contract 1.5).
-        wait = min(max(self._seconds * waiting / 2, 0.1), 60.0)
-        raise Busy(
-            f"{waiting} requests are already waiting for the engine. Send the request again later.",
-            wait,
-        )
+        check_room(waiting, self._limit, party, min(max(self._seconds * waiting / 2, 0.1), 60.0))
 
     def try_take(self, party: Ticket | None = None) -> bool:
         """Take a place if one is free and no request waits; return True if taken."""
-        if self._taken >= self._places or self._waiting:
+        if self._taken >= self._places or self._waiting.requests:
             return False
         self._taken += 1
         if party is not None:
@@ -150,26 +258,24 @@ class AdmissionQueue:
         if self.try_take(party):
             return
         self.check(party)
-        party = party or Ticket()
-        party.admitted = True
-        place = asyncio.get_running_loop().create_future()
-        if not self._waiting:
+        call = _Call(party or Ticket())
+        call.party.admitted = True
+        if not self._waiting.requests:
             self._moved = time.monotonic()
-        parties = self._waiting.setdefault(party.tier, OrderedDict())
-        parties.setdefault(party, deque()).append(place)
+        self._waiting.add(call)
         try:
-            await place
+            await call.place
         except asyncio.CancelledError:
-            if place.cancelled():
-                self._leave(party, place)
-            else:
+            if not call.place.cancelled():
                 # The place was already given to this call.
                 self.release()
+            elif call in self._waiting.requests.get(call.party, ()):
+                self._waiting.remove(call)
             raise
 
     def release(self) -> None:
         """Give a place back; it goes to the next request."""
-        if self._waiting and self._taken <= self._places:
+        if self._waiting.requests and self._taken <= self._places:
             self._pass_on()
         else:
             self._taken -= 1
@@ -182,35 +288,14 @@ class AdmissionQueue:
 
     def _pass_on(self) -> None:
         """Give a taken place to the next call of the next request."""
-        while self._waiting:
-            tier = self._order.next(self._waiting)
-            parties = self._waiting[tier]
-            party, calls = next(iter(parties.items()))
-            place = calls.popleft()
-            if calls:
-                parties.move_to_end(party)
-            else:
-                self._remove(party)
-            if not place.done():
-                self._order.count(tier, self._waiting)
-                now = time.monotonic()
-                self._seconds = 0.8 * self._seconds + 0.2 * (now - self._moved)
-                self._moved = now
-                place.set_result(None)
-                return
+        for call in self._waiting.in_turn():
+            if call.place.done():
+                self._waiting.remove(call)
+                continue
+            self._waiting.take(call)
+            now = time.monotonic()
+            self._seconds = 0.8 * self._seconds + 0.2 * (now - self._moved)
+            self._moved = now
+            call.place.set_result(None)
+            return
         self._taken -= 1
-
-    def _leave(self, party: Ticket, place: asyncio.Future[None]) -> None:
-        parties = self._waiting.get(party.tier)
-        calls = None if parties is None else parties.get(party)
-        if calls is not None and place in calls:
-            calls.remove(place)
-            if not calls:
-                self._remove(party)
-
-    def _remove(self, party: Ticket) -> None:
-        """Remove a request without calls from the queue."""
-        parties = self._waiting[party.tier]
-        del parties[party]
-        if not parties:
-            del self._waiting[party.tier]

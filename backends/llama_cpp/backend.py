@@ -36,7 +36,6 @@ from ..base import (
     TokenIds,
 )
 from ..errors import (
-    Busy,
     ContextExceeded,
     EmptyPrompt,
     EngineError,
@@ -45,7 +44,7 @@ from ..errors import (
     check_ids,
     ends_with_media,
 )
-from ..queue import QUEUE, Ticket
+from ..queue import QUEUE, Ticket, check_room
 from ..streams import end_at_once
 from .embeddings import embed, facts_of, not_generated, rank
 from .options import (
@@ -225,7 +224,7 @@ class LlamaCpp(Backend):
 
         dry = dry_of(job.sampling.extras_within(context), context)
         if dry is not None:
-            await offload.run(offload.SMALL + 1, prepare, vocabulary, dry)
+            await offload.run(offload.UNKNOWN, prepare, vocabulary, dry)
 
     @contextlib.contextmanager
     def _let_in(self, party: Ticket) -> Iterator[None]:
@@ -234,15 +233,9 @@ class LlamaCpp(Backend):
         Raises:
             Busy: too many requests wait. A request that was admitted before never gets this error.
         """
-        if not party.admitted:
-            waiting = self._requests - self._options.limit
-            if waiting >= self._max_waiting:
-                raise Busy(
-                    f"{waiting} requests are already waiting for the engine. Send the request "
-                    "again later.",
-                    1.0,
-                )
-            party.admitted = True
+        waiting = self._requests - self._options.limit
+        check_room(waiting, self._max_waiting, party, 1.0)
+        party.admitted = True
         self._requests += not party.jobs
         party.jobs += 1
         try:

@@ -96,13 +96,18 @@ class TaskChoice:
 
     Args:
         begun: the run to resume, if it was preempted for lack of cells.
-        turn: its number in the queue, smallest first; see `ChoiceQueue`.
+        turn: its number in the queue, smallest first; see `FairQueue`.
     """
 
     task: Task
     index: int
     begun: Run | None = None
     turn: int = 0
+
+    @property
+    def party(self) -> Ticket:
+        """The request that it belongs to."""
+        return self.task.party
 
 
 @dataclass(eq=False, slots=True)
