@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 from latimer.backends.base import Backend
 from support.clients import adapting
+from support.engines.echo import Echo
 from support.recordings import DEMO_CHATML
 
 BODY = {"model": "m", "prompt": DEMO_CHATML.format("Hello!"), "max_tokens": 3, "temperature": 0}
@@ -175,3 +177,34 @@ async def test_two_grammars_are_one_too_many(ask: Ask) -> None:
     error = (await ask("llama_cpp", grammar='root ::= "a"', regex="a")).json()["error"]
     assert (error["param"], error["code"]) == ("regex", "invalid_value")
     assert "'grammar' is set already" in error["message"]
+
+
+class Plain(Echo):
+    """An engine without grammars."""
+
+    capabilities = replace(Echo.capabilities, grammars=frozenset())
+
+
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("chat/completions", {"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ("chat/completions", {"tools": TOOLS, "tool_choice": TOOLS[0]}, "tool_choice"),
+        ("chat/completions", {"functions": [FUNCTION], "function_call": {"name": "f"}},
+         "function_call"),
+        ("responses", {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
+         "tool_choice"),
+    ],
+)  # fmt: skip
+async def test_a_forced_call_needs_grammars(path: str, fields: dict[str, Any], param: str) -> None:
+    """A call that is forced on an engine without grammars is a 400 that names the field."""
+    prompt = {"input": "Hello!"} if path == "responses" else {"messages": [HELLO]}
+    async with adapting(Plain()) as client:
+        reply = await client.post(f"/v1/{path}", json={"model": "m", **prompt, **fields})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert "It has no grammars" in error["message"]
