@@ -120,19 +120,3 @@ class Perf(TypedDict):
     last_token_count: int
     total_gens: int
     last_seed: NotRequired[int]
-
-
-class Version(TypedDict):
-    """Response of `GET /api/extra/version`."""
-
-    result: str
-    version: str
-    llm: NotRequired[bool]
-    embeddings: NotRequired[bool]
-    embeddingModel: NotRequired[str]
-
-
-class Props(TypedDict):
-    """Response of `GET /props`."""
-
-    chat_template: str

@@ -54,28 +54,6 @@ class CompletionPayload(TypedDict):
     response_fields: NotRequired[list[str]]
 
 
-class GenerationDefaults(TypedDict):
-    """The settings of a slot in `/props`; `n_ctx` is per slot."""
-
-    n_ctx: int
-
-
-class Props(TypedDict):
-    """Response of `GET /props`."""
-
-    default_generation_settings: GenerationDefaults
-    total_slots: int
-    model_alias: str
-    model_path: str
-    model_ftype: NotRequired[str]
-    chat_template: str
-    bos_token: str
-    eos_token: str
-    build_info: str
-    modalities: NotRequired[dict[str, bool]]
-    media_marker: NotRequired[str]
-
-
 class EmbeddingPayload(TypedDict):
     """Body of `POST /embedding`; a norm of 2 is the Euclidean one."""
 
