@@ -75,6 +75,33 @@ def about(path: str, error: tuple[str, str]) -> InvalidRequest:
     return InvalidRequest(message.replace("{param}", path), path, code)
 
 
+def wrong_value(path: str, reason: str, code: str | None = "invalid_value") -> InvalidRequest:
+    """Return the error for a field with a value that is not allowed."""
+    return InvalidRequest(f"Invalid '{path}': {reason}", path, code)
+
+
+def wrong_type(path: str, expected: str, value: object) -> InvalidRequest:
+    """Return OpenAI's error for a value of another JSON type."""
+    from ..schemas.openai.common import kind_of
+
+    message = f"Invalid type for '{path}': expected {expected}, but got {kind_of(value)} instead."
+    return InvalidRequest(message, path, "invalid_type")
+
+
+def missing(path: str) -> InvalidRequest:
+    """Return OpenAI's error for a field that must be there."""
+    return InvalidRequest(
+        f"Missing required parameter: '{path}'.", path, "missing_required_parameter"
+    )
+
+
+def unsupported(path: str, hint: str) -> InvalidRequest:
+    """Return the error for a field that this server refuses on every engine."""
+    return InvalidRequest(
+        f"Unsupported parameter: '{path}' is not supported. {hint}", path, "unsupported_parameter"
+    )
+
+
 def not_found(kind: str, name: str) -> InvalidRequest:
     """Return the 404 for an object that does not exist, or of another key."""
     return InvalidRequest(f"{kind} with id '{shortened(name)}' not found.", status=404)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ..schemas import limits
 from ..schemas.openai.common import length_error, range_error
-from .errors import InvalidRequest, about
+from .errors import InvalidRequest, about, wrong_value
 
 Limits: TypeAlias = Literal["engine", "openai"]
 NAMES: tuple[str, ...] = get_args(Limits)
@@ -111,10 +111,10 @@ def _with_calls(field: str, body: Body) -> InvalidRequest | None:
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict) and message.get("tool_calls") == []:
             path = f"{field}[{index}].tool_calls"
-            return InvalidRequest(
-                f"Invalid '{path}': empty array. Expected an array with minimum length 1, but got "
-                "an empty array instead.",
+            return wrong_value(
                 path,
+                "empty array. Expected an array with minimum length 1, but got an empty array "
+                "instead.",
                 "empty_array",
             )
     return None

@@ -19,14 +19,13 @@ from ..schemas.openai.common import (
     Request,
     StreamOptions,
     joined,
-    kind_of,
     length_error,
     range_error,
 )
 from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.responses import ResponseRequest
 from . import dialects
-from .errors import InvalidRequest, about
+from .errors import InvalidRequest, about, missing, wrong_type, wrong_value
 from .hosted import HostedLimit, refused
 from .request import Exchange, parameters
 
@@ -225,17 +224,12 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
 def _check_least(request: TextRequest, least: int) -> None:
     most = request.most_tokens
     if most is not None and least > most:
-        raise InvalidRequest(
-            f"Invalid 'min_tokens': {least} is more than 'max_tokens', {most}.",
-            "min_tokens",
-            "invalid_value",
-        )
+        raise wrong_value("min_tokens", f"{least} is more than 'max_tokens', {most}.")
     if stops_of(request.stop):
-        raise InvalidRequest(
-            "Invalid 'min_tokens': not supported together with 'stop', which can end the "
-            "answer earlier. Omit one of them.",
+        raise wrong_value(
             "min_tokens",
-            "invalid_value",
+            "not supported together with 'stop', which can end the answer earlier. Omit one of "
+            "them.",
         )
 
 
@@ -415,8 +409,7 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
             context["text"].replace("{param}", path), path or None, context["code"] or None
         )
     if kind == "missing":
-        message = f"Missing required parameter: '{path}'."
-        return InvalidRequest(message, path, "missing_required_parameter")
+        return missing(path)
     if kind in _TYPES:
         return _wrong_type(path, _TYPES[kind], value)
     is_key = first["loc"][-1] == "[key]"
@@ -430,13 +423,12 @@ def _wrong_type(path: str, expected: str, value: Any) -> InvalidRequest:
         # Whole numbers of more than 64 bits are parsed as decimal numbers.
         side, word = ("below", "minimum") if value < 0 else ("above", "maximum")
         bound = ">= -9223372036854775808" if value < 0 else "<= 9223372036854775807"
-        return InvalidRequest(
-            f"Invalid '{path}': integer {side} {word} value. Expected a value {bound}.",
+        return wrong_value(
             path,
+            f"integer {side} {word} value. Expected a value {bound}.",
             f"integer_{side}_{word[:3]}_value",
         )
-    message = f"Invalid type for '{path}': expected {expected}, but got {kind_of(value)} instead."
-    return InvalidRequest(message, path, "invalid_type")
+    return wrong_type(path, expected, value)
 
 
 def _bounds(
@@ -458,10 +450,10 @@ def _bounds(
         return about(path, length_error(noun, context["max_length"], len(value)))
     if kind in ("too_short", "string_too_short"):
         noun, article = ("array", "an") if kind == "too_short" else ("string", "a")
-        return InvalidRequest(
-            f"Invalid '{path}': empty {noun}. Expected {article} {noun} with minimum length "
-            f"{context['min_length']}, but got an empty {noun} instead.",
+        return wrong_value(
             path,
+            f"empty {noun}. Expected {article} {noun} with minimum length "
+            f"{context['min_length']}, but got an empty {noun} instead.",
             f"empty_{noun}",
         )
     return None
@@ -489,24 +481,18 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
     if kind == "union_tag_not_found":
         field = context["discriminator"].strip("'")
         if isinstance(value, dict):
-            path = f"{path}.{field}"
-            return InvalidRequest(
-                f"Missing required parameter: '{path}'.", path, "missing_required_parameter"
-            )
+            return missing(f"{path}.{field}")
         return _wrong_type(path, "an object", value)
     if kind == "string_pattern_mismatch":
-        return InvalidRequest(
-            f"Invalid '{path}': string does not match pattern. Expected a string that matches the "
-            f"pattern '{context['pattern']}'.",
+        return wrong_value(
             path,
-            "invalid_value",
+            "string does not match pattern. Expected a string that matches the pattern "
+            f"'{context['pattern']}'.",
         )
-    return InvalidRequest(
-        f"Invalid '{path}': the value is not allowed here.", path, "invalid_value"
-    )
+    return wrong_value(path, "the value is not allowed here.")
 
 
-def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> str:
+def _path(loc: tuple[int | str, ...], body: Any, schema: Any, is_missing: bool) -> str:
     """Return a field's path in OpenAI's form: `messages[0].content[1].type`.
 
     pydantic's location also contains the tags of unions. The schema identifies them,
@@ -530,7 +516,7 @@ def _path(loc: tuple[int | str, ...], body: Any, schema: Any, missing: bool) -> 
         elif isinstance(step, int) and isinstance(here, str) and here.lstrip().startswith("["):
             # An array as a JSON string.
             path = f"{path}[{step}]"
-        elif last and missing:
+        elif last and is_missing:
             path = f"{path}.{step}" if path else str(step)
     return shortened(path)
 

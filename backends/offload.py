@@ -20,6 +20,8 @@ from .errors import TooComplex
 
 # Bytes or characters that all work here handles within about a millisecond.
 SMALL = 16_384
+# The size to name for an input of unknown size: the work runs in a thread.
+UNKNOWN = SMALL + 1
 # Larger inputs have a separate thread, so that smaller work never waits for them.
 LARGE = 262_144
 MOST_SECONDS = float(limits.SECONDS.maximum)

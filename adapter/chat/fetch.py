@@ -19,7 +19,7 @@ import httpcore2
 import httpx2
 
 from ...backends.errors import shortened
-from ..errors import InvalidRequest
+from ..errors import wrong_value
 
 MOST_BYTES = 20 * 1024 * 1024
 MOST_REDIRECTS = 3
@@ -111,7 +111,7 @@ class Fetcher:
             reason = f"the server did not respond within {SECONDS} seconds"
         except _ERRORS as error:
             reason = f"the image cannot be fetched ({shortened(str(error))})"
-        raise InvalidRequest(f"Invalid '{param}': {reason}.", param, "invalid_image_url")
+        raise wrong_value(param, f"{reason}.", "invalid_image_url")
 
     async def _followed(self, url: str) -> bytes:
         # Loading the certificates takes 20 ms.

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import io
-from collections.abc import Mapping, Sequence
-from urllib.parse import unquote_to_bytes
+from collections.abc import Callable, Mapping, Sequence
 
 from ...backends import offload
 from ...backends.base import Media, MediaKind
@@ -21,7 +18,8 @@ from ...schemas.openai.messages import (
     RefusalPart,
     TextPart,
 )
-from ..errors import InvalidRequest
+from .. import data_urls
+from ..errors import InvalidRequest, wrong_value
 from ..service import ServedModel
 
 # Formats that llama.cpp reads (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
@@ -65,10 +63,10 @@ async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Me
                 continue
             here = f"messages[{index}].content[{number}]"
             if len(found) == limits.IMAGES.maximum:
-                raise InvalidRequest(
-                    f"Invalid '{here}': at most {limits.IMAGES.maximum} images and audio files are "
-                    "allowed in one request.",
+                raise wrong_value(
                     here,
+                    f"at most {limits.IMAGES.maximum} images and audio files are allowed in one "
+                    "request.",
                     "array_above_max_length",
                 )
             engine = served.capabilities.engine
@@ -80,7 +78,8 @@ async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Me
             if isinstance(part, AudioPart):
                 param = f"{here}.input_audio.data"
                 encoded = part.input_audio.data
-                data = await offload.run(len(encoded), _decoded, encoded, param)
+                decode = data_urls.decode_base64
+                data = await offload.run(len(encoded), _decoded, decode, encoded, param)
             else:
                 param = f"{here}.image_url.url"
                 data = await _image(part.image_url.url, param, served)
@@ -106,18 +105,16 @@ async def _image(url: str, param: str, served: ServedModel) -> bytes:
 
 
 def _inline(url: str, param: str) -> bytes:
-    """Return the data of a data: URL (RFC 2397)."""
-    head, comma, data = url.partition(",")
-    if not comma:
+    parsed = data_urls.parse(url)
+    if parsed is None:
         raise _no_image_url(url, param)
-    kind = head.removeprefix("data:").partition(";")[0]
-    if kind and not kind.startswith("image/"):
-        raise InvalidRequest(
-            f"Invalid '{param}': its MIME type is '{kind[:60]}'. Only image types are supported.",
+    if parsed.kind and not parsed.kind.startswith("image/"):
+        raise wrong_value(
             param,
+            f"its MIME type is '{parsed.kind[:60]}'. Only image types are supported.",
             "invalid_image_format",
         )
-    return _decoded(data, param) if head.endswith(";base64") else unquote_to_bytes(data)
+    return _decoded(data_urls.decode, url, param)
 
 
 def _check_pixels(data: bytes, param: str) -> None:
@@ -133,17 +130,17 @@ def _check_pixels(data: bytes, param: str) -> None:
     if width <= 0 or height <= 0:
         raise UnreadableMedia(param)
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > limits.SCANS.maximum:
-        raise InvalidRequest(
-            f"Invalid '{param}': the progressive JPEG has too many scans; at most "
-            f"{limits.SCANS.maximum} are allowed. Save it with fewer scans.",
+        raise wrong_value(
             param,
+            f"the progressive JPEG has too many scans; at most {limits.SCANS.maximum} are "
+            "allowed. Save it with fewer scans.",
             "image_too_large",
         )
     if width * height > limits.PIXELS.maximum:
-        raise InvalidRequest(
-            f"Invalid '{param}': the image has {width} x {height} pixels; at most "
-            f"{limits.PIXELS.maximum} are allowed. Send a smaller image.",
+        raise wrong_value(
             param,
+            f"the image has {width} x {height} pixels; at most {limits.PIXELS.maximum} are "
+            "allowed. Send a smaller image.",
             "image_too_large",
         )
 
@@ -164,37 +161,34 @@ def _check_length(data: bytes, param: str) -> None:
     if not sound.duration or not sound.samplerate:
         raise UnreadableMedia(param)
     if sound.samplerate < LOWEST_RATE:
-        raise InvalidRequest(
-            f"Invalid '{param}': the sample rate of the audio is {sound.samplerate} Hz; at least "
-            f"{LOWEST_RATE} Hz is required.",
+        raise wrong_value(
             param,
+            f"the sample rate of the audio is {sound.samplerate} Hz; at least {LOWEST_RATE} Hz is "
+            "required.",
             "image_parse_error",
         )
     if sound.duration > limits.SOUND.maximum:
-        raise InvalidRequest(
-            f"Invalid '{param}': the audio is {sound.duration:.0f} s long; at most "
-            f"{limits.SOUND.maximum} s are allowed. Send shorter audio.",
+        raise wrong_value(
             param,
+            f"the audio is {sound.duration:.0f} s long; at most {limits.SOUND.maximum} s are "
+            "allowed. Send shorter audio.",
             "audio_too_long",
         )
 
 
 def _no_image_url(url: str, param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid '{param}': '{url[:60]}' is not an image URL. Send a data URL, "
-        "'data:image/png;base64,…'.",
+    return wrong_value(
         param,
+        f"'{url[:60]}' is not an image URL. Send a data URL, 'data:image/png;base64,…'.",
         "invalid_image_url",
     )
 
 
-def _decoded(text: str, param: str) -> bytes:
+def _decoded(decode: Callable[[str], bytes], text: str, param: str) -> bytes:
     try:
-        data = base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
+        data = decode(text)
+    except ValueError:
         data = b""
     if not data:
-        raise InvalidRequest(
-            f"Invalid '{param}': expected base64-encoded data.", param, "invalid_base64"
-        )
+        raise wrong_value(param, "expected base64-encoded data.", "invalid_base64")
     return data

@@ -25,7 +25,7 @@ from ...backends.errors import Unsupported, check_length
 from ...backends.grammar import UnsupportedSchema
 from ...schemas import limits
 from ...schemas.openai.messages import Message
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import MessageFormat, Parser
 from ..service import ServedModel
 from . import instruct
@@ -237,22 +237,20 @@ async def _render(
 ) -> Rendered:
     messages = conversation["messages"]
     if is_folded and served.policy.strict:
-        raise InvalidRequest(
-            "Invalid 'messages': the model's chat template does not accept them as they are, and "
-            "this server is strict and does not change them. Send at most one system message, as "
-            "the first one; let user and assistant messages alternate; send one call per message, "
-            "without content, and with a JSON object as its arguments.",
+        raise wrong_value(
             "messages",
-            "invalid_value",
+            "the model's chat template does not accept them as they are, and this server is "
+            "strict and does not change them. Send at most one system message, as the first one; "
+            "let user and assistant messages alternate; send one call per message, without "
+            "content, and with a JSON object as its arguments.",
         )
     if turn.opening is not None:
         conversation["opening"] = turn.opening
         if form is not None and turn.opening != instruct.opening_of(messages):
-            raise InvalidRequest(
-                "Invalid 'add_generation_prompt': an instruct format always begins the next turn, "
-                "or continues the assistant's last message. Omit it.",
+            raise wrong_value(
                 "add_generation_prompt",
-                "invalid_value",
+                "an instruct format always begins the next turn, or continues the assistant's "
+                "last message. Omit it.",
             )
 
     if served.policy.parse_content:
@@ -326,20 +324,19 @@ async def _grammar(
     form = special.style.form
     forced = tool_set.mode != "auto"
     if answer is not None and answer.kind != "json_schema":
-        raise InvalidRequest(
-            f"Invalid '{answer.param}': not supported together with tools, because a tool call "
-            "follows another grammar. Omit one of them, or send a 'response_format' instead.",
+        raise wrong_value(
             answer.param,
-            "invalid_value",
+            "not supported together with tools, because a tool call follows another grammar. Omit "
+            "one of them, or send a 'response_format' instead.",
         )
     alone = answer is None or forced
     param = "functions" if tool_set.legacy else "tools"
     capabilities = served.capabilities
     if "gbnf" not in capabilities.grammars:
         if forced:
-            raise Unsupported(
-                "tool_choice", capabilities.engine, "It has no grammars. Let the model choose."
-            )
+            field = "function_call" if tool_set.legacy else "tool_choice"
+            hint = "It has no grammars. Let the model choose."
+            raise Unsupported(field, capabilities.engine, hint)
         return answer, False
     # On some engines a grammar makes each token slower, also before a call.
     needs_it = bool(inputs) or any(one.strict for _, one in tool_set.functions)
@@ -357,10 +354,10 @@ async def _grammar(
     except calls_grammar.TooLarge:
         if not forced and alone:
             return None, False
-        raise InvalidRequest(
-            f"Invalid '{param}': the grammar for these functions is too large. Send fewer strict "
-            "functions, or let the model choose ('auto').",
+        raise wrong_value(
             param,
+            "the grammar for these functions is too large. Send fewer strict functions, or let "
+            "the model choose ('auto').",
             "array_above_max_length",
         ) from None
     except UnsupportedSchema as error:

@@ -21,7 +21,7 @@ from ...backends import offload
 from ...backends.base import MEDIA, MEDIA_ID, Backend, Content, Model, Special, Text, TokenIds
 from ...backends.errors import EngineUnavailable
 from ...schemas import limits
-from ..errors import InvalidRequest
+from ..errors import wrong_value
 from .instruct import InstructFormat
 from .reasoning import Framed
 from .templates import Conversation, render
@@ -270,11 +270,10 @@ class _Cutter:
         """Count pieces of text; reject a request that has too many of them."""
         self._pieces += pieces
         if self._pieces > limits.SPELLED.maximum:
-            raise InvalidRequest(
-                "Invalid 'messages': they contain too many control tokens as text; at most "
-                f"{limits.SPELLED.maximum} pieces are allowed. Remove some of them, or send fewer "
-                "messages.",
+            raise wrong_value(
                 "messages",
+                f"they contain too many control tokens as text; at most {limits.SPELLED.maximum} "
+                "pieces are allowed. Remove some of them, or send fewer messages.",
                 "string_above_max_length",
             )
 

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...backends.base import Model
 from ...backends.errors import EngineError, summed_up
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, wrong_value
 from .formats import completed
 from .instruct import FORMATS, InstructFormat, Opening, opening_of
 from .reasoning import tags_of
@@ -196,10 +196,8 @@ def variables_of(
     variables = dict(given) if given else {}
     for name in OWN if given else ():
         if name in variables:
-            raise InvalidRequest(
-                f"Invalid 'chat_template_kwargs.{name}': the server sets '{name}' itself. Omit it.",
-                f"chat_template_kwargs.{name}",
-                "invalid_value",
+            raise wrong_value(
+                f"chat_template_kwargs.{name}", f"the server sets '{name}' itself. Omit it."
             )
     dropped = [f"chat_template_kwargs.{name}" for name in variables if name not in source]
     effort, enabled = reasoning.effort, reasoning.enabled

@@ -33,7 +33,7 @@ from ...schemas.openai.messages import (
     ToolMessage,
 )
 from .. import dialects
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, missing, unsupported, wrong_value
 from .parsers import INPUT
 
 Mode = Literal["auto", "required", "named"]
@@ -250,11 +250,7 @@ def check_messages(messages: Sequence[Message], engine: str) -> None:
             if all(one is None for one in said):
                 if "content" in message.__pydantic_fields_set__:
                     raise InvalidRequest(NO_CONTENT, f"messages.[{index}].content")
-                raise InvalidRequest(
-                    f"Missing required parameter: '{here}.content'.",
-                    f"{here}.content",
-                    "missing_required_parameter",
-                )
+                raise missing(f"{here}.content")
     contents = [*map(_CONTENT, messages)]
     if list in map(type, contents):
         check_count(contents, "messages")
@@ -266,7 +262,7 @@ def _check_extra(extra: Mapping[str, Any], here: str) -> None:
     """Reject fields of other servers that would change the answer."""
     for name, hint in dialects.REFUSED_IN_MESSAGES.items():
         if extra.get(name):
-            raise dialects.unsupported(f"{here}.{name}", hint)
+            raise unsupported(f"{here}.{name}", hint)
 
 
 def _check_thoughts(message: AssistantMessage, here: str) -> None:
@@ -274,11 +270,9 @@ def _check_thoughts(message: AssistantMessage, here: str) -> None:
     given = [name for name in THOUGHTS if getattr(message, name)]
     for name in given[1:]:
         if getattr(message, name) != getattr(message, given[0]):
-            raise InvalidRequest(
-                f"Invalid '{here}.{name}': it differs from '{given[0]}' of the same message. Send "
-                "only one of them.",
+            raise wrong_value(
                 f"{here}.{name}",
-                "invalid_value",
+                f"it differs from '{given[0]}' of the same message. Send only one of them.",
             )
 
 
@@ -293,10 +287,10 @@ def check_count(contents: Iterable[object], field: str) -> None:
         if isinstance(content, list):
             parts += len(content)
     if parts > limits.PARTS.maximum:
-        raise InvalidRequest(
-            f"Invalid '{field}': it has {parts} content parts; at most {limits.PARTS.maximum} "
-            "are allowed. Send fewer, larger parts.",
+        raise wrong_value(
             field,
+            f"it has {parts} content parts; at most {limits.PARTS.maximum} are allowed. Send "
+            "fewer, larger parts.",
             "array_above_max_length",
         )
 

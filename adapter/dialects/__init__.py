@@ -11,11 +11,10 @@ from typing import Any
 
 from ...schemas.openai.responses import MOVED
 from . import constraints, ends, prompts, sampling, serving
-from .fields import Draft, Field, Where, unsupported
+from .fields import Draft, Field, Where
 
 __all__ = [
     "GROUPS", "REFUSED_IN_MESSAGES", "TABLES", "Draft", "Field", "Where", "replaced", "table",
-    "unsupported",
 ]  # fmt: skip
 
 GROUPS: Mapping[str, tuple[Field, ...]] = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...backends.grammar import literal
 from ...schemas.openai.common import read_schema
-from ..errors import InvalidRequest
-from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type, wrong_value
+from ..errors import wrong_type, wrong_value
+from .fields import Draft, Field, ignored, inside, mapped, refused, same
 
 _OBJECT = {"type": "object"}
 _SPACE = "Omit it. Use a 'regex' or a 'grammar' for other whitespace."
@@ -45,10 +45,9 @@ def choice(draft: Draft, value: Any) -> None:
     if not isinstance(value, list):
         raise wrong_type(draft.origin, "an array of strings", value)
     if not value:
-        raise InvalidRequest(
-            f"Invalid '{draft.origin}': empty array. Expected an array with minimum length 1, but "
-            "got an empty array instead.",
+        raise wrong_value(
             draft.origin,
+            "empty array. Expected an array with minimum length 1, but got an empty array instead.",
             "empty_array",
         )
     for index, text in enumerate(value):

@@ -8,8 +8,8 @@ from typing import Any
 
 from ...schemas import limits
 from ...schemas.openai.common import read_limit, whole
-from ..errors import InvalidRequest
-from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_value
+from ..errors import InvalidRequest, wrong_value
+from .fields import Draft, Field, ignored, inside, mapped, refused, same
 
 _QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _LITERAL = re.compile(_QUOTED, re.DOTALL)

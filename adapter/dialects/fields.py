@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ...backends.errors import shortened
-from ...schemas.openai.common import kind_of, whole
-from ..errors import RESPONSE_NAMES, InvalidRequest
+from ...schemas.openai.common import whole
+from ..errors import RESPONSE_NAMES, unsupported, wrong_type, wrong_value
 
 Verdict: TypeAlias = Literal["mapped", "refused", "ignored"]
 Where: TypeAlias = Literal["chat", "completions", "responses"]
@@ -138,28 +137,6 @@ class Draft:
         """Set a field that the request does not have."""
         if self.body.get(name) is None:
             self.body[name] = value
-
-
-def unsupported(name: str, hint: str) -> InvalidRequest:
-    """Return the error for a field that is refused."""
-    return InvalidRequest(
-        f"Unsupported parameter: '{name}' is not supported. {hint}", name, "unsupported_parameter"
-    )
-
-
-def wrong_value(name: str, reason: str) -> InvalidRequest:
-    """Return the error for a value that is not allowed."""
-    return InvalidRequest(f"Invalid '{name}': {reason}", name, "invalid_value")
-
-
-def wrong_type(name: str, expected: str, value: object) -> InvalidRequest:
-    """Return the error for a value of a wrong type."""
-    return InvalidRequest(
-        f"Invalid type for '{shortened(name)}': expected {expected}, but got {kind_of(value)} "
-        "instead.",
-        name,
-        "invalid_type",
-    )
 
 
 def renamed(name: str) -> Apply:

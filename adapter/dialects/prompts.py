@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .fields import Draft, Field, ignored, inside, mapped, refused, same, wrong_type, wrong_value
+from ..errors import wrong_type, wrong_value
+from .fields import Draft, Field, ignored, inside, mapped, refused, same
 
 
 def thinking(draft: Draft, value: Any) -> None:

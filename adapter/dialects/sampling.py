@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import InvalidRequest
-from .fields import Draft, Field, ignored, mapped, refused, same, wrong_type, wrong_value
+from ..errors import missing, wrong_type, wrong_value
+from .fields import Draft, Field, ignored, mapped, refused, same
 
 # The whole context.
 WHOLE = -1
@@ -115,9 +115,7 @@ def spread(draft: Draft, value: Any) -> None:
         if one is None:
             if given is not None:
                 return
-            raise InvalidRequest(
-                f"Missing required parameter: '{name}'.", name, "missing_required_parameter"
-            )
+            raise missing(name)
         draft.origin = name
         bound(draft, one)
     if low > high:

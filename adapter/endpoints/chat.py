@@ -16,7 +16,7 @@ from ...schemas.openai.common import Usage
 from ..chat.message import ChatEncoder, Shape, message_of
 from ..chat.prepare import ChatJob, prepare
 from ..chat.tools import check_messages
-from ..errors import InvalidRequest, in_chat
+from ..errors import InvalidRequest, in_chat, missing, wrong_value
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_chat
 from ..generation.run import Plan
@@ -154,20 +154,17 @@ def _check_combinations(request: ChatRequest) -> None:
             raise lacking(name, _CALLS[name])
     both = (request.max_tokens, request.max_completion_tokens)
     if None not in both and both[0] != both[1]:
-        raise InvalidRequest(
-            f"Invalid 'max_tokens': {both[0]} differs from 'max_completion_tokens', {both[1]}. "
-            "Send only 'max_completion_tokens'; 'max_tokens' is its deprecated name.",
+        raise wrong_value(
             "max_tokens",
-            "invalid_value",
+            f"{both[0]} differs from 'max_completion_tokens', {both[1]}. Send only "
+            "'max_completion_tokens'; 'max_tokens' is its deprecated name.",
         )
     if request.metadata and not request.store:
         raise InvalidRequest(
             "The 'metadata' parameter is only allowed when 'store' is enabled.", "metadata"
         )
     if request.audio is None and "audio" in (request.modalities or ()):
-        raise InvalidRequest(
-            "Missing required parameter: 'audio'.", "audio", "missing_required_parameter"
-        )
+        raise missing("audio")
 
 
 def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:

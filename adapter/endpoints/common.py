@@ -6,10 +6,11 @@ response (contract, sections 3 and 4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...backends import offload
 from ...backends.base import Finish, Generation, Sampling, Text
 from ...backends.errors import EngineError, Unsupported
 from ...backends.queue import Ticket, Tier
@@ -20,7 +21,7 @@ from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..chat.prepare import ChatTurn
 from ..chat.templates import AS_USUAL, Reasoning
 from ..chat.tools import ToolSet, chat_tools_of
-from ..errors import InvalidRequest, StoreUnavailable, in_log
+from ..errors import InvalidRequest, StoreUnavailable, in_log, wrong_value
 from ..generation.constraints import grammar_of
 from ..request import Exchange
 from ..service import ServedModel
@@ -73,6 +74,13 @@ async def prompt_tokens(served: ServedModel, job: Generation) -> int:
     return len(ids)
 
 
+async def send(
+    exchange: Exchange, make: Callable[..., Sequence[bytes]], *arguments: object
+) -> None:
+    """Send a response in parts, which a function makes in a thread."""
+    await exchange.reply_in_parts(await offload.run(offload.UNKNOWN, make, *arguments))
+
+
 # The estimated size of a token in a response, in bytes of JSON: of its text, and of each of its
 # log-probabilities.
 TEXT, LOGPROB = 8, 100
@@ -93,11 +101,8 @@ async def check_store(request: ChatRequest, store: Store | None) -> None:
     if store is None:
         raise nothing_is_stored()
     if request.oai_compat is False:
-        raise InvalidRequest(
-            "Invalid 'store': an engine's own response is not stored. Omit 'store' or "
-            "'oai_compat'.",
-            "store",
-            "invalid_value",
+        raise wrong_value(
+            "store", "an engine's own response is not stored. Omit 'store' or 'oai_compat'."
         )
     if store.place.required:
         await store.check()
@@ -258,15 +263,9 @@ def _opening(request: ChatRequest | ResponseRequest, messages: Sequence[Message]
         return "end" if begins is False else "begin"
     name = "continue_final_message"
     if begins:
-        raise InvalidRequest(
-            f"Invalid '{name}': 'add_generation_prompt' must then be false.", name, "invalid_value"
-        )
+        raise wrong_value(name, "'add_generation_prompt' must then be false.")
     if messages[-1].role != "assistant":
-        raise InvalidRequest(
-            f"Invalid '{name}': the last message must then be the assistant's.",
-            name,
-            "invalid_value",
-        )
+        raise wrong_value(name, "the last message must then be the assistant's.")
     return "continue"
 
 
@@ -281,11 +280,9 @@ def format_of(adapter: InstructAdapter) -> InstructFormat:
         nested = getattr(adapter.templates, role) if adapter.templates is not None else None
         flat = (getattr(adapter, f"{role}_start"), getattr(adapter, f"{role}_end"))
         if nested is not None and flat != (None, None):
-            raise InvalidRequest(
-                f"Invalid 'adapter.{role}_start': 'adapter.templates.{role}' sets it already. "
-                "Omit one of them.",
+            raise wrong_value(
                 f"adapter.{role}_start",
-                "invalid_value",
+                f"'adapter.templates.{role}' sets it already. Omit one of them.",
             )
         turns[role] = (
             Turn(nested.start or "", nested.end or "")
@@ -293,11 +290,10 @@ def format_of(adapter: InstructAdapter) -> InstructFormat:
             else Turn(flat[0] or "", flat[1] or "")
         )
     if not (turns["user"].start or turns["user"].end or turns["assistant"].start):
-        raise InvalidRequest(
-            "Invalid 'adapter': no text separates user and assistant messages. Send at least "
-            "'user_start' and 'assistant_start', or 'templates' with both.",
+        raise wrong_value(
             "adapter",
-            "invalid_value",
+            "no text separates user and assistant messages. Send at least 'user_start' and "
+            "'assistant_start', or 'templates' with both.",
         )
     begin = turns["assistant"].start if adapter.assistant_gen is None else adapter.assistant_gen
     return InstructFormat(turns["system"], turns["user"], turns["assistant"], begin)

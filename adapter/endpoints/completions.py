@@ -28,7 +28,7 @@ from ...schemas import limits
 from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..chat.templates import without_bos
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import Echo
 from ..generation.constraints import grammar_of
 from ..generation.frames import CompletionEncoder, in_stream
@@ -68,12 +68,11 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     prompts = await offload.run(exchange.size, _prompts, request, served, encoding)
     if len(prompts) * candidates > MOST_CHOICES:
         param = "n" if best is None else "best_of"
-        raise InvalidRequest(
-            f"Invalid '{param}': {len(prompts)} prompts with {candidates} choices each are "
+        raise wrong_value(
+            param,
+            f"{len(prompts)} prompts with {candidates} choices each are "
             f"{len(prompts) * candidates} choices; at most {MOST_CHOICES} are allowed. Send fewer "
             "prompts.",
-            param,
-            "invalid_value",
         )
     await notes(exchange, request, sampling, capabilities, policy.strict, inexact)
     grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
@@ -213,11 +212,8 @@ def _job(
 ) -> Generation:
     suffix = request.suffix or None
     if suffix is not None and request.echo and request.logprobs is not None:
-        raise InvalidRequest(
-            "Invalid 'suffix': not supported together with 'echo' and 'logprobs'. Omit one of "
-            "them.",
-            "suffix",
-            "invalid_value",
+        raise wrong_value(
+            "suffix", "not supported together with 'echo' and 'logprobs'. Omit one of them."
         )
     return Generation(
         Prompt(content, suffix, logprobs=request.logprobs if request.echo else None),

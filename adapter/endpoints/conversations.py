@@ -10,18 +10,18 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 from pydantic import TypeAdapter
 
-from ...backends import offload
 from ...backends.errors import shortened
 from ...schemas.openai.conversations import AddItems, CreateConversation, DeletedConversation
 from ...schemas.openai.stored import ItemsQuery
-from ..errors import InvalidRequest, not_found
+from ..errors import InvalidRequest, not_found, wrong_value
 from ..request import Exchange
 from ..responses.items import named
 from ..service import Service
 from ..store.errors import ConversationTooLarge, DuplicateItem
-from ..store.records import CONVERSATION, time_of
+from ..store.records import CONVERSATION
 from ..store.store import Store
 from ..validation import note_unknown, parse, read_query
+from .common import send
 from .stored import as_json, delete, found_object, page_of, store_of, updated, wrong_after
 
 G = TypeVar("G", CreateConversation, AddItems)
@@ -79,17 +79,6 @@ def _given(
     return Given(named(body.get("items") or ()), metadata or {})
 
 
-def known(name: str) -> str:
-    """Return the id of a conversation.
-
-    Raises:
-        InvalidRequest: it is the id of nothing that was ever made here.
-    """
-    if time_of(name) is None:
-        raise not_found("Conversation", name)
-    return name
-
-
 def duplicate(item: str, param: str) -> InvalidRequest:
     """Return OpenAI's error for an item with an id that the conversation has already."""
     return InvalidRequest(
@@ -107,18 +96,15 @@ def refusals() -> Iterator[None]:
     except DuplicateItem as error:
         raise duplicate(error.id, "items") from None
     except ConversationTooLarge:
-        raise InvalidRequest(
-            "Invalid 'items': the conversation would be larger than the store. Delete items, or "
-            "start the server with a larger --store-size.",
+        raise wrong_value(
             "items",
-            "invalid_value",
+            "the conversation would be larger than the store. Delete items, or start the server "
+            "with a larger --store-size.",
         ) from None
 
 
 _ADD: TypeAdapter[AddItems] = TypeAdapter(AddItems)
 _LIST: TypeAdapter[ItemsQuery] = TypeAdapter(ItemsQuery)
-# The size of a response is not known before it is made, so it is made in a thread.
-_SIZE = offload.SMALL + 1
 
 
 async def append_items(exchange: Exchange, service: Service, name: str) -> None:
@@ -127,10 +113,10 @@ async def append_items(exchange: Exchange, service: Service, name: str) -> None:
     store = store_of(exchange, service)
     items, _ = await given(exchange, service, _ADD)
     with refusals():
-        found = await store.append(exchange.key, known(name), items)
+        found = await store.append(exchange.key, name, items)
     if not found:
         raise not_found("Conversation", name)
-    await exchange.reply_in_parts(await offload.run(_SIZE, page_of, items, False, ""))
+    await send(exchange, page_of, items, False, "")
 
 
 async def list_items(exchange: Exchange, service: Service, name: str) -> None:
@@ -138,29 +124,28 @@ async def list_items(exchange: Exchange, service: Service, name: str) -> None:
     store = store_of(exchange, service)
     query = read_query(exchange, _LIST, service.strict)
     page = await store.items(
-        exchange.key, known(name), query.after or None, query.limit, query.order == "desc"
+        exchange.key, name, query.after or None, query.limit, query.order == "desc"
     )
     if page is None:
         raise not_found("Conversation", name)
     if not page.is_known:
         raise wrong_after(query.after or "", "the id of an item of this conversation")
-    parts = await offload.run(_SIZE, page_of, page.data, page.has_more, "")
-    await exchange.reply_in_parts(parts)
+    await send(exchange, page_of, page.data, page.has_more, "")
 
 
 async def retrieve_item(exchange: Exchange, service: Service, name: str, item: str) -> None:
     """Return an item of a conversation."""
     store = store_of(exchange, service)
-    found = await store.item(exchange.key, known(name), item)
+    found = await store.item(exchange.key, name, item)
     if found is None:
         raise await _unknown_item(exchange, store, name, item)
-    await exchange.reply_in_parts(await offload.run(_SIZE, as_json, found))
+    await send(exchange, as_json, found)
 
 
 async def delete_item(exchange: Exchange, service: Service, name: str, item: str) -> None:
     """Delete an item of a conversation, and return the conversation."""
     store = store_of(exchange, service)
-    stored = await store.remove_item(exchange.key, known(name), item)
+    stored = await store.remove_item(exchange.key, name, item)
     if stored is None:
         raise await _unknown_item(exchange, store, name, item)
     await exchange.reply(200, orjson.dumps(stored.reply))

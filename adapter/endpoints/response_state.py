@@ -19,10 +19,10 @@ from ..responses.input import Unseal
 from ..responses.items import history, input_items, place_of, turn_items
 from ..responses.response import USABLE
 from ..service import Service
-from ..store.records import Stored, time_of
+from ..store.records import Stored
 from ..store.store import Store
 from .common import LATE, LOGPROB, TEXT, nothing_is_stored, record_of
-from .conversations import duplicate, known
+from .conversations import duplicate
 from .stored import RESPONSE as KIND
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
@@ -30,8 +30,6 @@ _NO_STORE = "This server runs with --store off. Send the items of the earlier tu
 # The fields that name the conversation before a request.
 _CONTEXTS = ("previous_response_id", "conversation")
 _RUNNING = frozenset({"queued", "in_progress"})
-# The size of stored items is not known, so they are read in a thread.
-_SIZE = offload.SMALL + 1
 
 
 @dataclass(slots=True)
@@ -81,15 +79,15 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
         if running is not None and running.reply["status"] in _RUNNING:
             raise _not_usable(running.id, running.reply["status"])
         chain = await _chain(exchange, store, request.previous_response_id)
-        before = await offload.run(_SIZE, _typed, history(chain))
+        before = await offload.run(offload.UNKNOWN, _typed, history(chain))
     elif request.conversation is not None:
-        items = await store.all_items(exchange.key, known(request.conversation.id))
+        items = await store.all_items(exchange.key, request.conversation.id)
         if items is None:
             raise not_found("Conversation", request.conversation.id)
         _check_new(request, items)
-        before = await offload.run(_SIZE, _typed, items)
+        before = await offload.run(offload.UNKNOWN, _typed, items)
     referenced = await _referenced(exchange, store, references)
-    typed = await offload.run(_SIZE, _typed, [*referenced.values()]) if referenced else []
+    typed = await offload.run(offload.UNKNOWN, _typed, [*referenced.values()]) if referenced else []
     return State(
         before,
         chain[0].id if chain else None,
@@ -140,8 +138,7 @@ def _check_new(request: ResponseRequest, items: Sequence[Mapping[str, Any]]) -> 
 
 async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
     """Return the response before, and those that it continues, from the oldest."""
-    known = time_of(name) is not None
-    chain = await store.chain(exchange.key, KIND, name) if known else []
+    chain = await store.chain(exchange.key, KIND, name)
     if not chain:
         raise await _not_found(exchange, store, name)
     status = chain[-1].reply["status"]
@@ -162,7 +159,7 @@ async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
 async def _not_found(exchange: Exchange, store: Store, name: str) -> InvalidRequest:
     """Return the error for a response that is unknown, or continues one that is."""
     missing = name
-    while time_of(missing) is not None:
+    while True:
         found = await store.get(exchange.key, KIND, missing)
         before = None if found is None else found.reply.get("previous_response_id")
         if before is None:

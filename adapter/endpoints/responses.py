@@ -38,8 +38,6 @@ from .response_state import State, is_stored, state_of, store_response, stored_r
 
 _REQUEST = TypeAdapter(ResponseRequest)
 _INPUT_TOKENS = TypeAdapter(InputTokensRequest)
-# The size of stored items is not known, so a request that continues them is read in a thread.
-_MORE = offload.SMALL + 1
 
 _Understood: TypeAlias = tuple[Sampling, Tools, Conversation]
 
@@ -123,7 +121,7 @@ async def _drafted(exchange: Exchange, service: Service, request: ResponseReques
         )
         if state.before or conversation.inexact:
             # The size of the request does not count stored items and the texts of PDF files.
-            turn.size = max(turn.size, _MORE)
+            turn.size = max(turn.size, offload.UNKNOWN)
         chat = await prepare(turn, served)
     except LatimerError as error:
         raise in_responses(error, conversation.names) from None
@@ -160,7 +158,7 @@ async def _understood(
 ) -> _Understood:
     """Return what a request asks for; its PDF files are read first."""
     unseal = partial(service.seal.unseal, owner=exchange.key)
-    size = _MORE if state.before else exchange.size
+    size = offload.UNKNOWN if state.before else exchange.size
     arguments = request, capabilities, state, unseal
     try:
         if size <= offload.SMALL:
@@ -169,7 +167,7 @@ async def _understood(
     except UnreadPdfs as unread:
         pdfs = unread.pdfs
     texts = await read_pdfs(pdfs, exchange.owner)
-    return await offload.run(max(size, _MORE), _read, *arguments, texts)
+    return await offload.run(max(size, offload.UNKNOWN), _read, *arguments, texts)
 
 
 def _read(

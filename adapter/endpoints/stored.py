@@ -5,7 +5,7 @@ Contract, section 4; contract of responses, sections 1 and 9.6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -25,7 +25,7 @@ from ...schemas.openai.stored import (
     StoredCompletion,
 )
 from .. import dialects
-from ..errors import InvalidRequest, not_found
+from ..errors import InvalidRequest, not_found, wrong_value
 from ..parts import LEVELS, ChunkedJson
 from ..request import EVENT_STREAM, Exchange
 from ..responses.background import KEPT
@@ -36,6 +36,7 @@ from ..store.records import CONVERSATION, Query, Stored, time_of
 from ..store.store import Store
 from ..validation import note_unknown, read, read_query
 from .background import follow
+from .common import send
 
 COMPLETION = "chat.completion"
 # The kinds of objects in errors.
@@ -44,9 +45,6 @@ WORDS = {COMPLETION: "Chat completion", CONVERSATION: "Conversation"}
 _LIST: TypeAdapter[ListQuery] = TypeAdapter(ListQuery)
 _COMPLETIONS: TypeAdapter[CompletionsQuery] = TypeAdapter(CompletionsQuery)
 _UPDATE: TypeAdapter[MetadataUpdate] = TypeAdapter(MetadataUpdate)
-
-# The size of a response is not known before it is made, so it is made in a thread.
-_SIZE = offload.SMALL + 1
 
 
 async def list_chat_completions(exchange: Exchange, service: Service) -> None:
@@ -63,17 +61,17 @@ async def list_chat_completions(exchange: Exchange, service: Service) -> None:
         query.metadata or {},
     )
     page = await store.page(exchange.key, COMPLETION, wanted, listed_completion)
-    await _send(exchange, joined, page.data, page.has_more)
+    await send(exchange, joined, page.data, page.has_more)
 
 
 async def retrieve_chat_completion(exchange: Exchange, service: Service, name: str) -> None:
     """Return a stored chat completion."""
-    await _send(exchange, completion, await found_object(exchange, service, COMPLETION, name))
+    await send(exchange, completion, await found_object(exchange, service, COMPLETION, name))
 
 
 async def update_chat_completion(exchange: Exchange, service: Service, name: str) -> None:
     """Replace the metadata of a stored chat completion, and return it."""
-    await _send(exchange, completion, await updated(exchange, service, COMPLETION, name))
+    await send(exchange, completion, await updated(exchange, service, COMPLETION, name))
 
 
 async def updated(exchange: Exchange, service: Service, kind: str, name: str) -> Stored:
@@ -82,8 +80,7 @@ async def updated(exchange: Exchange, service: Service, kind: str, name: str) ->
     store = store_of(exchange, service)
     update = await read(exchange, _UPDATE)
     note_unknown(exchange, update, service.strict)
-    known = time_of(name) is not None
-    changed = await store.update(exchange.key, kind, name, update.metadata or {}) if known else None
+    changed = await store.update(exchange.key, kind, name, update.metadata or {})
     if changed is None:
         raise not_found(WORDS[kind], name)
     return changed
@@ -99,7 +96,7 @@ async def delete_chat_completion(exchange: Exchange, service: Service, name: str
 async def delete(exchange: Exchange, service: Service, kind: str, name: str) -> None:
     """Delete a stored object."""
     store = store_of(exchange, service)
-    if time_of(name) is None or not await store.delete(exchange.key, kind, name):
+    if not await store.delete(exchange.key, kind, name):
         raise not_found(WORDS[kind], name)
 
 
@@ -113,7 +110,7 @@ async def list_messages(exchange: Exchange, service: Service, name: str) -> None
         after = message_number(stored, query.after)
         if after is None:
             raise wrong_after(query.after, "the id of a message of this chat completion")
-    await _send(exchange, messages, stored, after, query.limit, query.order == "desc")
+    await send(exchange, messages, stored, after, query.limit, query.order == "desc")
 
 
 def store_of(exchange: Exchange, service: Service) -> Store:
@@ -144,8 +141,7 @@ async def found_object(
     Raises:
         InvalidRequest: a 404 for an id that does not exist, or of another key.
     """
-    store, known = store_of(exchange, service), time_of(name) is not None
-    found = await store.get(exchange.key, kind, name, whole) if known else None
+    found = await store_of(exchange, service).get(exchange.key, kind, name, whole)
     if found is None:
         raise not_found(WORDS[kind], name)
     return found
@@ -153,19 +149,11 @@ async def found_object(
 
 def wrong_after(after: str, expected: str) -> InvalidRequest:
     """Return the error for an `after` that is not an id in the list."""
-    return InvalidRequest(
-        f"Invalid 'after': '{shortened(after)}' is not {expected}. Send the 'last_id' of the "
-        "previous page, or omit it.",
+    return wrong_value(
         "after",
-        "invalid_value",
+        f"'{shortened(after)}' is not {expected}. Send the 'last_id' of the previous page, or "
+        "omit it.",
     )
-
-
-async def _send(
-    exchange: Exchange, make: Callable[..., Sequence[bytes]], *arguments: object
-) -> None:
-    """Send a response in parts, which a function makes in a thread."""
-    await exchange.reply_in_parts(await offload.run(_SIZE, make, *arguments))
 
 
 # The parameters of a request that its chat completion has, with OpenAI's defaults.
@@ -338,7 +326,7 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
         return
     stored = await found_response(exchange, service, name, whole=query.stream)
     if not query.stream:
-        await exchange.reply_in_parts(await offload.run(_SIZE, as_json, stored.reply))
+        await send(exchange, as_json, stored.reply)
         return
     if stored.reply["background"]:
         raise InvalidRequest(
@@ -346,9 +334,8 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
             "minutes ago, or its server was started again. Retrieve it without 'stream'.",
             "stream",
         )
-    parts = await offload.run(
-        _SIZE, replayed, stored.reply, after, stored.request.get("service_tier") or "auto"
-    )
+    tier = stored.request.get("service_tier") or "auto"
+    parts = await offload.run(offload.UNKNOWN, replayed, stored.reply, after, tier)
     if not parts:
         raise _beyond(after)
     await exchange.start(200, EVENT_STREAM)
@@ -363,8 +350,7 @@ async def delete_response(exchange: Exchange, service: Service, name: str) -> No
     job = service.background.find(exchange.key, name)
     if job is not None:
         await job.cancel(delete=True)
-    known = store is not None and time_of(name) is not None
-    found = store is not None and known and await store.delete(exchange.key, RESPONSE, name)
+    found = store is not None and await store.delete(exchange.key, RESPONSE, name)
     if job is not None:
         service.background.forget(name)
     elif not found:
@@ -382,14 +368,14 @@ async def cancel_response(exchange: Exchange, service: Service, name: str) -> No
     stored = await found_response(exchange, service, name)
     if not stored.reply["background"]:
         raise InvalidRequest("Cannot cancel a synchronous response.")
-    await exchange.reply_in_parts(await offload.run(_SIZE, as_json, stored.reply))
+    await send(exchange, as_json, stored.reply)
 
 
 async def list_input_items(exchange: Exchange, service: Service, name: str) -> None:
     """List the items of the input of a stored response, without those of earlier responses."""
     query = read_query(exchange, _ITEMS, service.strict)
     stored = await found_response(exchange, service, name, whole=True)
-    items = await offload.run(_SIZE, input_items, stored)
+    items = await offload.run(offload.UNKNOWN, input_items, stored)
     if query.order == "desc":
         items.reverse()
     if query.after:
@@ -398,7 +384,7 @@ async def list_input_items(exchange: Exchange, service: Service, name: str) -> N
             raise wrong_after(query.after, "the id of an input item of this response")
         items = items[ids.index(query.after) + 1 :]
     page, more = items[: query.limit], len(items) > query.limit
-    await exchange.reply_in_parts(await offload.run(_SIZE, page_of, page, more, ""))
+    await send(exchange, page_of, page, more, "")
 
 
 async def found_response(
@@ -415,18 +401,16 @@ async def found_response(
     job = service.background.find(exchange.key, name)
     if job is not None and not job.is_stored:
         return job.stored()
-    store, found = service.store, None
-    if store is not None and time_of(name) is not None:
-        found = await store.get(exchange.key, RESPONSE, name, whole)
+    store = service.store
+    found = None if store is None else await store.get(exchange.key, RESPONSE, name, whole)
     if found is None:
         raise not_found("Response", name)
     return found
 
 
 def _beyond(after: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid 'starting_after': this response has no event after {after}. The events of a "
-        "stored response have new numbers, with one delta for each text. Omit it.",
+    return wrong_value(
         "starting_after",
-        "invalid_value",
+        f"this response has no event after {after}. The events of a stored response have new "
+        "numbers, with one delta for each text. Omit it.",
     )

@@ -12,7 +12,7 @@ from ...schemas.openai.common import GRAMMAR_FIELDS, Request
 from ...schemas.openai.completions import CompletionRequest
 from ...schemas.openai.messages import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
 from ...schemas.openai.responses import FlatSchemaFormat, ResponseRequest
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, missing, wrong_value
 from ..validation import TextRequest
 
 _FIELD, _FLAT = "response_format", "text.format"
@@ -40,11 +40,8 @@ def grammar_of(request: TextRequest, capabilities: Capabilities) -> Grammar | No
         return None
     if len(found) > 1:
         first, second = found[0].param, found[1].param
-        raise InvalidRequest(
-            f"Invalid '{second}': only one grammar is allowed, and '{first}' is set already. Omit "
-            "one of them.",
-            second,
-            "invalid_value",
+        raise wrong_value(
+            second, f"only one grammar is allowed, and '{first}' is set already. Omit one of them."
         )
     grammar = found[0]
     if grammar.kind not in capabilities.grammars:
@@ -77,11 +74,8 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
         return None
     if form.schema_ is not None:
         if isinstance(form, JsonSchemaFormat) and form.json_schema is not None:
-            raise InvalidRequest(
-                f"Invalid '{_FIELD}.schema': '{_FIELD}.json_schema' is set already. Omit one of "
-                "them.",
-                f"{_FIELD}.schema",
-                "invalid_value",
+            raise wrong_value(
+                f"{_FIELD}.schema", f"'{_FIELD}.json_schema' is set already. Omit one of them."
             )
         _check(form.schema_, "", f"{_FIELD}.schema")
         return Grammar("json_schema", orjson.dumps(form.schema_).decode(), f"{_FIELD}.schema")
@@ -89,11 +83,7 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
         return Grammar("json_schema", _OBJECT, _FIELD)
     named: JsonSchema | None = form.json_schema
     if named is None:
-        raise InvalidRequest(
-            f"Missing required parameter: '{_FIELD}.json_schema'.",
-            f"{_FIELD}.json_schema",
-            "missing_required_parameter",
-        )
+        raise missing(f"{_FIELD}.json_schema")
     if named.schema_ is None:
         return Grammar("json_schema", _OBJECT, _FIELD)
     _check(named.schema_, f" for response_format '{shortened(named.name)}'", _FIELD)

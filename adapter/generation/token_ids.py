@@ -20,7 +20,7 @@ from ...backends import offload
 from ...backends.base import Backend, Sampling, Text
 from ...backends.errors import EngineError, LatimerError, Unsupported, shortened, summed_up
 from ...schemas.openai.common import EngineExtras
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, wrong_value
 from ..service import ServedModel
 
 if TYPE_CHECKING:
@@ -237,11 +237,9 @@ def _data_of(encoding: Encoding, ids: Sequence[int], param: str) -> bytes:
 
 
 def _incomplete(encoding: Encoding, param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid '{param}': these token ids of {encoding.name} do not decode to complete "
-        "characters. Send text.",
+    return wrong_value(
         param,
-        "invalid_value",
+        f"these token ids of {encoding.name} do not decode to complete characters. Send text.",
     )
 
 
@@ -249,11 +247,10 @@ def _bytes_of(encoding: Encoding, token: int, param: str) -> bytes:
     try:
         return encoding.decode_single_token_bytes(token)
     except KeyError:
-        raise InvalidRequest(
-            f"Invalid '{param}': {token} is not a token id of {encoding.name}. Expected an id "
-            f"from 0 to {encoding.max_token_value}.",
+        raise wrong_value(
             param,
-            "invalid_value",
+            f"{token} is not a token id of {encoding.name}. Expected an id from 0 to "
+            f"{encoding.max_token_value}.",
         ) from None
 
 
@@ -293,11 +290,7 @@ async def _first(
     for end in range(len(data), 0, -1):
         if (token := ids.get(data[:end])) is not None:
             return token
-    raise InvalidRequest(
-        f"Invalid 'logit_bias': this model has no token for the text {data!r}.",
-        "logit_bias",
-        "invalid_value",
-    )
+    raise wrong_value("logit_bias", f"this model has no token for the text {data!r}.")
 
 
 async def in_model_vocabulary(

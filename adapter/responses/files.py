@@ -5,8 +5,6 @@ The reader of PDF files (`pdf_reader`) runs in a sandbox, with limits on time an
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 import time
@@ -15,25 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes
 
 from ...backends import offload, sandbox
 from ...backends.offload import Memo
 from ...schemas import limits
 from ...schemas.limits import PDF_MEMORY, PDF_PAGES, PDF_SECONDS, PDF_TEXT
 from ...schemas.openai.response_items import InputFilePart, InputMessage
-from ..dialects import unsupported
-from ..errors import InvalidRequest
-from .items import Output, Placed, missing
+from .. import data_urls
+from ..errors import InvalidRequest, missing, unsupported, wrong_value
+from .items import Output, Placed
 
 AS_TEXT = "Send the content of the file as text."
 _TEXT_ONLY = "Only text and PDF files are read. Send the text of the file, or its pages as images."
 # `%PDF` in base64, without its last bits; as plain text in a data URL, and percent-encoded there.
 _IN_BASE64 = "JVBER"
 _PLAIN = ("%PDF", "%25PDF")
-_TYPES = ("data:application/pdf", "data:application/x-pdf")
-# The longest beginning of a data URL that is searched for its comma.
-_HEAD = 256
+_TYPES = ("application/pdf", "application/x-pdf")
 
 
 class Pdf(NamedTuple):
@@ -80,10 +75,10 @@ def check_pdfs(items: Iterable[Placed], texts: Mapping[str, str]) -> list[str]:
 
 def too_long(path: str) -> InvalidRequest:
     """Return the error for PDF files with too much text."""
-    return InvalidRequest(
-        f"Invalid '{path}': the text of PDF files is too long; at most {limits.PDF_TEXT.maximum} "
-        "characters are allowed in one request. Send fewer pages.",
+    return wrong_value(
         path,
+        f"the text of PDF files is too long; at most {limits.PDF_TEXT.maximum} characters are "
+        "allowed in one request. Send fewer pages.",
         "file_too_large",
     )
 
@@ -110,26 +105,15 @@ def file_text(part: InputFilePart, path: str, texts: Mapping[str, str]) -> str:
     return f"{label}{text.removesuffix(chr(10))}\n"
 
 
-def decoded(encoded: str, path: str) -> bytes:
-    """Return the data of a data: URL, or of base64.
-
-    Raises:
-        InvalidRequest: the data is neither.
-    """
-    if encoded.startswith("data:"):
-        head, comma, encoded = encoded.partition(",")
-        if comma and not head.endswith(";base64"):
-            return unquote_to_bytes(encoded)
+def _decoded(encoded: str, path: str) -> bytes:
     try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequest(
-            f"Invalid '{path}': expected a data URL or base64.", path, "invalid_value"
-        ) from None
+        return data_urls.decode(encoded)
+    except ValueError:
+        raise wrong_value(path, "expected a data URL or base64.") from None
 
 
 def _decoded_text(encoded: str, path: str) -> str:
-    data = decoded(encoded, path)
+    data = _decoded(encoded, path)
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -159,14 +143,10 @@ def _pdfs_of(placed: Placed) -> Iterator[Pdf]:
 
 def _is_pdf(data: str) -> bool:
     """Return True for the data of a PDF file, by its beginning or its MIME type."""
-    if not data.startswith("data:"):
+    url = data_urls.parse(data)
+    if url is None:
         return data.startswith(_IN_BASE64)
-    comma = data.find(",", 0, _HEAD)
-    if comma < 0:
-        return False
-    if data[:comma].lower().startswith(_TYPES):
-        return True
-    return data.startswith((_IN_BASE64, *_PLAIN), comma + 1)
+    return url.kind.lower() in _TYPES or data.startswith((_IN_BASE64, *_PLAIN), url.start)
 
 
 _READER = Path(__file__).with_name("pdf_reader.py")
@@ -247,7 +227,7 @@ def _read(data: bytes, seconds: float, spent: list[float]) -> str:
 
 
 def _content(pdf: Pdf) -> tuple[bytes, bytes]:
-    data = decoded(pdf.data, pdf.path)
+    data = _decoded(pdf.data, pdf.path)
     return data, hashlib.sha256(data).digest()
 
 
@@ -258,7 +238,7 @@ def _invalid(path: str, refused: _Refused) -> InvalidRequest:
         return too_long(path)
     if reason in _REASONS:
         message = f"the PDF file cannot be read, because {_REASONS[reason]}"
-        return InvalidRequest(f"Invalid '{path}': {message}", path, "invalid_value")
+        return wrong_value(path, message)
     if reason == "pages":
         message = (
             f"the PDF file has {refused.count} pages; at most {PDF_PAGES.maximum} are allowed. "
@@ -269,4 +249,4 @@ def _invalid(path: str, refused: _Refused) -> InvalidRequest:
             f"PDF files take more than {PDF_SECONDS.maximum} s or {PDF_MEMORY.maximum} MiB to "
             "read. Send their text, or their pages as images."
         )
-    return InvalidRequest(f"Invalid '{path}': {message}", path, "file_too_large")
+    return wrong_value(path, message, "file_too_large")

@@ -48,11 +48,11 @@ from ...schemas.openai.response_items import (
     UnservedPart,
 )
 from ...schemas.openai.responses import ResponseRequest
+from .. import data_urls
 from ..chat.tools import check_count
-from ..dialects import unsupported
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, missing, unsupported, wrong_value
 from .files import check_pdfs, file_text
-from .items import Answer, Call, Output, Placed, answers_of, is_cut, missing
+from .items import Answer, Call, Output, Placed, answers_of, is_cut
 from .tools import flat_name
 
 # The item with an id, or None if it is unknown.
@@ -127,10 +127,8 @@ def conversation_of(
             _add(history, item, path, answers.get(index, ()))
     messages = history.messages()
     if not messages:
-        raise InvalidRequest(
-            "Invalid 'input': it has no message, and no item that becomes one. Send a message.",
-            "input",
-            "invalid_value",
+        raise wrong_value(
+            "input", "it has no message, and no item that becomes one. Send a message."
         )
     own = [path for path in ignored if path.startswith("input")]
     return Conversation(messages, own, inexact, history.names)
@@ -394,10 +392,10 @@ def _audio(part: InputAudioPart, path: str) -> InputAudio:
         return part.input_audio
     if part.audio_url is None:
         raise missing(f"{path}.input_audio")
-    head, _, data = part.audio_url.partition(",")
-    kind = _AUDIO.get(head.removeprefix("data:").partition(";")[0].lower())
-    if not head.startswith("data:") or not head.endswith(";base64") or kind is None:
+    url = data_urls.parse(part.audio_url)
+    kind = None if url is None or not url.is_base64 else _AUDIO.get(url.kind.lower())
+    if url is None or kind is None:
         raise unsupported(
             f"{path}.audio_url", "Send a data URL, 'data:audio/wav;base64,…' or audio/mpeg."
         )
-    return InputAudio(data=data, format=kind)  # type: ignore[arg-type]
+    return InputAudio(data=part.audio_url[url.start :], format=kind)  # type: ignore[arg-type]

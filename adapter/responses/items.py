@@ -23,7 +23,7 @@ from ...schemas.openai.response_items import (
     FunctionOutputItem,
     Item,
 )
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, missing
 from ..store.records import Stored, new_id
 
 # An id has 48 hexadecimal digits. Those of a response: the time, random digits, and a zero place.
@@ -269,13 +269,6 @@ def _oldest(
         if not found[index] and index < before and call.name == answer.item.name:
             return index
     raise missing(f"{answer.path}.call_id")
-
-
-def missing(path: str) -> InvalidRequest:
-    """Return the error for a member of an item that must be there."""
-    return InvalidRequest(
-        f"Missing required parameter: '{path}'.", path, "missing_required_parameter"
-    )
 
 
 def _kind(item: Call | Output) -> str:

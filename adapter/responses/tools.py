@@ -23,8 +23,7 @@ from ...schemas.openai.response_tools import (
 )
 from ...schemas.openai.responses import ResponseRequest
 from ..chat.tools import Mode, Offered, ToolSet, taking_text, tool_set_of
-from ..dialects import unsupported
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, unsupported, wrong_value
 
 # The text between the name of a namespace and that of its function.
 BETWEEN = "__"
@@ -90,10 +89,10 @@ def tools_of(request: ResponseRequest, before: Sequence[Item] = ()) -> Tools:
         if isinstance(item, ToolsItem):
             reader.read(item.tools, f"input[{index}].tools")
     if len(reader.offered) > limits.TOOLS.maximum:
-        raise InvalidRequest(
-            f"Invalid 'tools': array too long. Expected at most {limits.TOOLS.maximum} tools, "
-            f"those of namespaces included, but got {len(reader.offered)} instead.",
+        raise wrong_value(
             "tools",
+            f"array too long. Expected at most {limits.TOOLS.maximum} tools, those of namespaces "
+            f"included, but got {len(reader.offered)} instead.",
             "array_above_max_length",
         )
     mode, chosen = _choice(request, reader)
@@ -154,11 +153,9 @@ class _Reader:
         name = flat_name(tool.name, own)
         called = CalledTool(tool.name, own, isinstance(tool, FlatCustom))
         if self.names.setdefault(name, called) != called:
-            raise InvalidRequest(
-                f"Invalid '{path}.name': another tool has the name '{shortened(name)}' already. "
-                "Rename one of them.",
+            raise wrong_value(
                 f"{path}.name",
-                "invalid_value",
+                f"another tool has the name '{shortened(name)}' already. Rename one of them.",
             )
         description = tool.description
         if namespace is not None and namespace.description and is_first:

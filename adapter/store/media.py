@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
+from .. import data_urls
+
 # The lists of a request (chat, Responses) whose items have parts, and the keys of an item that
 # contain its parts: a list of them, or a single one.
 LISTS = ("messages", "input")
@@ -156,9 +158,10 @@ def _start(text: str) -> int | None:
     """Return the index at which the base64 of a text begins, or None if it has no base64."""
     if not text.startswith("data:"):
         return 0
-    comma = text.find(",", 0, PREFIX)
-    head = text[: comma + 1]
-    return comma + 1 if head.endswith(";base64,") and head.isascii() else None
+    url = data_urls.parse(text)
+    if url is None or not url.is_base64 or url.start > PREFIX:
+        return None
+    return url.start if text[: url.start].isascii() else None
 
 
 def _decoded(text: str, start: int) -> bytes | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .config import StoreConfig
 from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
 from .queue import DELAY, MEMORY_DELAY, QUIET, Writer
-from .records import CONVERSATION, Key, Page, Query, Record, Status, Stored, new_id
+from .records import CONVERSATION, Key, Page, Query, Record, Status, Stored, new_id, time_of
 
 if TYPE_CHECKING:
     from . import conversations, objects, retention
@@ -403,8 +403,11 @@ class Store:
         """Return the answer of the open database in time; `nothing` if nothing was ever stored.
 
         Args:
+            id: the id of an object, which is in the store only if it has the form of one.
             makes: True for work that needs nothing of what is stored.
         """
+        if id is not None and time_of(id) is None:
+            return nothing
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 database = await (self._open_to_answer() if makes else self._for_reading(id))
