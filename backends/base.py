@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from .errors import NotServed, Unsupported
 from .queue import Ticket
 
 Reason: TypeAlias = Literal["end", "stop", "length"]
@@ -436,7 +437,10 @@ Stream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[Batch]]
 
 
 class Backend(Protocol):
-    """One engine. The only errors that its coroutines raise on purpose are `LatimerError`s."""
+    """One engine. The only errors that its coroutines raise on purpose are `LatimerError`s.
+
+    An engine without native responses, embeddings and control tokens inherits the methods for them.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -456,19 +460,20 @@ class Backend(Protocol):
 
     def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:
         """Run a job of one choice and return the engine's own reply, unchanged."""
-        ...
+        hint = self.capabilities.refused.get("oai_compat", "It has no native response. Omit it.")
+        raise Unsupported("oai_compat", self.capabilities.engine, hint)
 
     async def embedding_model(self) -> EmbeddingModel | None:
         """Return the facts about its embeddings, or None if it has none; they are cached."""
-        ...
+        return None
 
     async def embed(self, job: Embedding) -> Embeddings:
         """Embed inputs; raise `NotServed` if the model, or the engine as it runs, cannot."""
-        ...
+        raise NotServed("embed", self.capabilities.engine, "Use another model.")
 
     async def rank(self, job: Ranking) -> Scores:
         """Score documents; raise `NotServed` if the model is not a reranker."""
-        ...
+        raise NotServed("rank", self.capabilities.engine, "Use another model.")
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Return the token ids of a text; `add_special` adds a BOS if the model uses one."""
@@ -484,15 +489,14 @@ class Backend(Protocol):
 
     async def special_tokens(self) -> Sequence[Special]:
         """Return the spellings that the tokenizer always reads as one token, as far as known."""
-        ...
+        return ()
 
     async def health(self) -> None:
         """Check that the engine is ready; raise `EngineUnavailable` otherwise."""
-        ...
+        await self.model()
 
     async def aclose(self) -> None:
         """Release connections, threads and memory; running jobs end."""
-        ...
 
 
 # The hint for `min_tokens` where an engine cannot ban end tokens for a part of the answer.

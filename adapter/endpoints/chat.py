@@ -173,10 +173,6 @@ def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:
 
 
 def _check_native(job: Generation, capabilities: Capabilities) -> None:
-    if not capabilities.native:
-        hint = capabilities.refused["oai_compat"]
-    elif len(job.seeds) > 1:
+    if capabilities.native and len(job.seeds) > 1:
         hint = "A native response has one choice. Omit 'n'."
-    else:
-        return
-    raise Unsupported("oai_compat", capabilities.engine, hint)
+        raise Unsupported("oai_compat", capabilities.engine, hint)

@@ -253,8 +253,9 @@ def _check_native(
     request: CompletionRequest, jobs: list[Generation], capabilities: Capabilities
 ) -> None:
     if not capabilities.native:
-        hint = capabilities.refused["oai_compat"]
-    elif len(jobs) > 1 or len(jobs[0].seeds) > 1:
+        # `Backend.native` refuses the request.
+        return
+    if len(jobs) > 1 or len(jobs[0].seeds) > 1:
         hint = "A native response has one choice of one prompt. Send one prompt, and omit 'n'."
     elif request.echo or jobs[0].max_tokens == 0 or jobs[0].prompt.suffix is not None:
         hint = "A native response supports neither 'echo' nor 'suffix' nor 'max_tokens': 0."

@@ -28,7 +28,6 @@ from ..base import (
     Embeddings,
     Generation,
     Model,
-    NativeReply,
     Pooling,
     Ranking,
     Scores,
@@ -40,7 +39,6 @@ from ..errors import (
     EmptyPrompt,
     EngineError,
     LatimerError,
-    Unsupported,
     check_ids,
     ends_with_media,
 )
@@ -244,12 +242,6 @@ class LlamaCpp(Backend):
             party.jobs -= 1
             self._requests -= not party.jobs
 
-    @asynccontextmanager
-    async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        """Raise `Unsupported`, because this engine has no native response."""
-        raise Unsupported("oai_compat", ENGINE, CAPABILITIES.refused["oai_compat"])
-        yield  # pragma: no cover
-
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
         return facts_of(await self._engine())
@@ -294,10 +286,6 @@ class LlamaCpp(Backend):
     async def special_tokens(self) -> Sequence[Special]:
         vocabulary = (await self._engine()).vocabulary
         return await offload.run(vocabulary.size, lambda: vocabulary.specials)
-
-    @override
-    async def health(self) -> None:
-        await self._engine()
 
     @override
     async def aclose(self) -> None:

@@ -9,20 +9,15 @@ from contextlib import asynccontextmanager
 from latimer.backends.base import (
     LLAMA_CPP_EXTRAS,
     Alternative,
+    Backend,
     Batch,
     Capabilities,
-    Embedding,
-    EmbeddingModel,
-    Embeddings,
     Finish,
     Generation,
     Model,
-    NativeReply,
     Piece,
     PromptTokens,
-    Ranking,
     Reason,
-    Scores,
     Special,
     Text,
     Token,
@@ -31,8 +26,6 @@ from latimer.backends.base import (
 from latimer.backends.errors import (
     ContextExceeded,
     EmptyPrompt,
-    NotServed,
-    Unsupported,
     check_ids,
 )
 from latimer.backends.stops import cut
@@ -40,11 +33,9 @@ from latimer.backends.stops import cut
 from support.engines import model
 from support.engines.model import CONTROL, EOS, SIZE, TEMPLATE
 
-NOT_NATIVE = "This engine has no native response. Omit it."
 CAPABILITIES = Capabilities(
     "echo",
     extras=LLAMA_CPP_EXTRAS,
-    refused={"oai_compat": NOT_NATIVE},
     native=False,
     grammars=frozenset({"gbnf", "json_schema", "regex", "lark"}),
     marks_special=False,
@@ -52,7 +43,7 @@ CAPABILITIES = Capabilities(
 _VOCABULARY = model.Model()
 
 
-class Echo:
+class Echo(Backend):
     """A backend that repeats the last message of a chat, or the prompt of a completion.
 
     It ignores grammars and sampling, except `ignore_eos`: what it says is up to the test.
@@ -146,24 +137,6 @@ class Echo:
                     end=last if reason == "end" else None,
                 )
             ]  # fmt: skip
-
-    @asynccontextmanager
-    async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        """Raise the error, or `Unsupported`."""
-        raise self.error or Unsupported("oai_compat", "echo", NOT_NATIVE)
-        yield
-
-    async def embedding_model(self) -> EmbeddingModel | None:
-        """Return None."""
-        return None
-
-    async def embed(self, job: Embedding) -> Embeddings:
-        """Raise `NotServed`."""
-        raise NotServed("embed", "echo", "Use another model.")
-
-    async def rank(self, job: Ranking) -> Scores:
-        """Raise `NotServed`."""
-        raise NotServed("rank", "echo", "Use another model.")
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Return the bytes, and the ids of control tokens."""
