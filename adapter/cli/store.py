@@ -24,8 +24,8 @@ from ..errors import printable
 from ..settings import Settings, WrongSettings
 from ..store.config import LARGEST, StoreConfig, bytes_of, seconds_of
 from ..store.errors import StoreError, StoreUnavailable, in_words
-from . import options
-from .terminal import EXIT_START, Output, Progress, WrongUse, end_at_once
+from . import options, terminal
+from .terminal import EXIT_START, WrongUse, end_at_once, progress, say
 
 if TYPE_CHECKING:
     from ..store.database import Database
@@ -154,11 +154,6 @@ def placed(work: Work) -> Callable[..., None]:
     return run
 
 
-def say(text: str) -> None:
-    """Print a line for people, on standard error."""
-    click.echo(printable(text), err=True)
-
-
 @asynccontextmanager
 async def opened(place: StoreConfig) -> AsyncIterator[Database]:
     """Yield the database of a store that exists, without a change to its schema.
@@ -269,15 +264,15 @@ async def export(
     selection = Selection(KIND, owner, model, metadata, since, until)
     objects = written = skipped = 0
     async with opened(place) as found:
-        with Output(output) as file, Progress("exported") as progress:
+        with terminal.output(output) as file, progress("exported") as show:
             async for some in read(found, selection):
                 for one in some:
                     made = [] if one.missing else lines(one.stored, reasoning)
                     skipped += max(0, len(one.stored.reply["choices"]) - len(made))
                     written += len(made)
-                    file.write(made)
+                    file.writelines(line + b"\n" for line in made)
                 objects += len(some)
-                progress(objects)
+                show(objects)
     say(f"Exported {counted(written, 'line')} of {counted(objects, 'chat completion')}.")
     if skipped:
         say(f"Skipped {counted(skipped, 'choice')} without content or with a missing medium.")
@@ -330,8 +325,8 @@ async def prune(
         if dry_run:
             freed = await found.read(retention.plan, limits)
         else:
-            with Progress("deleted") as progress:
-                freed = await retention.prune(found, limits, progress)
+            with progress("deleted") as show:
+                freed = await retention.prune(found, limits, show)
         say(f"{verb} {counted(freed.objects, 'object')} with {size(freed.bytes)}.")
         unused = await retention.remove_unused(found, not dry_run)
         if unused.objects:

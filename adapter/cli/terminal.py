@@ -2,7 +2,7 @@
 
 Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start. Standard streams do not
 fail if they are closed or full, or if their reader is gone: output that cannot be written is
-dropped, since nobody reads it. The `Output` of a command that is data is written, or the command
+dropped, since nobody reads it. The `output` of a command that is data is written, or the command
 fails.
 """
 
@@ -15,9 +15,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import BinaryIO, NoReturn
 
 import click
@@ -137,108 +137,64 @@ class _Impatient(_Dropping):
             view = view[_PIECE:]
 
 
-class Output:
-    """A file, or standard output.
+@contextlib.contextmanager
+def output(path: Path | None) -> Iterator[BinaryIO]:
+    """Open a file for writing, or standard output if there is no path.
 
-    A file has its name only when it is whole, and only its owner may read it.
-
-    Args:
-        path: None for standard output.
+    A file has its name only when it is whole, and only its owner may read it. If it cannot be
+    written, the process ends.
     """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._draft: Path | None = None
-        self._file: BinaryIO
-
-    def __enter__(self) -> Output:
-        with self._errors():
-            if self._path is None:
-                self._file = strict_output()
-            elif self._path.exists() and not self._path.is_file():
-                # A pipe or a device.
-                self._file = self._path.open("wb")
-            else:
-                self._draft = self._path.with_name(self._path.name + UNFINISHED)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                self._file = open(os.open(self._draft, flags, 0o600), "wb")
-        return self
-
-    def write(self, lines: Iterable[bytes]) -> None:
-        """Write lines, which have no line ends."""
-        with self._errors():
-            for line in lines:
-                self._file.write(line + b"\n")
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        with self._errors():
-            self._file.flush()
-            if self._path is not None:
-                self._file.close()
-            if self._draft is not None and kind is None:
-                self._draft.replace(self._path or self._draft)
-        if self._draft is not None and kind is not None:
-            self._draft.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            # The reader, such as `head`, has enough.
-            os._exit(0)
-        except OSError as error:
-            if self._draft is not None:
-                self._draft.unlink(missing_ok=True)
-            where = "standard output" if self._path is None else str(self._path)
-            click.echo(printable(f"{where} cannot be written: {error.strerror}."), err=True)
-            sys.exit(EXIT_START)
-
-
-class Progress:
-    """The progress of a command.
-
-    Args:
-        words: what is done, such as `exported`.
-    """
-
-    def __init__(self, words: str) -> None:
-        self._words = words
-        self._is_terminal = sys.stderr.isatty()
-        self._pause = TERMINAL if self._is_terminal else ELSEWHERE
-        self._next = time.monotonic() + self._pause
-        self._shown = False
-
-    def __call__(self, number: int, total: int | None = None) -> None:
-        """Show a number of objects, if it is time to."""
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + self._pause
-        of = f" of about {total:,}" if total else ""
-        self._show(f"{number:,}{of} objects {self._words}")
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        if self._shown:
-            self._show("")
-
-    def _show(self, text: str) -> None:
-        if self._is_terminal:
-            # The line is written again from its beginning.
-            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
-            self._shown = bool(text)
+    draft: Path | None = None
+    try:
+        if path is None:
+            file = strict_output()
+        elif path.exists() and not path.is_file():
+            # A pipe or a device.
+            file = path.open("wb")
         else:
-            click.echo(text, err=True)
+            draft = path.with_name(path.name + UNFINISHED)
+            number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            file = open(number, "wb")  # noqa: SIM115 (closed below)
+        yield file
+        file.flush()
+        if path is not None:
+            file.close()
+            if draft is not None:
+                draft.replace(path)
+    except BrokenPipeError:
+        # The reader, such as `head`, has enough.
+        os._exit(0)
+    except OSError as error:
+        say(f"{'standard output' if path is None else path} cannot be written: {error.strerror}.")
+        sys.exit(EXIT_START)
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def progress(words: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows a number of objects, if it is time to.
+
+    Args:
+        words: what is done with them, such as `exported`.
+    """
+    is_terminal = sys.stderr.isatty()
+    pause = TERMINAL if is_terminal else ELSEWHERE
+    following = time.monotonic() + pause
+    is_shown = False
+
+    def show(number: int) -> None:
+        nonlocal following, is_shown
+        now = time.monotonic()
+        if now >= following:
+            following, is_shown = now + pause, is_terminal
+            # On a terminal, the line is written again from its beginning.
+            start = "\r\x1b[K" if is_terminal else ""
+            click.echo(f"{start}{number:,} objects {words}", err=True, nl=not is_terminal)
+
+    try:
+        yield show
+    finally:
+        if is_shown:
+            click.echo("\r\x1b[K", err=True, nl=False)
