@@ -42,7 +42,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/chat/{name}.py"
         for name in (
-            "__init__", "conversation", "custom", "fetch", "folding", "instruct", "media",
+            "__init__", "conversation", "fetch", "folding", "instruct", "media",
             "message", "prepare", "profile", "special_tokens", "templates", "tools",
         )
     ),

@@ -18,7 +18,7 @@ from ..generation.choice import Delta
 from ..generation.frames import ChunkEncoder
 from ..generation.logprobs import Entry
 from ..service import REASONING_FIELDS, ReasoningField
-from .custom import InputReader
+from .tools import InputReader
 
 Deltas: TypeAlias = list[tuple[dict[str, Any], Sequence[Entry]]]
 

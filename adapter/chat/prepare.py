@@ -30,10 +30,8 @@ from ..generation.choice import MessageFormat, Parser
 from ..service import ServedModel
 from . import instruct
 from .conversation import Style, turns_of
-from .custom import enforceable, unenforced
 from .folding import ANY, fold, strictest
-from .formats import grammar as calls_grammar
-from .formats.base import FunctionSchema
+from .formats.base import FunctionSchema, GrammarRequest, TooLarge, prepared_grammar
 from .media import media_of
 from .message import Shape
 from .parsers import StrictCallParser, TextParser
@@ -41,7 +39,7 @@ from .profile import TemplateProfile, known_profile, known_profiles
 from .reasoning import ReasoningParser, Tags
 from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
 from .templates import AS_USUAL, Conversation, Reasoning, TemplateError, render, variables_of
-from .tools import ToolSet, wrong_schema
+from .tools import ToolSet, enforceable, unenforced, wrong_schema
 
 _CONTENT = attrgetter("content")
 # Most requests have one of few shapes.
@@ -346,12 +344,12 @@ async def _grammar(
     beside = None if answer is None or alone else answer._replace(after=None)
     functions = await offload.run(size, _functions, tool_set, inputs)
     try:
-        text = await calls_grammar.prepared(
-            calls_grammar.GrammarRequest(
+        text = await prepared_grammar(
+            GrammarRequest(
                 form, functions, tool_set.parallel, forced or not alone, special.tokens, beside
             )
         )
-    except calls_grammar.TooLarge:
+    except TooLarge:
         if not forced and alone:
             return None, False
         raise wrong_value(

@@ -22,12 +22,11 @@ from ..chat.prepare import ChatTurn
 from ..chat.templates import AS_USUAL, Reasoning
 from ..chat.tools import ToolSet, chat_tools_of
 from ..errors import InvalidRequest, StoreUnavailable, in_log, wrong_value
-from ..generation.constraints import grammar_of
 from ..request import Exchange
 from ..service import ServedModel
 from ..store.records import Record, time_of
 from ..store.store import Store
-from ..validation import seeds_of, stops_of
+from ..validation import grammar_of, seeds_of, stops_of
 
 # The names in responses (contract 3.9); the others stay as they are.
 _NAMES = {"auto": "default", "fast": "priority", "ultrafast": "priority"}

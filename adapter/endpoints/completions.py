@@ -30,7 +30,6 @@ from ...schemas.openai.completions import Completion, CompletionRequest
 from ..chat.templates import without_bos
 from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import Echo
-from ..generation.constraints import grammar_of
 from ..generation.frames import CompletionEncoder, in_stream
 from ..generation.logprobs import Entry, to_legacy
 from ..generation.run import CHOICE, Plan
@@ -39,7 +38,15 @@ from ..generation.token_ids import in_model_vocabulary, loaded, to_text
 from ..hosted import COMPLETION_LIMITS
 from ..request import Exchange
 from ..service import ServedModel, Service
-from ..validation import check_stream_options, notes, read, sampling_of, seeds_of, stops_of
+from ..validation import (
+    check_stream_options,
+    grammar_of,
+    notes,
+    read,
+    sampling_of,
+    seeds_of,
+    stops_of,
+)
 
 if TYPE_CHECKING:
     from ..generation.token_ids import Encoding

@@ -15,7 +15,7 @@ import orjson
 from typing_extensions import override
 
 from ...schemas.openai.common import FinishReason
-from ..chat.custom import InputReader
+from ..chat.tools import InputReader
 from ..generation.choice import Delta, Kind
 from ..generation.logprobs import Entry
 from .items import item_id

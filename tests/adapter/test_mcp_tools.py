@@ -11,8 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
-from latimer.adapter.chat.formats.base import FunctionSchema
-from latimer.adapter.chat.formats.grammar import GrammarRequest, grammar
+from latimer.adapter.chat.formats.base import FunctionSchema, GrammarRequest, grammar
 from latimer.backends.grammar import check_schema, gbnf
 from support import scripted
 from support.clients import adapting

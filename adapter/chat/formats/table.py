@@ -244,3 +244,19 @@ FORMATS: tuple[ToolCallFormat, ...] = (
         bare=True,
     ),
 )
+
+
+def format_of(template: str) -> ToolCallFormat | None:
+    """Return the tool call format of a template; None if it has no tools or an unknown format."""
+    return next((one for one in FORMATS if one.matches(template)), None)
+
+
+_TOOLS = re.compile(r"\btools\b")
+
+
+def completed(template: str) -> str:
+    """Return a template that shows tools if its format says how, or else the same template."""
+    if _TOOLS.search(template) is not None:
+        return template
+    form = format_of(template)
+    return template if form is None else form.preface + template

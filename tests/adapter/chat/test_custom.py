@@ -10,13 +10,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.adapter.chat.custom import InputReader, enforceable, unenforced
 from latimer.adapter.chat.formats import FORMATS, HERMES, ToolCallFormat
-from latimer.adapter.chat.formats.base import FunctionSchema
-from latimer.adapter.chat.formats.grammar import GrammarRequest
-from latimer.adapter.chat.formats.grammar import grammar as grammar_of
+from latimer.adapter.chat.formats.base import FunctionSchema, GrammarRequest
+from latimer.adapter.chat.formats.base import grammar as grammar_of
 from latimer.adapter.chat.formats.tag_formats import Tagged
-from latimer.adapter.chat.tools import ToolSet
+from latimer.adapter.chat.tools import InputReader, ToolSet, enforceable, unenforced
 from latimer.backends.base import Grammar
 from latimer.backends.errors import InvalidGrammar
 from latimer.backends.grammar import MARK

@@ -11,14 +11,14 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
-from latimer.adapter.chat.formats.base import FunctionSchema
-from latimer.adapter.chat.formats.grammar import (
+from latimer.adapter.chat.formats.base import (
     WELL_FOLLOWED,
+    FunctionSchema,
     GrammarRequest,
     TooLarge,
     beside,
 )
-from latimer.adapter.chat.formats.grammar import grammar as grammar_of
+from latimer.adapter.chat.formats.base import grammar as grammar_of
 from latimer.backends.grammar import UnsupportedSchema, gbnf
 from latimer.schemas.limits import SCHEMA
 from support.samples import sample

@@ -9,9 +9,8 @@ from typing import Any
 import orjson
 import pytest
 from latimer.adapter.chat.formats import FORMATS
-from latimer.adapter.chat.formats.base import FunctionSchema
-from latimer.adapter.chat.formats.grammar import GrammarRequest
-from latimer.adapter.chat.formats.grammar import grammar as grammar_of
+from latimer.adapter.chat.formats.base import FunctionSchema, GrammarRequest
+from latimer.adapter.chat.formats.base import grammar as grammar_of
 from latimer.backends.base import Grammar
 from latimer.backends.grammar import UnsupportedSchema
 from latimer.backends.llama_cpp.library import LoadedModel

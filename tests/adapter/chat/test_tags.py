@@ -9,8 +9,7 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
-from latimer.adapter.chat.formats.base import FunctionSchema
-from latimer.adapter.chat.formats.grammar import GrammarRequest, grammar
+from latimer.adapter.chat.formats.base import FunctionSchema, GrammarRequest, grammar
 from latimer.adapter.chat.formats.tag_formats import Tagged
 from latimer.backends.grammar import UnsupportedSchema, gbnf
 from support.walks import Walker
