@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from ..backends import offload
 from ..backends.base import Capabilities, Grammar, Sampling
 from ..backends.errors import Unsupported, shortened
-from ..backends.grammar import UnsupportedSchema, check_schema
+from ..backends.grammar.dialects import check_schema
+from ..backends.grammar.gbnf import UnsupportedSchema
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.common import (
     GRAMMAR_FIELDS,

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import orjson
 from typing_extensions import override
 
-from ...backends.grammar import UnsupportedSchema, allowed, modern
+from ...backends.grammar.dialects import allowed, modern
+from ...backends.grammar.gbnf import UnsupportedSchema
 from ..generation.choice import Parser, Part
 
 BLANKS = b" \t\r\n"

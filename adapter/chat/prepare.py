@@ -22,7 +22,7 @@ from ...backends.base import (
     Stops,
 )
 from ...backends.errors import Unsupported, check_length
-from ...backends.grammar import UnsupportedSchema
+from ...backends.grammar.gbnf import UnsupportedSchema
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest, wrong_value

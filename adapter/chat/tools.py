@@ -16,8 +16,10 @@ import orjson
 
 from ...backends.base import Grammar
 from ...backends.errors import Unsupported, shortened
-from ...backends.grammar import WS, UnsupportedSchema, check_schema, in_request
-from ...backends.grammar.gbnf import WrongGrammar, check
+from ...backends.grammar import in_request
+from ...backends.grammar.dialects import check_schema
+from ...backends.grammar.gbnf import UnsupportedSchema, WrongGrammar, check
+from ...backends.grammar.notation import WS
 from ...backends.offload import Memo
 from ...schemas import limits
 from ...schemas.limits import SCHEMA

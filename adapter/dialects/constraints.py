@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...backends.grammar import literal
+from ...backends.grammar.regex import literal
 from ...schemas.openai.common import read_schema
 from ..errors import wrong_type, wrong_value
 from .fields import Draft, Field, ignored, inside, mapped, refused, same

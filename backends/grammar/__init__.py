@@ -9,55 +9,10 @@ from ...schemas.limits import SCHEMA
 from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
 from ..offload import Memo
-from .dialects import CONSTRAINTS, TYPES, allowed, are_disjoint, check_schema, merged, modern
-from .gbnf import MAX_SIZE, UnsupportedSchema, WrongGrammar, check
-from .lark import embedded
-from .notation import GEMMA, JSON, MARK, PYTHON_CALL, WS, Notation, as_gemma, as_python
-from .preamble import after, renamed, token_or_text, until
-from .regex import IN_JSON, PLAIN, Encoding, literal, repetitions
+from .gbnf import MAX_SIZE, UnsupportedSchema, WrongGrammar, check, check_size
+from .preamble import after
 from .regex import to_gbnf as regex_to_gbnf
-from .schema import Within, Work, flattened, path_to, rules_of
 from .schema import to_gbnf as schema_to_gbnf
-from .unmarked import unmarked
-
-__all__ = [
-    "CONSTRAINTS",
-    "GEMMA",
-    "IN_JSON",
-    "JSON",
-    "MARK",
-    "PLAIN",
-    "PYTHON_CALL",
-    "TYPES",
-    "WS",
-    "Encoding",
-    "Notation",
-    "UnsupportedSchema",
-    "Within",
-    "Work",
-    "allowed",
-    "are_disjoint",
-    "as_gbnf",
-    "as_gemma",
-    "as_python",
-    "check_length",
-    "check_schema",
-    "embedded",
-    "flattened",
-    "gbnf_of",
-    "in_request",
-    "literal",
-    "merged",
-    "modern",
-    "path_to",
-    "renamed",
-    "repetitions",
-    "rules_of",
-    "token_or_text",
-    "unmarked",
-    "until",
-    "with_gbnf",
-]
 
 _MOST_BYTES = 16 << 20
 
@@ -85,9 +40,7 @@ def gbnf_of(grammar: Grammar) -> str:
 def check_length(grammar: Grammar) -> None:
     """Raise `WrongGrammar` for a text that is too long to parse."""
     is_schema = grammar.kind == "json_schema" or grammar.is_own
-    most = SCHEMA.maximum if is_schema else MAX_SIZE
-    if len(grammar.text) > most:
-        raise WrongGrammar(f"it is {len(grammar.text)} characters long; at most {most} are allowed")
+    check_size(grammar.text, SCHEMA.maximum if is_schema else MAX_SIZE)
 
 
 def as_gbnf(grammar: Grammar) -> str:

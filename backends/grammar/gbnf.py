@@ -121,8 +121,7 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
     Raises:
         WrongGrammar: llama.cpp would reject the grammar, crash, or hang.
     """
-    if len(text) > most:
-        raise WrongGrammar(f"it is {len(text)} characters long; at most {most} are allowed")
+    check_size(text, most)
     if "\0" in text:
         raise WrongGrammar("it contains a NUL character; write \\x00")
     reader = _Reader(text)
@@ -159,6 +158,12 @@ def check(text: str, most: int = MAX_SIZE) -> list[str]:
             "fewer optional items"
         ) from None
     return reader.tokens
+
+
+def check_size(text: str, most: int = MAX_SIZE) -> None:
+    """Raise `WrongGrammar` for a text that is too long."""
+    if len(text) > most:
+        raise WrongGrammar(f"it is {len(text)} characters long; at most {most} are allowed")
 
 
 def tokens(text: str) -> list[str]:

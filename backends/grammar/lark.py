@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 from ..base import Grammar
 from ..errors import shortened
-from .gbnf import MAX_NESTING, MAX_SIZE, UnsupportedSchema, WrongGrammar
+from .gbnf import MAX_NESTING, UnsupportedSchema, WrongGrammar, check_size
 from .regex import Encoding, Range, encoded, normal
 
 _TOKEN = re.compile(
@@ -376,10 +376,7 @@ def embedded(grammar: Grammar, name: str, prefix: str, encoding: Encoding) -> di
         WrongGrammar: it is malformed, or too long.
         UnsupportedSchema: GBNF lacks a feature that it uses.
     """
-    if len(grammar.text) > MAX_SIZE:
-        raise WrongGrammar(
-            f"it is {len(grammar.text)} characters long; at most {MAX_SIZE} are allowed"
-        )
+    check_size(grammar.text)
     if grammar.kind == "lark":
         return rules_of(grammar.text, name, prefix, encoding)
     try:

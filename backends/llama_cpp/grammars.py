@@ -26,17 +26,11 @@ from ...schemas.limits import COPIES, ITEMS, MULTIPLE, PROPERTIES, TRIAL, TRIAL_
 from .. import offload, sandbox
 from ..base import Grammar
 from ..errors import shortened
-from ..grammar import (
-    UnsupportedSchema,
-    check_length,
-    gbnf,
-    gbnf_of,
-    in_request,
-    path_to,
-    repetitions,
-)
+from ..grammar import check_length, gbnf, gbnf_of, in_request
 from ..grammar.dialects import NAMED, VALUES
-from ..grammar.schema import target_of
+from ..grammar.gbnf import UnsupportedSchema
+from ..grammar.regex import repetitions
+from ..grammar.schema import path_to, target_of
 from ..offload import DeepThreads, Memo
 from .trial import STACK
 from .vocabulary import Vocabulary

@@ -12,7 +12,8 @@ import httpx2
 import pytest
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
 from latimer.adapter.chat.formats.base import FunctionSchema, GrammarRequest, grammar
-from latimer.backends.grammar import check_schema, gbnf
+from latimer.backends.grammar import gbnf
+from latimer.backends.grammar.dialects import check_schema
 from support import scripted
 from support.clients import adapting
 

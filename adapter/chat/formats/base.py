@@ -13,21 +13,14 @@ import orjson
 from typing_extensions import override
 
 from ....backends.base import Grammar, Preamble
-from ....backends.grammar import (
-    JSON,
-    PLAIN,
-    WS,
-    Notation,
-    UnsupportedSchema,
-    as_gbnf,
-    embedded,
-    literal,
-    renamed,
-    rules_of,
-    token_or_text,
-    unmarked,
-    until,
-)
+from ....backends.grammar import as_gbnf
+from ....backends.grammar.gbnf import UnsupportedSchema
+from ....backends.grammar.lark import embedded
+from ....backends.grammar.notation import JSON, WS, Notation
+from ....backends.grammar.preamble import renamed, token_or_text, until
+from ....backends.grammar.regex import PLAIN, literal
+from ....backends.grammar.schema import rules_of
+from ....backends.grammar.unmarked import unmarked
 from ....backends.offload import Memo
 from ....schemas import limits
 from ...generation.choice import Parser

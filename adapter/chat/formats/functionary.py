@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from typing_extensions import override
 
-from ....backends.grammar import literal
+from ....backends.grammar.regex import literal
 from ...generation.choice import Parser, Part
 from ..parsers import CallParser, ParseFailed, Steps, ToolCallParser
 from .base import Check, NamedFormat

@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....backends.grammar import literal
+from ....backends.grammar.regex import literal
 from ...generation.choice import Parser, Part
 from ..parsers import BLANKS, CallParser, MarkerFinder, ParseFailed, Steps, TrailingSpace
 from .base import ToolCallFormat

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from ....backends.grammar import MARK, as_gemma, as_python
+from ....backends.grammar.notation import MARK, as_gemma, as_python
 from ..parsers import BLANKS, LONGEST_NAME, Bytes, CallParser, ParseFailed, Steps
 from .base import Check, named_arguments
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from typing_extensions import override
 
-from ....backends.grammar import literal
+from ....backends.grammar.regex import literal
 from ..parsers import BLANKS, LONGEST_NAME, CallParser, ParseFailed, Steps
 from .base import CallPosition, Check, ToolCallFormat, as_json, marker
 

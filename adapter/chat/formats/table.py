@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ....backends.grammar import GEMMA, MARK, PYTHON_CALL
+from ....backends.grammar.notation import GEMMA, MARK, PYTHON_CALL
 from .base import NamedFormat, ToolCallFormat
 from .functionary import CONTENT, Functionary31, Functionary32
 from .harmony import CHANNEL, MARKERS, MESSAGE, Harmony

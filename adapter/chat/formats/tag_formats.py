@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import orjson
 from typing_extensions import override
 
-from ....backends.grammar import literal
+from ....backends.grammar.regex import literal
 from ..parsers import LONGEST_NAME, NAME_BYTES, Bytes, CallParser, ParseFailed, Steps
 from .base import Check, FunctionSchema, Sign, ToolCallFormat, as_json, named_arguments
 from .tag_schemas import LINES, Arguments, Tags, Values, end_of, rules_of

@@ -9,25 +9,15 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from ....backends.grammar import (
-    CONSTRAINTS,
-    JSON,
-    PLAIN,
-    TYPES,
-    UnsupportedSchema,
-    Within,
-    Work,
-    allowed,
-    are_disjoint,
-    embedded,
-    flattened,
-    literal,
-    merged,
-    modern,
-    unmarked,
-    until,
-)
-from ....backends.grammar import rules_of as rules_of_schema
+from ....backends.grammar.dialects import CONSTRAINTS, TYPES, allowed, are_disjoint, merged, modern
+from ....backends.grammar.gbnf import UnsupportedSchema
+from ....backends.grammar.lark import embedded
+from ....backends.grammar.notation import JSON
+from ....backends.grammar.preamble import until
+from ....backends.grammar.regex import PLAIN, literal
+from ....backends.grammar.schema import Within, Work, flattened
+from ....backends.grammar.schema import rules_of as rules_of_schema
+from ....backends.grammar.unmarked import unmarked
 from ..parsers import INPUT
 from .base import MOST_TAKEN_AWAY, FunctionSchema, Path, without
 

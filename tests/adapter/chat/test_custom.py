@@ -17,7 +17,7 @@ from latimer.adapter.chat.formats.tag_formats import Tagged
 from latimer.adapter.chat.tools import InputReader, ToolSet, enforceable, unenforced
 from latimer.backends.base import Grammar
 from latimer.backends.errors import InvalidGrammar
-from latimer.backends.grammar import MARK
+from latimer.backends.grammar.notation import MARK
 from latimer.schemas.openai.messages import Function
 from support.walks import Walker
 

@@ -19,7 +19,8 @@ from latimer.adapter.chat.formats.base import (
     beside,
 )
 from latimer.adapter.chat.formats.base import grammar as grammar_of
-from latimer.backends.grammar import UnsupportedSchema, gbnf
+from latimer.backends.grammar import gbnf
+from latimer.backends.grammar.gbnf import UnsupportedSchema
 from latimer.schemas.limits import SCHEMA
 from support.samples import sample
 from support.walks import Walker

@@ -12,7 +12,7 @@ from latimer.adapter.chat.formats import FORMATS
 from latimer.adapter.chat.formats.base import FunctionSchema, GrammarRequest
 from latimer.adapter.chat.formats.base import grammar as grammar_of
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import UnsupportedSchema
+from latimer.backends.grammar.gbnf import UnsupportedSchema
 from latimer.backends.llama_cpp.library import LoadedModel
 from support.walks import Walker
 

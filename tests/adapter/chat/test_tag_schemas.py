@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import ToolCallFormat
-from latimer.backends.grammar import UnsupportedSchema
+from latimer.backends.grammar.gbnf import UnsupportedSchema
 from support.walks import Walker
 
 from .test_tags import TAGGED, grammar_of, read

@@ -11,7 +11,8 @@ from jsonschema import Draft202012Validator
 from latimer.adapter.chat.formats import FORMATS, ToolCallFormat
 from latimer.adapter.chat.formats.base import FunctionSchema, GrammarRequest, grammar
 from latimer.adapter.chat.formats.tag_formats import Tagged
-from latimer.backends.grammar import UnsupportedSchema, gbnf
+from latimer.backends.grammar import gbnf
+from latimer.backends.grammar.gbnf import UnsupportedSchema
 from support.walks import Walker
 
 from .test_formats import whole

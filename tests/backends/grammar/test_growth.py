@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 import pytest
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import UnsupportedSchema, check_schema, gbnf_of
-from latimer.backends.grammar.gbnf import WrongGrammar
+from latimer.backends.grammar import gbnf_of
+from latimer.backends.grammar.dialects import check_schema
+from latimer.backends.grammar.gbnf import UnsupportedSchema, WrongGrammar
 from latimer.backends.grammar.regex import repetitions
 from latimer.schemas.limits import SCHEMA
 

@@ -7,8 +7,10 @@ import json
 import llguidance
 import pytest
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import IN_JSON, PLAIN, Encoding, UnsupportedSchema, embedded, gbnf
-from latimer.backends.grammar.lark import COMMON
+from latimer.backends.grammar import gbnf
+from latimer.backends.grammar.gbnf import UnsupportedSchema
+from latimer.backends.grammar.lark import COMMON, embedded
+from latimer.backends.grammar.regex import IN_JSON, PLAIN, Encoding
 from latimer.backends.llama_cpp.grammars import _tokenizer
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.vocabulary import Vocabulary

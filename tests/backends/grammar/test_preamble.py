@@ -6,7 +6,8 @@ import random
 
 import pytest
 from latimer.backends.base import Grammar, Preamble
-from latimer.backends.grammar import as_gbnf, gbnf, renamed, until
+from latimer.backends.grammar import as_gbnf, gbnf
+from latimer.backends.grammar.preamble import renamed, until
 from support.samples import sample
 from support.walks import Walker
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from latimer.backends.grammar import UnsupportedSchema, gbnf
+from latimer.backends.grammar import gbnf
+from latimer.backends.grammar.gbnf import UnsupportedSchema
 from latimer.backends.grammar.regex import to_gbnf
 from support.walks import Walker
 

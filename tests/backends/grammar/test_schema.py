@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from latimer.backends.grammar import UnsupportedSchema, gbnf, path_to
+from latimer.backends.grammar import gbnf
+from latimer.backends.grammar.gbnf import UnsupportedSchema
 from latimer.backends.grammar.regex import integers, numbers
-from latimer.backends.grammar.schema import FORMATS, to_gbnf
+from latimer.backends.grammar.schema import FORMATS, path_to, to_gbnf
 from support.samples import sample
 from support.schemas import SCHEMAS, error_of
 from support.walks import Walker

@@ -7,7 +7,11 @@ from itertools import product
 
 import pytest
 from latimer.backends.base import Grammar
-from latimer.backends.grammar import PLAIN, UnsupportedSchema, embedded, gbnf, unmarked
+from latimer.backends.grammar import gbnf
+from latimer.backends.grammar.gbnf import UnsupportedSchema
+from latimer.backends.grammar.lark import embedded
+from latimer.backends.grammar.regex import PLAIN
+from latimer.backends.grammar.unmarked import unmarked
 from support.walks import Walker
 
 
