@@ -47,7 +47,7 @@ class Engine:
         """The number of requests that wait."""
         if isinstance(self.backend, LlamaCpp):
             return self.backend._requests - 1
-        return sum(map(len, self.backend.server.turns._waiting.values()))
+        return len(self.backend.server.turns._waiting.requests)
 
     @asynccontextmanager
     async def occupied(self, count: int) -> AsyncIterator[None]:
