@@ -14,8 +14,9 @@ from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
 from ..chat.message import ChatEncoder, Shape, message_of
-from ..chat.prepare import ChatJob, prepare
-from ..chat.tools import check_messages
+from ..chat.prepare import ChatJob, ChatTurn, prepare
+from ..chat.templates import AS_USUAL, Reasoning
+from ..chat.tools import chat_tools_of, check_messages
 from ..errors import InvalidRequest, in_chat, missing, wrong_value
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_chat
@@ -26,8 +27,17 @@ from ..hosted import CHAT_LIMITS, lacking
 from ..request import Exchange
 from ..service import ServedModel, Service
 from ..store.records import new_id
-from ..validation import check_stream_options, notes, read, refuse_unserved, sampling_of
-from .common import check_store, name_of, party_of, store_reply, turn_of
+from ..validation import (
+    check_stream_options,
+    grammar_of,
+    notes,
+    read,
+    refuse_unserved,
+    sampling_of,
+    seeds_of,
+    stops_of,
+)
+from .common import check_store, chosen_format, name_of, opening_of, party_of, store_reply
 
 _REQUEST = TypeAdapter(ChatRequest)
 
@@ -86,6 +96,44 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         await pass_native(exchange, served.backend, chat.job, bool(request.stream))
     else:
         await _answer(exchange, service, served, request, chat, include_usage)
+
+
+# The fields about reasoning, and those about the end of the prompt.
+_REASONING = frozenset({"reasoning_effort", "enable_thinking"})
+_OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
+
+
+def turn_of(
+    exchange: Exchange, request: ChatRequest, served: ServedModel, sampling: Sampling
+) -> ChatTurn:
+    """Return the `ChatTurn` of a request; a large one is for a thread.
+
+    Raises:
+        InvalidRequest: the tools, the response format or the adapter are invalid.
+        Unsupported: the engine does not support a field of the request.
+    """
+    fields = request.__pydantic_fields_set__
+    tool_set = chat_tools_of(request) if request.tools or request.functions else None
+    opening = None if fields.isdisjoint(_OPENING) else opening_of(request, request.messages)
+    own = chosen_format(request, served) if request.adapter or served.policy.chat_format else None
+    return ChatTurn(
+        request.messages,
+        exchange.size,
+        exchange.owner,
+        request.most_tokens,
+        seeds_of(request.seed, request.n or 1),
+        stops_of(request.stop) if request.stop else (),
+        sampling,
+        (request.top_logprobs or 0) if request.logprobs else None,
+        tool_set,
+        grammar_of(request, served.backend.capabilities),
+        own,
+        request.chat_template_kwargs,
+        AS_USUAL
+        if fields.isdisjoint(_REASONING)
+        else Reasoning(request.reasoning_effort, request.enable_thinking),
+        opening,
+    )
 
 
 def _answer(

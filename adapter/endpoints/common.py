@@ -1,6 +1,6 @@
 """Steps that several endpoints share.
 
-The `ChatTurn` of a request, its tier in the queue, the size of its prompt, the storing of its
+The instruct format of a request, its tier in the queue, the size of its prompt, the storing of its
 response (contract, sections 3 and 4).
 """
 
@@ -11,22 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from ...backends import offload
-from ...backends.base import Finish, Generation, Sampling, Text
+from ...backends.base import Finish, Generation, Text
 from ...backends.errors import EngineError, Unsupported
 from ...backends.queue import Ticket, Tier
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
 from ...schemas.openai.messages import Message
 from ...schemas.openai.responses import ResponseRequest
 from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
-from ..chat.prepare import ChatTurn
-from ..chat.templates import AS_USUAL, Reasoning
-from ..chat.tools import ToolSet, chat_tools_of
 from ..errors import InvalidRequest, StoreUnavailable, in_log, wrong_value
 from ..request import Exchange
 from ..service import ServedModel
 from ..store.records import Record, time_of
 from ..store.store import Store
-from ..validation import grammar_of, seeds_of, stops_of
 
 # The names in responses (contract 3.9); the others stay as they are.
 _NAMES = {"auto": "default", "fast": "priority", "ultrafast": "priority"}
@@ -159,83 +155,9 @@ def record_of(
     )
 
 
-# The fields about reasoning, and those about the end of the prompt.
-_REASONING = frozenset({"reasoning_effort", "enable_thinking"})
-_OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
-
-
-def turn_of(
-    exchange: Exchange, request: ChatRequest, served: ServedModel, sampling: Sampling
-) -> ChatTurn:
-    """Return the `ChatTurn` of a request; a large one is for a thread.
-
-    Raises:
-        InvalidRequest: the tools, the response format or the adapter are invalid.
-        Unsupported: the engine does not support a field of the request.
-    """
-    fields = request.__pydantic_fields_set__
-    tool_set = chat_tools_of(request) if request.tools or request.functions else None
-    opening = None if fields.isdisjoint(_OPENING) else _opening(request, request.messages)
-    own = _format(request, served) if request.adapter or served.policy.chat_format else None
-    return ChatTurn(
-        request.messages,
-        exchange.size,
-        exchange.owner,
-        request.most_tokens,
-        seeds_of(request.seed, request.n or 1),
-        stops_of(request.stop) if request.stop else (),
-        sampling,
-        (request.top_logprobs or 0) if request.logprobs else None,
-        tool_set,
-        grammar_of(request, served.backend.capabilities),
-        own,
-        request.chat_template_kwargs,
-        AS_USUAL
-        if fields.isdisjoint(_REASONING)
-        else Reasoning(request.reasoning_effort, request.enable_thinking),
-        opening,
-    )
-
-
-def turn_of_response(
-    exchange: Exchange,
-    request: ResponseRequest,
-    served: ServedModel,
-    sampling: Sampling,
-    messages: Sequence[Message],
-    tool_set: ToolSet | None,
-) -> ChatTurn:
-    """Return the `ChatTurn` of a Responses request; a large one is for a thread.
-
-    An assistant message at the end is not continued, unless the request asks for that.
-
-    Raises:
-        InvalidRequest: the text format or the adapter are invalid.
-        Unsupported: the engine does not support a field of the request.
-    """
-    opening = _opening(request, messages)
-    if opening is None and messages[-1].role == "assistant":
-        opening = "begin"
-    own = _format(request, served)
-    return ChatTurn(
-        messages,
-        exchange.size,
-        exchange.owner,
-        request.most_tokens,
-        seeds_of(request.seed, 1),
-        stops_of(request.stop),
-        sampling,
-        request.logprobs,
-        tool_set,
-        grammar_of(request, served.backend.capabilities),
-        own,
-        request.chat_template_kwargs,
-        Reasoning(request.effort, request.enable_thinking),
-        opening,
-    )
-
-
-def _format(request: ChatRequest | ResponseRequest, served: ServedModel) -> InstructFormat | None:
+def chosen_format(
+    request: ChatRequest | ResponseRequest, served: ServedModel
+) -> InstructFormat | None:
     """Return the instruct format of a request or of the model, if one replaces the template."""
     own = None
     if request.adapter is not None:
@@ -248,7 +170,9 @@ def _format(request: ChatRequest | ResponseRequest, served: ServedModel) -> Inst
     return own
 
 
-def _opening(request: ChatRequest | ResponseRequest, messages: Sequence[Message]) -> Opening | None:
+def opening_of(
+    request: ChatRequest | ResponseRequest, messages: Sequence[Message]
+) -> Opening | None:
     """Return the end of the prompt that a request names, with vLLM's rules; None if it names none.
 
     Raises:

@@ -14,9 +14,12 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.base import Capabilities, Sampling
 from ...backends.errors import LatimerError
+from ...schemas.openai.messages import Message
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
-from ..chat.prepare import ChatJob, prepare
+from ..chat.prepare import ChatJob, ChatTurn, prepare
 from ..chat.profile import known_profile
+from ..chat.templates import Reasoning
+from ..chat.tools import ToolSet
 from ..errors import RESPONSE_NAMES, in_responses
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_response
@@ -31,9 +34,18 @@ from ..responses.output import Shape, Thoughts
 from ..responses.response import Draft, ResponseEncoder, begun
 from ..responses.tools import Tools, tools_of
 from ..service import ServedModel, Service
-from ..validation import check_stream_options, notes, read, refuse_unserved, sampling_of
+from ..validation import (
+    check_stream_options,
+    grammar_of,
+    notes,
+    read,
+    refuse_unserved,
+    sampling_of,
+    seeds_of,
+    stops_of,
+)
 from .background import Work, begin
-from .common import name_of, party_of, prompt_tokens, turn_of_response
+from .common import chosen_format, name_of, opening_of, party_of, prompt_tokens
 from .response_state import State, is_stored, state_of, store_response, stored_request
 
 _REQUEST = TypeAdapter(ResponseRequest)
@@ -168,6 +180,44 @@ async def _understood(
         pdfs = unread.pdfs
     texts = await read_pdfs(pdfs, exchange.owner)
     return await offload.run(max(size, offload.UNKNOWN), _read, *arguments, texts)
+
+
+def turn_of_response(
+    exchange: Exchange,
+    request: ResponseRequest,
+    served: ServedModel,
+    sampling: Sampling,
+    messages: Sequence[Message],
+    tool_set: ToolSet | None,
+) -> ChatTurn:
+    """Return the `ChatTurn` of a Responses request; a large one is for a thread.
+
+    An assistant message at the end is not continued, unless the request asks for that.
+
+    Raises:
+        InvalidRequest: the text format or the adapter are invalid.
+        Unsupported: the engine does not support a field of the request.
+    """
+    opening = opening_of(request, messages)
+    if opening is None and messages[-1].role == "assistant":
+        opening = "begin"
+    own = chosen_format(request, served)
+    return ChatTurn(
+        messages,
+        exchange.size,
+        exchange.owner,
+        request.most_tokens,
+        seeds_of(request.seed, 1),
+        stops_of(request.stop),
+        sampling,
+        request.logprobs,
+        tool_set,
+        grammar_of(request, served.backend.capabilities),
+        own,
+        request.chat_template_kwargs,
+        Reasoning(request.effort, request.enable_thinking),
+        opening,
+    )
 
 
 def _read(
