@@ -63,7 +63,7 @@ class CallServer(Protocol):
 
 
 async def both(work: Coroutine[Any, Any, T], check: Coroutine[Any, Any, None]) -> T:
-    """Return the result of some work, when a check beside it has succeeded.
+    """Return the result of some work, when a check at the same time has succeeded.
 
     Raises:
         LatimerError: the first error of the two, which cancels the other.
