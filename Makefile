@@ -15,7 +15,7 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" 2>/dev/null)
 
-.PHONY: help serve test lint types unit test-all types-all test-full test-install clients faults fuzz soak bench record conformance \
+.PHONY: help serve test lint types unit test-all types-all test-full test-install clients faults fuzz soak cancels bench record conformance \
 	conform-koboldcpp lock cmake-args clean
 
 help:
@@ -31,6 +31,8 @@ help:
 	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
+	@echo "make cancels       cancel requests over koboldcpp's double for 10 minutes (MINUTES=2), or over"
+	@echo "                   a running koboldcpp (URL=http://127.0.0.1:5001)"
 	@echo "make bench         compare the proxy with direct access to an engine"
 	@echo "make conformance   test Latimer and other servers, and write docs/conformance"
 	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001"
@@ -99,6 +101,10 @@ fuzz: $(VENV)/test
 soak: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/run.py soak --minutes $(or $(MINUTES),30)
 
+cancels: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/run.py cancels \
+		--minutes $(or $(MINUTES),10) $(if $(URL),--koboldcpp $(URL))
+
 bench: $(VENV)/test
 	$(BIN)/python tests/benchmarks/proxy.py
 
@@ -107,7 +113,8 @@ conformance: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py
 
 conform-koboldcpp: $(VENV)/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py --koboldcpp $(URL)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py --koboldcpp $(URL) \
+		$(if $(BREAK),--break "$(BREAK)")
 
 record: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings/record.py $(URL)

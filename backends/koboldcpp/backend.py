@@ -120,8 +120,7 @@ class KoboldCpp(Backend):
         payload = await payload_of(job, 0, prompt, min(room, cap), model.context, call.genkey)
         await server.turns.take(job.party)
         try:
-            await server.check_still(model)
-            response = await call.start(STREAM if stream else WHOLE, payload)
+            response = await call.start(STREAM if stream else WHOLE, payload, model)
             yield NativeReply(response.status, response.content_type, call.chunks())
         finally:
             server.pass_on(call)

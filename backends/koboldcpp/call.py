@@ -15,6 +15,7 @@ from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
 from ...schemas.native.koboldcpp import Perf
+from ..base import Model
 from ..errors import EngineError, EngineUnavailable, LatimerError
 from ..http import HttpClient, Response
 from .translate import ENGINE, to_error
@@ -54,9 +55,25 @@ class CallServer(Protocol):
 
     async def perf(self) -> Perf: ...
 
+    async def check_still(self, model: Model) -> None: ...
+
     async def once_free(self, work: Callable[[], Awaitable[T]]) -> T: ...
 
     def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]: ...
+
+
+async def both(work: Coroutine[Any, Any, T], check: Coroutine[Any, Any, None]) -> T:
+    """Return the result of some work, when a check at the same time has succeeded.
+
+    Raises:
+        LatimerError: the first error of the two, which cancels the other.
+    """
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(check)
+    try:
+        return (await asyncio.gather(*tasks))[0]
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 class Call:
@@ -76,14 +93,25 @@ class Call:
         self._reading: asyncio.Future[bytes] | None = None
         self._ending: asyncio.Future[None] | None = None
 
-    async def start(self, path: str, payload: bytes) -> Response:
+    async def start(self, path: str, payload: bytes, model: Model | None = None) -> Response:
         """Send the call; wait while requests of other clients keep the engine busy.
+
+        Args:
+            model: the model that the call was made for. The engine is asked for it at the same
+                time, which costs a short answer less than a question before the call.
 
         Raises:
             Busy: they do so for too long.
             EngineError: the engine rejects the call, or it becomes idle without a response.
+            EngineUnavailable: the engine has another model now.
         """
-        return await self._server.once_free(lambda: self._start(path, payload))
+
+        async def work() -> Response:
+            if model is None:
+                return await self._start(path, payload)
+            return await both(self._start(path, payload), self._server.check_still(model))
+
+        return await self._server.once_free(work)
 
     async def _start(self, path: str, payload: bytes) -> Response:
         self._is_over = False

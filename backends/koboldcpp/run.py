@@ -281,8 +281,12 @@ class Run:
             self._job, stream.choice, prompt, room, self._model.context, call.genkey,
             bool(stream.text), self._logs and path == WHOLE,
         )  # fmt: skip
-        await self._server.check_still(self._model)
-        await call.start(path, payload)
+        if self._server.reports_tokens:
+            await call.start(path, payload, self._model)
+        else:
+            # The number of generations before the call proves its end.
+            await self._server.check_still(self._model)
+            await call.start(path, payload)
         return call, room
 
     async def _whole(self, stream: ChoiceStream, outcome: _Outcome) -> AsyncGenerator[bytes, None]:

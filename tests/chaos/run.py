@@ -3,10 +3,12 @@
     python tests/chaos/run.py faults [--short] [--only CLASS] [--name NAME] [--table FILE]
     python tests/chaos/run.py fuzz [--minutes 30] [--seed N] [--findings FOLDER] [--replay FILE]
     python tests/chaos/run.py soak [--minutes 30] [--seed N]
+    python tests/chaos/run.py cancels [--koboldcpp URL] [--minutes 10] [--seed N]
 
 `faults` runs each case once: a line each, then a table of each class, and each violation in full.
 `fuzz` runs random samples; each finding is a file that `--replay` runs again. `soak` serves at 80 %
 of capacity with random faults. Each takes `--engine NAME`, and the engines share the minutes.
+`cancels` cancels requests over a running koboldcpp, or over its double, and checks all others.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from chaos import fuzz, once, soak
+from chaos import cancels, fuzz, once, soak
 
 
 async def run_once(options: argparse.Namespace) -> list[once.Outcome]:
@@ -85,6 +87,12 @@ def run_soak(options: argparse.Namespace) -> bool:
     return bool(wrong)
 
 
+def run_cancels(options: argparse.Namespace) -> bool:
+    """Cancel requests over koboldcpp, and return True with failures."""
+    print(f"Seed {options.seed}", flush=True)
+    return bool(asyncio.run(cancels.cancels(options.koboldcpp, options.minutes, options.seed)))
+
+
 def main() -> int:
     """Run what the command line selects, and return the exit code."""
     faulthandler.enable()
@@ -106,6 +114,11 @@ def main() -> int:
         if run is run_fuzz:
             command.add_argument("--findings", type=Path, help="the folder for findings")
             command.add_argument("--replay", type=Path, help="a finding to run again")
+    command = commands.add_parser("cancels", help=run_cancels.__doc__)
+    command.set_defaults(run=run_cancels, engine=[], engines=())
+    command.add_argument("--koboldcpp", metavar="URL", help="the double without it")
+    command.add_argument("--minutes", type=float, default=10)
+    command.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
     options.engine = options.engine or list(options.engines)
     return int(options.run(options))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from chaos import cancels
 from chaos.case import ALL, Case
 from chaos.cases import CASES
 from chaos.fuzz import WORDS, Findings, Run, Session, show
@@ -99,6 +100,14 @@ def test_a_few_samples_of_each_engine(engine: str, tmp_path: Path) -> None:
     show({engine: summary}, findings)
     assert summary.samples == count
     assert not findings.counts
+
+
+@pytest.mark.timed
+async def test_cancelled_requests_cost_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over koboldcpp's double, all requests among cancelled ones are answered right, and the
+    engine is idle soon after them."""
+    monkeypatch.setattr(cancels, "STREAMS", 4)
+    assert await cancels.cancels(None, 0.1, 1) == []
 
 
 def test_every_saved_sample_has_an_engine() -> None:

