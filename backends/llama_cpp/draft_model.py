@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
 
     sequence: int
     history: list[int]
-    count: int
+    length: int
 
 
 class DraftModel:
@@ -71,7 +71,7 @@ class DraftModel:
         try:
             self._catch_up(wanted, drafts)
             while growing := [
-                one for one in wanted if 0 < len(drafts.get(one.sequence, ())) < one.count
+                one for one in wanted if 0 < len(drafts.get(one.sequence, ())) < one.length
             ]:
                 self._grow([one.sequence for one in growing], drafts)
         except DecodeFailed:
@@ -93,7 +93,7 @@ class DraftModel:
         """Return the sequences for which there are cells, and remove others if they need theirs."""
         fitting, needed = [], 0
         for one in wanted:
-            size = len(one.history) + one.count
+            size = len(one.history) + one.length
             if needed + size <= self._cells:
                 fitting.append(one)
                 needed += size

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -42,6 +41,8 @@ SOURCE = (Path(__file__).parent.parent.parent / "docs" / "engine.md").read_text(
 LINES = [line for line in SOURCE.splitlines() if len(line) > 100]
 QUOTES = "The page says three things. " + " It also says: ".join(line[:200] for line in LINES[:3])
 TOKENS = 256
+# The length of the feed-forward layers that give the demo model 110 million weights.
+INNER, KIND = 48_000, gguf.GGMLQuantizationType.Q8_0
 
 
 def job_of(prompt: str, answer: str | None = None, temperature: float = 1.0) -> Generation:
@@ -91,20 +92,10 @@ async def compare(
     ratios = sorted(run[1][0] / run[0][0] for run in found)
     ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
     share = statistics.median(run[1][1] for run in found)
-    sys.stdout.write(f"| {name} | {clients} | {before:.0f} | {after:.0f} | {ratio} | {share:.0%} |\n")
+    sys.stdout.write(
+        f"| {name} | {clients} | {before:.0f} | {after:.0f} | {ratio} | {share:.0%} |\n"
+    )
     sys.stdout.flush()
-
-
-def noisy(folder: str) -> Path:
-    """Write a copy of the demo model with noise in its weights."""
-    chance = np.random.default_rng(4)
-    deltas = {
-        tensor.name: chance.normal(0, 0.02, [int(size) for size in tensor.shape[::-1]])
-        for tensor in gguf.GGUFReader(DEMO_MODEL).tensors
-        if len(tensor.shape) > 1
-    }
-    kind = gguf.GGMLQuantizationType.Q8_0
-    return gguf_files.copy(DEMO_MODEL, Path(folder) / "noisy.gguf", kind=kind, deltas=deltas)
 
 
 HEAD = "| {} | clients | without | with | ratio | drafted |\n|---|--:|--:|--:|--:|--:|\n"
@@ -126,10 +117,11 @@ async def main() -> None:
                 await compare(name, engines, job, clients, given.repeats)
         for one in engines:
             await one.aclose()
-        large = gguf_files.widened(DEMO_MODEL, Path(folder) / "wide.gguf", WIDE)
+        large = gguf_files.widened(DEMO_MODEL, Path(folder) / "wide.gguf", INNER)
+        noisy = gguf_files.noisy(DEMO_MODEL, Path(folder) / "noisy.gguf", KIND)
         engines = [
             LlamaCpp(large, context=8192, prompt_lookup=False, draft_model=draft)
-            for draft in (None, DEMO_MODEL, noisy(folder))
+            for draft in (None, DEMO_MODEL, noisy)
         ]
         sys.stdout.write("\n" + HEAD.format("draft model"))
         for title, draft in (("the same", engines[1]), ("with noise", engines[2])):

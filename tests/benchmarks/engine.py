@@ -130,7 +130,7 @@ def body_of(mode: Mode, model: str, prompt: str, tokens: int) -> dict[str, Any]:
 
 def requests_of(mode: Mode, model: str, clients: int, rounds: int, turn: int) -> list[Any]:
     """Return the requests of each client; they differ from those of other turns."""
-    chance = random.Random(f"{clients} {turn}")  # noqa: S311
+    chance = random.Random(f"{clients} {turn}")
     found = []
     for client in range(clients):
         bodies = []
@@ -209,7 +209,10 @@ def servers(path: Path, parallel: int, *options: str) -> Iterator[tuple[Server, 
     ):
         try:
             wait_for(f"http://127.0.0.1:{port}/health", other)
-            yield Server(address, process.pid, []), Server(f"http://127.0.0.1:{port}", other.pid, [])
+            yield (
+                Server(address, process.pid, []),
+                Server(f"http://127.0.0.1:{port}", other.pid, []),
+            )
         finally:
             other.kill()
 

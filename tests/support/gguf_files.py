@@ -49,6 +49,17 @@ def copy(
     return target
 
 
+def noisy(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> Path:
+    """Copy a model with noise in its weights, so that it often predicts the same tokens."""
+    chance = np.random.default_rng(4)
+    deltas = {
+        tensor.name: chance.normal(0, 0.02, [int(size) for size in tensor.shape[::-1]])
+        for tensor in gguf.GGUFReader(source).tensors
+        if len(tensor.shape) > 1
+    }
+    return copy(source, target, kind=kind, deltas=deltas)
+
+
 def lora(source: Path, target: Path, rank: int = 4) -> dict[str, np.ndarray[Any, Any]]:
     """Write a LoRA adapter of small random numbers for a model's query and value matrices.
 
