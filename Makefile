@@ -33,7 +33,7 @@ help:
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
 	@echo "make cancels       cancel requests over koboldcpp's double for 10 minutes (MINUTES=2), or over"
 	@echo "                   a running koboldcpp (URL=http://127.0.0.1:5001)"
-	@echo "make bench         compare the proxy with direct access to an engine"
+	@echo "make bench         compare the proxy with direct access to an engine, and the engine with llama-server"
 	@echo "make conformance   test Latimer and other servers, and write docs/conformance"
 	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001"
 	@echo "                   test Latimer in front of a running koboldcpp"
@@ -107,6 +107,9 @@ cancels: $(VENV)/test
 
 bench: $(VENV)/test
 	$(BIN)/python tests/benchmarks/proxy.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/engine.py --vocabulary 32000 \
+		--clients 1 8 --repeats 3 --modes "greedy, streamed" "sampled, whole" "mixed prompts"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/drafts.py --clients 1 --repeats 3
 
 conformance: $(VENV)/test
 	$(BIN)/pip install -q "llama-cpp-python[server]" -c requirements.lock

@@ -296,6 +296,9 @@ class Settings(BaseSettings):
         default="on",
         value=lambda self: self.prompt_lookup is not False,
     )
+    draft_model: Path | None = process_setting(
+        None, "smaller model with the same vocabulary, which drafts tokens.", metavar="FILE"
+    )
     trace: Path | None = process_setting(
         None, "trace of the engine's steps, for Perfetto.", metavar="FILE"
     )

@@ -114,6 +114,7 @@ class LlamaCpp(Backend):
             requests fail with `Busy`.
         prompt_lookup: False to draft no tokens from what the prompt and the answer so far repeat.
             Drafts make edits and quotations faster, and change no answer.
+        draft_model: a smaller model with the same vocabulary, which drafts the other tokens.
         trace: a file for a trace of the engine's steps, which Perfetto opens; it is overwritten.
         progress: called while the model loads with the fraction that is done, from 0 to 1.
     """
@@ -143,6 +144,7 @@ class LlamaCpp(Backend):
         pooling: Pooling | None = None,
         max_waiting: int = QUEUE,
         prompt_lookup: bool = True,
+        draft_model: str | Path | None = None,
         trace: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -169,6 +171,7 @@ class LlamaCpp(Backend):
             embeddings=embeddings,
             pooling=pooling,
             prompt_lookup=prompt_lookup,
+            draft_model=None if draft_model is None else Path(draft_model),
             trace=None if trace is None else Path(trace),
         )
         self._max_waiting = max_waiting

@@ -1,9 +1,10 @@
-"""Drafts of the next tokens by prompt lookup, and the cost of evaluating them.
+"""Drafts of the next tokens by prompt lookup, and the cost of evaluating any draft.
 
 Answers that edit or quote repeat parts of their prompt. If the last tokens of a sequence occurred
-before, the tokens that followed them then are a draft. The draft is evaluated in one batch with the
-last token. Each of its positions is sampled as without a draft, and the first token that differs
-ends it. So the tokens and their probabilities are those of a generation without drafts.
+before, the tokens that followed them then are a draft. Otherwise a smaller model can make one
+(`draft_model.py`). The draft is evaluated in one batch with the last token. Each of its positions
+is sampled as without a draft, and the first token that differs ends it. So the tokens and their
+probabilities are those of a generation without drafts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,32 @@ STEP = 2_048
 FIRST, WEIGHT = 0.7, 0.1
 
 
+class Acceptance:
+    """The chance that the next token of a source's drafts is accepted."""
+
+    def __init__(self) -> None:
+        self.chance = FIRST
+
+    def worth(self, share: float) -> int:
+        """Return the number of tokens that are worth drafting.
+
+        Args:
+            share: what a drafted token costs, as a share of what a generated token costs.
+        """
+        # A draft of some length is worth it while its last token is likely enough to be accepted.
+        likely = int(math.log(share) / math.log(self.chance)) if 0 < share < 1 else 0
+        if not likely:
+            # Something may have changed, so that a draft is tried again after some time.
+            self.chance += WEIGHT / 20 * (FIRST - self.chance)
+        return min(likely, MOST)
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Learn from a draft of some tokens, of which the first ones were accepted."""
+        for outcome in [1.0] * accepted + [0.0] * (accepted < drafted):
+            self.chance += WEIGHT * (outcome - self.chance)
+        self.chance = min(max(self.chance, 0.02), 0.98)
+
+
 class Lookup:
     """An index of a sequence, which finds where its last tokens occurred before.
 
@@ -34,8 +61,9 @@ class Lookup:
         self._tokens = [*prediction]
         self._start = len(self._tokens)
         self._indexed = LENGTH
-        self.chance = FIRST
-        self.drafted = self.accepted = self._before = 0
+        # True until the beginning of the prediction has been drafted.
+        self._is_first = bool(self._start)
+        self.acceptance = Acceptance()
 
     def propose(self, history: Sequence[int], share: float, most: int) -> list[int]:
         """Return a draft of the tokens after a sequence; it may be empty.
@@ -51,27 +79,14 @@ class Lookup:
         if self._indexed < len(tokens):
             return []
         place = self._places.get(tuple(tokens[-LENGTH:]), 0)
-        if not place and self._start and not self.drafted:
-            # The first draft is the beginning of the prediction.
+        if not place and self._is_first:
             place, tokens = self._start, tokens[: self._start] * 2
         if not place:
             return []
-        # A draft of some length is worth it while its last token is likely enough to be accepted.
-        likely = int(math.log(share) / math.log(self.chance)) if 0 < share < 1 else 0
-        if not likely:
-            # Something may have changed, so that a draft is tried again after some time.
-            self.chance += WEIGHT / 20 * (FIRST - self.chance)
-        count, period = min(likely, most, MOST), len(tokens) - place
-        draft = [tokens[place + number % period] for number in range(count)]
-        self._before, self.drafted = self.accepted, self.drafted + count
-        return draft
-
-    def learn(self, drafted: int) -> None:
-        """Learn from a draft of some tokens, after those that were sampled count as accepted."""
-        accepted = self.accepted - self._before
-        for outcome in [1.0] * accepted + [0.0] * (accepted < drafted):
-            self.chance += WEIGHT * (outcome - self.chance)
-        self.chance = min(max(self.chance, 0.02), 0.98)
+        count, period = min(self.acceptance.worth(share), most), len(tokens) - place
+        if count > 0:
+            self._is_first = False
+        return [tokens[place + number % period] for number in range(count)]
 
     def _index(self) -> None:
         """Index the tokens that have a follower, at most some of them."""
@@ -97,17 +112,19 @@ class DecodeCost:
         terms = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = [_KEPT * old + new for old, new in zip(self._sums, terms, strict=True)]
 
-    def share(self, running: int) -> float:
+    def share(self, running: int, drafting: float = 0.0) -> float:
         """Return what one more token costs, as a share of what a generated token costs now.
 
         Args:
             running: the number of sequences, each of which gets a token by a decode.
+            drafting: the seconds that a draft's next token takes for all of them.
         """
         n, x, y, xx, xy = self._sums
         spread = n * xx - x * x
         if spread <= 1e-2 * n * n:
             # All had about as many tokens.
-            return ASSUMED
+            return min(ASSUMED + drafting * n / y, 1.0) if y else ASSUMED
         slope = (n * xy - x * y) / spread
         whole = (y - slope * x) / n + slope * running
-        return min(max(slope * running / whole, 0.01), 1.0) if whole > 0 else 1.0
+        more = slope * running + drafting
+        return min(max(more / whole, 0.01), 1.0) if whole > 0 else 1.0

@@ -283,6 +283,11 @@ class Context:
         return self._batch.room
 
     @property
+    def is_empty(self) -> bool:
+        """True if the batch has no tokens."""
+        return self._batch.used == 0
+
+    @property
     def output_room(self) -> int:
         """The number of tokens with logits that still fit into the batch."""
         room: int = self._max_outputs - self.outputs

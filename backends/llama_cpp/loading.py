@@ -16,6 +16,7 @@ import llama_cpp
 from ..base import MediaKind, Model, Pooling, TokenIds
 from ..errors import EngineError
 from .cache import Cache, States
+from .draft_model import DraftModel
 from .embedder import Embedder, EmbeddingContext
 from .grammars import Candidates, Grammars
 from .library import Context, LoadedModel
@@ -93,6 +94,8 @@ def load(
         )
     if options.mmproj is not None and embeds and model.only_embeds:
         raise EngineError(f"{path} is an embedding model, which takes text only. Omit --mmproj.")
+    if options.draft_model is not None and embeds and model.only_embeds:
+        raise EngineError(f"{path} is an embedding model, without drafts. Omit --draft-model.")
     vocabulary = Vocabulary(model)
     stack.callback(vocabulary.close)
     generator = embedder = pooling = None
@@ -149,11 +152,20 @@ def _generator(
     cache = Cache(context, length, options.slots, model.rolls_back, states)
     # A window or a recurrent state cannot remove the tokens of a draft again, and a larger batch
     # changes the last digits of logits.
-    drafts = model.rolls_back and not model.has_window and not options.exact
-    drafts = drafts and options.prompt_lookup
+    can_draft = model.rolls_back and not model.has_window and not options.exact
+    draft_model = None
+    if options.draft_model is not None:
+        if not can_draft:
+            raise EngineError(
+                f"llama.cpp cannot remove the tokens of a draft from the memory of {parts[0]}. "
+                "Omit --draft-model."
+            )
+        draft_model = DraftModel(options.draft_model, options, length, vocabulary)
+        stack.callback(draft_model.close)
     scheduler = Scheduler(
-        context, vocabulary, cache, candidates, options.limit, post, projector, trace, drafts
-    )
+        context, vocabulary, cache, candidates, options.limit, post, projector, trace,
+        can_draft and options.prompt_lookup, draft_model,
+    )  # fmt: skip
     if files is None:
         return Generator(scheduler, grammars, projector, None)
     stack.callback(files.close, cache)

@@ -81,6 +81,7 @@ class Options:
     pooling: Pooling | None = None
     trace: Path | None = None
     prompt_lookup: bool = True
+    draft_model: Path | None = None
 
     def __post_init__(self) -> None:
         if self.exact and self.flash_attention:
@@ -89,7 +90,8 @@ class Options:
             raise EngineError(
                 f"'exact' requires the KV cache type f32, not {self.cache_type}. Omit one of them."
             )
-
+        if self.exact and self.draft_model is not None:
+            raise EngineError("'exact' does not support a draft model. Omit one of them.")
         if self.pooling is not None and self.embeddings is False:
             raise EngineError(
                 "'pooling' requires embeddings, and 'embeddings' is false. Omit one of the two."

@@ -107,7 +107,7 @@ class Sampler(ABC):
         and rarely needed (common/sampling.cpp does the same).
 
         Args:
-            logits: the model's logits, shape (vocabulary,), which are not changed.
+            logits: the model's logits, shape (vocabulary,), which are as before afterwards.
 
         Raises:
             DeadEnd: no token can follow.
@@ -182,19 +182,36 @@ class RowSampler(Sampler):
         self._frequency = sampling.frequency_penalty
         self._scratch = scratch
         self._random = uniform(seed)
-        # What is added to each logit: biases, and the penalties of the tokens generated so far.
-        self._offsets: NDArray[np.float32] | None = None
+        # What is added to the logits of some tokens: biases, and the penalties of those generated.
+        self._places: dict[int, int] = {}
+        self._tokens = np.empty(0, np.intp)
+        self._offsets = np.empty(0, np.float32)
+        for token, bias in biases_of(sampling, vocabulary):
+            place = self._place_of(token)
+            self._offsets[place] += bias
         self._seen: set[int] = set()
-        biases = biases_of(sampling, vocabulary)
-        if biases or self._presence or self._frequency:
-            self._offsets = np.zeros(vocabulary.size, np.float32)
-            for token, bias in biases:
-                self._offsets[token] += bias
+
+    def _place_of(self, token: int) -> int:
+        """Return a token's place among those whose logits change."""
+        if token not in self._places:
+            self._places[token] = len(self._places)
+            self._tokens = np.append(self._tokens, token)
+            self._offsets = np.append(self._offsets, np.float32(0.0))
+        return self._places[token]
 
     @override
     def _select(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> int | None:
-        if self._offsets is not None:
-            logits = logits + self._offsets
+        if not self._places:
+            return self._chosen(logits, allowed)
+        # A copy of all logits would take as long as the rest.
+        before = logits[self._tokens]
+        logits[self._tokens] += self._offsets
+        try:
+            return self._chosen(logits, allowed)
+        finally:
+            logits[self._tokens] = before
+
+    def _chosen(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> int | None:
         if allowed is not None:
             logits = np.where(allowed, logits, np.float32(-np.inf))
         if self._temperature <= 0:
@@ -217,11 +234,12 @@ class RowSampler(Sampler):
 
     @override
     def _accept(self, token: int) -> None:
-        if self._offsets is not None and (self._presence or self._frequency):
-            self._offsets[token] -= self._frequency
+        if self._presence or self._frequency:
+            place = self._place_of(token)
+            self._offsets[place] -= self._frequency
             if token not in self._seen:
                 self._seen.add(token)
-                self._offsets[token] -= self._presence
+                self._offsets[place] -= self._presence
 
 
 def uniform(seed: int | None) -> Callable[[], float]:
@@ -293,8 +311,21 @@ def _top(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
 
 
 def _sorted(ids: NDArray[np.intp], logits: NDArray[np.float32]) -> NDArray[np.intp]:
-    """Return tokens by their logits, most likely first, then lowest id first."""
-    return ids[(-logits[ids]).argsort(kind="stable")]
+    """Return tokens by their logits, most likely first, then lowest id first.
+
+    Args:
+        ids: the tokens in ascending order.
+    """
+    values = logits[ids]
+    if len(ids) <= _FEW:
+        return ids[(-values).argsort(kind="stable")]
+    # Sorting integers of which the upper half is the logit takes a seventh of that time. Adding
+    # zero makes the two zeros equal. The bits of floats are in the order of integers, except that
+    # the order of negative ones is the opposite.
+    bits = (values + np.float32(0.0)).view(np.int32)
+    keys = np.where(bits >= 0, ~bits, bits ^ np.int32(-(2**31))).astype(np.int64) << 32 | ids
+    keys.sort()
+    return keys & 0xFFFF_FFFF
 
 
 def _nucleus(

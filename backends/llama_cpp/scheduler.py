@@ -17,7 +17,8 @@ from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
 from .chain import ChainSampler, LongSampler, is_needed
-from .drafts import ASSUMED, DecodeCost, Lookup
+from .draft_model import DraftModel, Wanted
+from .drafts import ASSUMED, Acceptance, DecodeCost, Lookup
 from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
@@ -47,6 +48,7 @@ class Scheduler:
             turns.
         post: receives everything that a step delivers, in one call.
         drafts: True to draft tokens by prompt lookup, for memory that can remove them again.
+        draft_model: what drafts other tokens, for the same memory.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Scheduler:
         projector: Projector | None = None,
         trace: Trace | None = None,
         drafts: bool = False,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self._context = context
         self._vocabulary = vocabulary
@@ -70,6 +73,8 @@ class Scheduler:
         self._post = post
         self._projector = projector
         self._drafts = drafts
+        self._draft_model = draft_model
+        self._is_drafting = drafts or draft_model is not None
         self._cost = DecodeCost()
         self._trace = trace
         self._mark: Callable[..., None] = _untraced if trace is None else trace.mark
@@ -111,6 +116,8 @@ class Scheduler:
         self._end_cut()
         self._admit()
         self._see()
+        if self._is_drafting:
+            self._draft()
         batch = self._fill()
         self._mark("admit and fill", running=len(self._running), waiting=len(self._waiting))
         if batch:
@@ -121,7 +128,7 @@ class Scheduler:
                 self._fail(batch, error)
             else:
                 self._mark("decode", sequences=len(batch), tokens=size)
-                if self._drafts and all(run.sampled for run in batch):
+                if self._is_drafting and all(run.sampled for run in batch):
                     self._cost.add(size, time.perf_counter() - begun)
                 for run in batch:
                     if run.scored is not None and run.outputs:
@@ -209,7 +216,11 @@ class Scheduler:
         cached = max(slot.reused - task.bos_count, 0)
         cut = TokenCut(task.job.stops.for_engine)
         lookup = Lookup(task.prediction) if self._drafts and not task.chunks else None
-        return Run(choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup)
+        guesses = Acceptance() if self._draft_model is not None and not task.chunks else None
+        return Run(
+            choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup,
+            guesses=guesses,
+        )  # fmt: skip
 
     def _sampler(self, task: Task, seed: int | None, constraint: Constraint | None) -> Sampler:
         sampling = task.job.sampling
@@ -273,8 +284,10 @@ class Scheduler:
             tokens = run.history[position : position + count]
             run.ready = count == run.left
             run.outputs = count if scoring else int(run.ready)
-            if run.lookup is not None and run.sampled and run.ready:
-                run.draft = self._drafted(run, run.lookup)
+            if run.proposal:
+                run.draft = run.proposal[: self._draft_room(count)] if run.ready else []
+                run.proposal = []
+                run.drafted += len(run.draft)
                 tokens += run.draft
                 run.outputs += len(run.draft)
             self._cache.extend(run.slot, tokens)
@@ -283,16 +296,48 @@ class Scheduler:
             batch.append(run)
         return batch
 
-    def _drafted(self, run: Run, lookup: Lookup) -> list[int]:
-        """Return a draft of a sequence's next tokens, which has to fit besides other sequences."""
-        running = len(self._running)
-        room = min(self._context.room, self._context.output_room, self._cache.free) - running
-        most = min(room, run.choice.task.max_tokens - run.sampled - 1)
-        if most <= 0:
-            return []
+    def _draft(self) -> None:
+        """Propose the next tokens of sequences: what followed before, or what a model drafts."""
+        running, others = len(self._running), []
+        ready = [run for run in self._running if run.sampled and run.left == 1]
+        for run in ready:
+            most = min(self._draft_room(0), run.choice.task.max_tokens - run.sampled - 1)
+            if most <= 0:
+                continue
+            if run.lookup is not None:
+                share = self._share(run, running)
+                run.proposal = run.lookup.propose(run.history, share, most)
+                run.source = run.lookup.acceptance
+            if not run.proposal and run.guesses is not None:
+                others.append((run, most))
+        if others and self._draft_model is not None:
+            self._let_draft(self._draft_model, others)
+
+    def _let_draft(self, model: DraftModel, runs: Sequence[tuple[Run, int]]) -> None:
+        """Propose what a model drafts for sequences, each with the largest number of tokens."""
+        wanted = []
+        for run, most in runs:
+            assert run.guesses is not None
+            share = self._share(run, len(self._running), model.seconds)
+            count = min(run.guesses.worth(share), most)
+            if count:
+                wanted.append(Wanted(run.slot.id, run.history, count))
+        if not wanted:
+            model.doubt()
+            return
+        drafts = model.propose(wanted)
+        for run, _ in runs:
+            run.proposal, run.source = drafts.get(run.slot.id, []), run.guesses
+
+    def _share(self, run: Run, running: int, drafting: float = 0.0) -> float:
+        """Return what a drafted token costs, as a share of what a generated token costs."""
         # A seed must reproduce its result, so its batches must not depend on measured times.
-        share = ASSUMED if _is_seeded(run.choice) else self._cost.share(running)
-        return lookup.propose(run.history, share, most)
+        return ASSUMED if _is_seeded(run.choice) else self._cost.share(running, drafting)
+
+    def _draft_room(self, count: int) -> int:
+        """Return how many tokens of a draft fit, after some tokens and besides other sequences."""
+        room = min(self._context.room, self._context.output_room, self._cache.free)
+        return max(room - count - len(self._running), 0)
 
     def _text_left(self, run: Run) -> int:
         """Return how many tokens are left to evaluate before the next media chunk."""
@@ -321,6 +366,7 @@ class Scheduler:
     def _preempt(self, run: Run) -> None:
         """Swap out a sequence, and queue its choice before all others."""
         self._running.remove(run)
+        run.proposal = []
         self._cache.swap_out(run.slot)
         run.scored = None
         run.choice.begun = run
@@ -385,13 +431,13 @@ class Scheduler:
 
     def _sample_all(self, run: Run) -> None:
         """Sample the next token of a ready sequence, and those after the tokens of its draft."""
-        drafted = len(run.draft)
+        drafted, before = len(run.draft), run.accepted
         row = run.row + run.outputs - 1 - drafted
         while self._sample(run, row):
             row += 1
-        if drafted and run.lookup is not None:
+        if drafted and run.source is not None:
+            run.source.learn(drafted, run.accepted - before)
             self._end_draft(run)
-            run.lookup.learn(drafted)
 
     def _end_draft(self, run: Run) -> None:
         """Remove the tokens of a draft that were not sampled."""
@@ -417,9 +463,9 @@ class Scheduler:
         run.history.append(token)
         run.wanted += 1
         is_drafted = bool(run.draft) and run.draft[0] == token
-        if is_drafted and run.lookup is not None:
+        if is_drafted:
             del run.draft[0]
-            run.lookup.accepted += 1
+            run.accepted += 1
         if token in task.stop_tokens:
             self._finish(run, "stop", task.stop_tokens[token], run.sampled - 1)
             return False
@@ -465,13 +511,9 @@ class Scheduler:
     ) -> None:
         choice = run.choice
         prompt_tokens = choice.task.prompt_tokens
-        accepted = rejected = 0
-        if run.lookup is not None:
-            accepted = run.lookup.accepted
-            rejected = run.lookup.drafted - accepted
         finish = Finish(
             choice.index, reason, stop, prompt_tokens, completion, run.cached, end,
-            accepted_tokens=accepted, rejected_tokens=rejected,
+            accepted_tokens=run.accepted, rejected_tokens=run.drafted - run.accepted,
         )  # fmt: skip
         self._outbox.append((choice.task, (*run.held, finish)))
         if choice.begun is None:

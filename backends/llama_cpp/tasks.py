@@ -12,7 +12,7 @@ from ..errors import LatimerError
 from ..queue import Ticket
 from ..stops import TokenCut
 from .cache import Slot
-from .drafts import Lookup
+from .drafts import Acceptance, Lookup
 from .grammars import Constraint
 from .projector import Chunk
 from .sampling import Sampler
@@ -123,8 +123,12 @@ class Run:
         row, outputs: the first row of its logits in the batch, and the number of rows.
         ready: True if the batch has its last token, so that the next can be sampled.
         held: the pieces that are delivered at its end.
-        lookup: the source of its drafts; None if it gets none.
+        lookup: the index from which it gets drafts; None if it gets none.
+        guesses: the acceptance of the draft model's tokens; None if it gets none.
+        proposal: a draft that is not evaluated yet.
         draft: the tokens of its draft that were evaluated, but not yet sampled.
+        source: the acceptance of the source of this draft.
+        drafted, accepted: the numbers of tokens in all drafts, and of those that were accepted.
     """
 
     choice: TaskChoice
@@ -141,7 +145,12 @@ class Run:
     ready: bool = False
     held: list[Piece] = field(default_factory=list)
     lookup: Lookup | None = None
+    guesses: Acceptance | None = None
+    proposal: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
+    source: Acceptance | None = None
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def left(self) -> int:

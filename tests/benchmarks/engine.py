@@ -1,12 +1,16 @@
-"""Compare the in-process engine with llama-server and llama-cpp-python's server, over HTTP.
+"""Compare the in-process engine with llama-server, over HTTP, on one machine in one run.
 
-    python tests/benchmarks/engine.py [--model demo|110m|FILE] [--tokens 128] [--repeats 3]
+    python tests/benchmarks/engine.py [--model demo|110m|FILE] [--vocabulary 128000]
+        [--clients 1 4 8] [--modes "sampled, whole" ...] [--repeats 5] [--load 0.5] [--trace FILE]
 
-All servers run on one machine with the same model and two threads each. Latimer has as many
-sequences as llama-server has slots. The same clients send the same streamed requests, and the
-servers alternate. Results are medians of tokens per second, the time to the first token, and CPU
-time per token of the server and its threads. The last result is the cost of a prompt of a thousand
-tokens the second time.
+Both servers have the same model, two threads, and as many slots as there are clients at most. For
+each row of the table they take turns, and clients send them the same requests: one after the other,
+with answers of 32 to 96 tokens. A ratio above 1 means that Latimer generates more tokens per
+second. It is the median over the turns, with the smallest and the largest. CPU time is the
+server's with all of its threads. With `--load`, another process needs a share of a core meanwhile.
+
+The model `110m` has random weights in 16 layers of width 768. It has the demo model's vocabulary,
+or a larger one with `--vocabulary`.
 """
 
 from __future__ import annotations
@@ -15,172 +19,298 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
+import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from latimer.backends.llama_cpp import DEMO_MODEL
 from support import gguf_files
-from support.servers import command, llama_cpp_python, llama_server
+from support.servers import command, free_port, llama_server_command, wait_for
 
-CONTEXT = 8192
-# The demo vocabulary's end tokens, banned so that no completion ends early.
-ENDS = {"0": -100, "2": -100}
+CONTEXT = 16_384
+# OpenAI's defaults, in words that both servers know, and no end before the last token.
+NEUTRAL = {"top_k": 0, "top_p": 1, "min_p": 0, "ignore_eos": True}
+WORDS = ("the", "cat", "and", "dog", "saw", "a", "red", "bird", "one", "day")
+# The tokens of a long and a short prompt of the mode with mixed prompts, and of all others.
+LENGTHS, LENGTH = (8, 512, 32, 128), 12
 
 
-def cpu_seconds() -> float:
-    """Return the CPU time of all running child processes."""
-    ticks = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid():
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+class Mode(NamedTuple):
+    """A kind of request: fields of its body, whether it streams, and whether prompts differ."""
+
+    fields: Mapping[str, Any]
+    streamed: bool = False
+    mixed: bool = False
+
+
+GREEDY, SAMPLED = {**NEUTRAL, "temperature": 0}, {**NEUTRAL, "temperature": 1}
+MODES = {
+    "greedy, whole": Mode(GREEDY),
+    "greedy, streamed": Mode(GREEDY, streamed=True),
+    "sampled, whole": Mode(SAMPLED),
+    "sampled, streamed": Mode(SAMPLED, streamed=True),
+    "top-k, top-p, min-p": Mode(
+        {**SAMPLED, "top_k": 40, "top_p": 0.95, "min_p": 0.05}, streamed=True
+    ),
+    "log-probabilities": Mode({**SAMPLED, "logprobs": 5}, streamed=True),
+    "mixed prompts": Mode(SAMPLED, streamed=True, mixed=True),
+}
+
+
+class Answer(asyncio.Protocol):
+    """A client's request and its answer.
+
+    Attributes:
+        first: the seconds until the first event.
+    """
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._data = bytearray()
+        self._begun = time.perf_counter()
+        self.first = 0.0
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Receive a part of the answer."""
+        if not self.first and b"data: {" in data:
+            self.first = time.perf_counter() - self._begun
+        self._data += data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Finish."""
+        self.done.set_result(bytes(self._data))
+
+
+async def answered(address: str, body: Mapping[str, Any]) -> tuple[float, int]:
+    """Send a completion request; return the seconds to its first event, and its tokens."""
+    parts = urlsplit(address)
+    data = json.dumps(body).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    _, answer = await loop.create_connection(
+        lambda: Answer(head.encode() + data), parts.hostname, parts.port
+    )
+    found = (await answer.done).rpartition(b'"completion_tokens":')[2]
+    tokens = int(found[: found.find(b",")])
+    assert tokens == body["max_tokens"], "the answer ended early"
+    return answer.first, tokens
 
 
 async def ask(address: str, model: str, prompt: str, tokens: int) -> tuple[float, int]:
-    """Stream a completion; return the seconds to its first event and the number of events."""
-    parts = urlsplit(address)
-    body = json.dumps(
-        {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True, "temperature": 0,
-         "logit_bias": ENDS}
-    ).encode()  # fmt: skip
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-    start = time.perf_counter()
-    first, events = 0.0, 0
-    while data := await reader.read(65536):
-        found = data.count(b"data: {")
-        if found and not first:
-            first = time.perf_counter() - start
-        events += found
-    writer.close()
-    assert events >= min(tokens, 4), "the server refused, or ended early"
-    return first, events
+    """Stream a greedy completion; return the seconds to its first event, and its tokens."""
+    return await answered(address, body_of(MODES["greedy, streamed"], model, prompt, tokens))
 
 
-async def load(address: str, model: str, clients: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Return the figures of clients that send requests in a row, each with its own prompts."""
-    firsts: list[float] = []
-
-    async def client(number: int) -> None:
-        for turn in range(rounds):
-            prompt = f"Client {number} asks for the {turn}th time: one day, "
-            firsts.append((await ask(address, model, prompt, tokens))[0])
-
-    await ask(address, model, "Hello", 4)
-    cpu, start = cpu_seconds(), time.perf_counter()
-    await asyncio.gather(*(client(number) for number in range(clients)))
-    took, cpu = time.perf_counter() - start, cpu_seconds() - cpu
-    count = clients * rounds * tokens
-    firsts.sort()
-    return {
-        "tokens_per_s": round(count / took, 1),
-        "first_ms_p50": round(statistics.median(firsts) * 1000, 1),
-        "first_ms_p99": round(firsts[int(len(firsts) * 0.99)] * 1000, 1),
-        "cpu_us_per_token": round(cpu / count * 1e6),
-    }
+def body_of(mode: Mode, model: str, prompt: str, tokens: int) -> dict[str, Any]:
+    """Return the body of a request."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, **mode.fields}
+    if mode.streamed:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
 
 
-async def prefix(address: str, model: str) -> dict[str, float]:
-    """Return the milliseconds to the first token of a 1,000-token prompt, and of a similar one."""
-    await ask(address, model, "Hello", 4)
-    long = "one day, the cat and the dog " * 125
-    first, _ = await ask(address, model, f"{long} one", 4)
-    second, _ = await ask(address, model, f"{long} other", 4)
-    return {"first_ms": round(first * 1000, 1), "second_ms": round(second * 1000, 1),
-            "share": round(second / first, 3)}  # fmt: skip
+def requests_of(mode: Mode, model: str, clients: int, rounds: int, turn: int) -> list[Any]:
+    """Return the requests of each client; they differ from those of other turns."""
+    chance = random.Random(f"{clients} {turn}")
+    found = []
+    for client in range(clients):
+        bodies = []
+        for number in range(rounds):
+            length = LENGTHS[(client + number) % len(LENGTHS)] if mode.mixed else LENGTH
+            words = [chance.choice(WORDS) for _ in range(length)]
+            prompt = f"{turn} {client} {number} " + " ".join(words)
+            bodies.append(body_of(mode, model, prompt, chance.randint(32, 96)))
+        found.append(bodies)
+    return found
+
+
+@dataclass
+class Server:
+    """A running server, and what it has done in each turn of one row."""
+
+    address: str
+    pid: int
+    turns: list[dict[str, float]]
+
+    async def run(self, mode: Mode, clients: int, rounds: int, turn: int) -> None:
+        """Send the requests of a turn, and add its figures."""
+        firsts: list[float] = []
+        tokens = 0
+
+        async def client(bodies: Sequence[dict[str, Any]]) -> None:
+            nonlocal tokens
+            for body in bodies:
+                first, count = await answered(self.address, body)
+                firsts.append(first * 1000)
+                tokens += count
+
+        requests = requests_of(mode, "m", clients, rounds, turn)
+        cpu, begun = cpu_seconds(self.pid), time.perf_counter()
+        await asyncio.gather(*map(client, requests))
+        took, cpu = time.perf_counter() - begun, cpu_seconds(self.pid) - cpu
+        firsts.sort()
+        self.turns.append(
+            {
+                "speed": tokens / took,
+                "cpu": cpu / tokens * 1e3,
+                "first": statistics.median(firsts),
+                "last": firsts[int(len(firsts) * 0.95)],
+            }
+        )
+
+    def median(self, figure: str) -> float:
+        """Return the median of a figure over the turns."""
+        return statistics.median(turn[figure] for turn in self.turns)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process with all of its threads."""
+    # The clock of another process, as `clock_getcpuclockid` makes it.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 @contextlib.contextmanager
-def servers(path: Path, parallel: int) -> Iterator[dict[str, Any]]:
-    """Yield a function that starts each server, by name."""
-    options = ("--parallel", str(parallel), "--context", str(CONTEXT), "--threads", "2")
-    yield {
-        "latimer": lambda: command(str(path), *options),
-        "llama-server": lambda: llama_server(
-            path, "--kv-unified", slots=parallel, context=CONTEXT // parallel
-        ),
-        # By default a new request ends the stream of another one.
-        "llama-cpp-python": lambda: llama_cpp_python(
-            path, CONTEXT, "--interrupt_requests", "false"
-        ),
-    }
+def servers(path: Path, parallel: int, *options: str) -> Iterator[tuple[Server, Server]]:
+    """Run Latimer and llama-server.
+
+    Args:
+        options: more options for Latimer.
+    """
+    port = free_port()
+    shared = ("--threads", "2", "--parallel", str(parallel))
+    theirs = llama_server_command(
+        path, port, "--kv-unified", *shared, "--no-slots", "--no-webui", "--alias", "m",
+        slots=parallel, context=CONTEXT // parallel,
+    )  # fmt: skip
+    ours = (str(path), "--model-name", "m", "--context", str(CONTEXT), *shared, *options)
+    quiet = subprocess.DEVNULL
+    with (
+        command(*ours) as (process, address),
+        subprocess.Popen(theirs, stdout=quiet, stderr=quiet) as other,
+    ):
+        try:
+            wait_for(f"http://127.0.0.1:{port}/health", other)
+            yield (
+                Server(address, process.pid, []),
+                Server(f"http://127.0.0.1:{port}", other.pid, []),
+            )
+        finally:
+            other.kill()
 
 
-def model_of(name: str, folder: str) -> Path:
-    """Return the file of the demo model, of one with 110 million parameters, or the named file."""
+_LOAD = """
+import sys, time
+share = float(sys.argv[1])
+while True:
+    end = time.perf_counter() + 0.01 * share
+    while time.perf_counter() < end:
+        pass
+    time.sleep(0.01 * (1 - share))
+"""
+
+
+@contextlib.contextmanager
+def busy(share: float) -> Iterator[None]:
+    """Keep a share of a core busy."""
+    if not share:
+        yield
+        return
+    with subprocess.Popen([sys.executable, "-c", _LOAD, str(share)]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def model_of(name: str, folder: str, vocabulary: int = 0) -> Path:
+    """Return the file of the demo model, of a random one, or the named file.
+
+    Args:
+        vocabulary: the tokens of the random one, if more than the demo model's.
+    """
     if name == "110m":
-        larger = Path(folder) / "110m.gguf"
-        return gguf_files.larger(DEMO_MODEL, larger, width=768, layers=16, inner=2048)
+        shape = {"width": 768, "layers": 16, "inner": 2048, "vocabulary": vocabulary}
+        return gguf_files.larger(DEMO_MODEL, Path(folder) / "110m.gguf", **shape)
     return DEMO_MODEL if name == "demo" else Path(name)
 
 
-def measure(
-    path: Path, clients: list[int], tokens: int, rounds: int, repeats: int
-) -> dict[str, Any]:
-    """Return all figures: medians of several repeats, in which the servers take turns."""
-    goes: dict[str, list[dict[str, Any]]] = {}
-    for _ in range(repeats):
-        with servers(path, max(clients)) as makers:
-            for name, make in makers.items():
-                # llama-cpp-python serves one client at a time.
-                few = rounds if name != "llama-cpp-python" else 1
-                with make() as made:
-                    address = made[1] if isinstance(made, tuple) else made
-                    found = {
-                        f"{count} clients": asyncio.run(
-                            load(address, path.stem, count, tokens, few)
-                        )
-                        for count in clients
-                    }
-                    found["prefix"] = asyncio.run(prefix(address, path.stem))
-                sys.stderr.write(f"{name}: {json.dumps(found)}\n")
-                goes.setdefault(name, []).append(found)
-    return {name: _medians(found) for name, found in goes.items()}
+HEAD = (
+    "| | clients | Latimer | llama-server | ratio | CPU ms per token | first token, ms, p50 "
+    "| first token, ms, p95 |\n|---|--:|--:|--:|--:|--:|--:|--:|\n"
+)
 
 
-def _medians(goes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    return {
-        part: {
-            figure: round(statistics.median(go[part][figure] for go in goes), 3)
-            for figure in figures
-        }
-        for part, figures in goes[0].items()
-    }
+def row(name: str, clients: int, ours: Server, theirs: Server) -> str:
+    """Return a row of the table."""
+    pairs = zip(ours.turns, theirs.turns, strict=True)
+    ratios = sorted(one["speed"] / other["speed"] for one, other in pairs)
+    ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    cells = [name, str(clients), f"{ours.median('speed'):,.0f}", f"{theirs.median('speed'):,.0f}"]
+    cells += [ratio, f"{ours.median('cpu'):.2f}, {theirs.median('cpu'):.2f}"]
+    for figure in ("first", "last"):
+        both = f"{ours.median(figure):,.0f}, {theirs.median(figure):,.0f}"
+        cells.append(both if ours.turns[0]["first"] else "")
+    return f"| {' | '.join(cells)} |\n"
 
 
-def table(figures: dict[str, Any], clients: list[int]) -> str:
-    """Return a table of tokens per second for the documentation."""
-    lines = [f"| clients | {' | '.join(figures)} |", "|--:|" + "--:|" * len(figures)]
-    for count in clients:
-        row = [f"{found[f'{count} clients']['tokens_per_s']:,.0f}" for found in figures.values()]
-        lines.append(f"| {count} | {' | '.join(row)} |")
-    return "\n".join(lines)
+async def measure(given: argparse.Namespace, ours: Server, theirs: Server) -> None:
+    """Print the rows of the table as they are measured."""
+    for server in (ours, theirs):
+        await answered(server.address, body_of(MODES["greedy, whole"], "m", "Hello", 4))
+    sys.stdout.write(HEAD)
+    for name in given.modes:
+        for clients in given.clients:
+            rounds = max(given.rounds, -(-given.rounds * 4 // clients))
+            ours.turns, theirs.turns = [], []
+            for turn in range(given.repeats):
+                order = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
+                for server in order:
+                    await server.run(MODES[name], clients, rounds, turn)
+            sys.stdout.write(row(name, clients, ours, theirs))
+            sys.stdout.flush()
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="110m", help="demo, 110m, or a file")
+    parser.add_argument("--vocabulary", type=int, default=0, help="tokens of the random model")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--modes", nargs="+", default=[*MODES], choices=[*MODES], metavar="MODE")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each server")
+    parser.add_argument("--rounds", type=int, default=1, help="requests of a client in a turn")
+    parser.add_argument("--load", type=float, default=0.0, help="share of a core that is busy")
+    parser.add_argument("--drafts", action="store_true", help="let Latimer draft repeated text")
+    parser.add_argument("--trace", help="a file for Latimer's trace")
+    given = parser.parse_args()
+    options = [] if given.drafts else ["--no-prompt-lookup"]
+    options += ["--trace", given.trace] if given.trace else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = model_of(given.model, folder, given.vocabulary)
+        with servers(path, max(given.clients), *options) as (ours, theirs), busy(given.load):
+            asyncio.run(measure(given, ours, theirs))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", default="demo", help="demo, 110m, or a file")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(
-            model_of(arguments.model, folder),
-            arguments.clients, arguments.tokens, arguments.rounds, arguments.repeats,
-        )  # fmt: skip
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    sys.stdout.write(table(found, arguments.clients) + "\n")
+    main()

@@ -49,6 +49,17 @@ def copy(
     return target
 
 
+def noisy(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> Path:
+    """Copy a model with noise in its weights, so that it often predicts the same tokens."""
+    chance = np.random.default_rng(4)
+    deltas = {
+        tensor.name: chance.normal(0, 0.02, [int(size) for size in tensor.shape[::-1]])
+        for tensor in gguf.GGUFReader(source).tensors
+        if len(tensor.shape) > 1
+    }
+    return copy(source, target, kind=kind, deltas=deltas)
+
+
 def lora(source: Path, target: Path, rank: int = 4) -> dict[str, np.ndarray[Any, Any]]:
     """Write a LoRA adapter of small random numbers for a model's query and value matrices.
 
@@ -102,12 +113,27 @@ def copy_vocabulary(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
     _copy_fields(reader, writer, {}, others)
 
 
-def larger(source: Path, target: Path, *, width: int, layers: int, inner: int) -> Path:
+def _more_tokens(reader: gguf.GGUFReader, size: int) -> dict[str, Any]:
+    """Return the fields of a vocabulary with more tokens, which no text becomes."""
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    more = [f"w{number}" for number in range(len(tokens), size)]
+    found = {"llama.vocab_size": size, "tokenizer.ggml.tokens": [*tokens, *more]}
+    for name, value in (("token_type", gguf.TokenType.NORMAL), ("scores", 0.0)):
+        field = reader.fields.get(f"tokenizer.ggml.{name}")
+        if field is not None:
+            found[field.name] = [*field.contents(), *([value] * len(more))]
+    return found
+
+
+def larger(
+    source: Path, target: Path, *, width: int, layers: int, inner: int, vocabulary: int = 0
+) -> Path:
     """Write a Llama of random weights in Q8_0, with another model's vocabulary.
 
     Args:
         width: the embedding length; heads have a width of 64.
         inner: the length of the feed-forward layer.
+        vocabulary: the number of tokens, if it is to be larger than the other model's.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama")
@@ -119,6 +145,8 @@ def larger(source: Path, target: Path, *, width: int, layers: int, inner: int) -
         "llama.attention.head_count_kv": width // 64,
         "llama.rope.dimension_count": 64,
     }
+    size = max(reader.fields["llama.vocab_size"].contents(), vocabulary)
+    changes |= _more_tokens(reader, size)
     _copy_fields(reader, writer, changes)
     rng = np.random.default_rng(1)
     kind = gguf.GGMLQuantizationType.Q8_0
@@ -127,7 +155,7 @@ def larger(source: Path, target: Path, *, width: int, layers: int, inner: int) -
         values = rng.standard_normal((rows, columns), np.float32) / np.sqrt(columns)
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
-    matrix("token_embd.weight", reader.fields["llama.vocab_size"].contents(), width)
+    matrix("token_embd.weight", size, width)
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     for layer in range(layers):
         block = f"blk.{layer}."
@@ -138,6 +166,40 @@ def larger(source: Path, target: Path, *, width: int, layers: int, inner: int) -
         matrix(block + "ffn_gate.weight", inner, width)
         matrix(block + "ffn_up.weight", inner, width)
         matrix(block + "ffn_down.weight", width, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def widened(source: Path, target: Path, inner: int) -> Path:
+    """Write a Llama that computes what another one does, with more work.
+
+    Args:
+        inner: the length of its feed-forward layer, whose additional values have no effect.
+    """
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    _copy_fields(reader, writer, {"llama.feed_forward_length": inner})
+    rng = np.random.default_rng(2)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for tensor in reader.tensors:
+        data, stored = tensor.data, tensor.tensor_type
+        if ".ffn_" in tensor.name and "norm" not in tensor.name:
+            plain = gguf.quants.dequantize(data, stored)
+            rows, columns = plain.shape
+            if "ffn_down" in tensor.name:
+                more = np.zeros((rows, inner - columns), np.float32)
+                plain = np.concatenate([plain, more], axis=1)
+            else:
+                more = rng.standard_normal((inner - rows, columns), np.float32) / 10
+                plain = np.concatenate([plain, more])
+            data, stored = gguf.quants.quantize(plain, kind), kind
+        raw = stored not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+        writer.add_tensor(
+            tensor.name, np.ascontiguousarray(data), raw_dtype=stored if raw else None
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -47,7 +47,6 @@ def test_a_prediction_comes_first() -> None:
     """The beginning of a prediction is the first draft; later ones follow runs in it."""
     lookup = Lookup([10, 11, 12, 13, 14, 15])
     assert lookup.propose([1, 2, 3], CHEAP, 3) == [10, 11, 12]
-    lookup.learn(3)
     assert lookup.propose([1, 2, 3, 11, 12, 13], CHEAP, 9)[:2] == [14, 15]
 
 
@@ -60,7 +59,7 @@ def test_drafts_that_fail_become_shorter() -> None:
         draft = lookup.propose(history, 0.2, 16)
         lengths.append(len(draft))
         if draft:
-            lookup.learn(len(draft))
+            lookup.acceptance.learn(len(draft), 0)
     assert lengths[0] > 2
     assert 0 in lengths
     assert any(lengths[lengths.index(0) :])
@@ -88,7 +87,7 @@ def test_drafts_are_bounded(history: list[int], most: int) -> None:
         assert len(draft) <= most
         assert set(draft) <= set(history)
         if draft:
-            lookup.learn(len(draft))
+            lookup.acceptance.learn(len(draft), len(draft) // 2)
 
 
 @given(st.floats(1e-5, 1.0), st.floats(1e-6, 1.0), st.integers(1, 32))

@@ -15,6 +15,7 @@ from latimer.backends.base import Sampling
 from latimer.backends.llama_cpp.chain import ChainSampler
 from latimer.backends.llama_cpp.grammars import Candidates, Constraint
 from latimer.backends.llama_cpp.sampling import DeadEnd, RowSampler
+from latimer.backends.llama_cpp.sampling import _sorted as sort
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from numpy.typing import NDArray
 
@@ -104,6 +105,18 @@ def test_a_seed_gives_llama_cpps_tokens(size: int, parameters: dict[str, Any]) -
         theirs.close()
         # llama.cpp adds up in single precision, so a draw at an edge may differ.
         assert sum(one != other for one, other in pairs) <= (3 if sampling.top_p < 1 else 0)
+
+
+@given(st.integers(0, 2**32), st.floats(0.1, 100.0))
+@settings(max_examples=50)
+def test_likely_tokens_come_first(seed: int, spread: float) -> None:
+    """A large vocabulary is sorted by logits of any sign; equal ones by their ids."""
+    chance = np.random.default_rng(seed)
+    logits = (chance.standard_normal(3_000) * spread).astype(np.float32).round(1)
+    logits[chance.random(3_000) < 0.1] = -0.0
+    ids = np.flatnonzero(chance.random(3_000) < 0.9)
+    expected = sorted(ids.tolist(), key=lambda token: (-float(logits[token]), token))
+    assert sort(ids, logits).tolist() == expected
 
 
 def test_penalties_are_llama_cpps() -> None:

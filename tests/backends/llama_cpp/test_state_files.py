@@ -555,3 +555,27 @@ def test_a_restarted_server_reports_cached_tokens(tmp_path: Path) -> None:
         assert usage(address, KEY) > 100
     for path in tmp_path.iterdir():
         assert KEY.encode() not in path.read_bytes()
+
+
+def test_evicted_conversations_survive_sigkill(tmp_path: Path) -> None:
+    """After a `kill -9`, each conversation that had left memory has its cached tokens again."""
+    options = ("--context", "1024", "--threads", "1", "--cache-ram", "8", "--cache-dir")
+
+    def cached(address: str, number: int) -> int:
+        messages = [{"role": "user", "content": f"{number}: " + "word " * 300}]
+        body = {"model": "demo", "messages": messages, "max_tokens": 4}
+        reply = httpx2.post(f"{address}/v1/chat/completions", json=body).json()
+        count: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return count
+
+    with command(*options, str(tmp_path)) as (process, address):
+        numbers = 0
+        while len(names(tmp_path)) < 3:
+            assert cached(address, numbers) == 0
+            numbers += 1
+            assert numbers < 100, "nothing was written"
+        process.kill()
+        process.wait(30)
+    left = len(names(tmp_path))
+    with command(*options, str(tmp_path)) as (_, address):
+        assert sum(cached(address, number) > 200 for number in range(numbers)) == left
