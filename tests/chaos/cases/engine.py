@@ -70,10 +70,20 @@ def _status() -> Iterator[Case]:
         for status in ("500", "400"):
             expect = frozenset({400, 502, 503})
             yield from _case(f"{status} {body}", f"status/{status}/{body}", expect, ways=("",))
+    busy = frozenset({502, 503, 429})
+    for body in ("right", "empty", "html"):
+        yield from _case(
+            f"503 {body}", f"status/503/{body}", busy, ways=("",), engines=(FAKE_SERVER,)
+        )
+    # koboldcpp says so while requests of other clients fill its queue: the call is sent again for a
+    # minute, and keeps its turn.
+    yield from _case(
+        "503 for a minute", "status/503/right", busy, ways=("",), engines=(FAKE_KOBOLD,),
+        seconds=75, beside=False,
+    )  # fmt: skip
     for status, expect in (
-        ("503", frozenset({502, 503, 429})), ("429", frozenset({429, 502, 503})),
-        ("404", BROKEN), ("401", GONE), ("403", GONE), ("501", BROKEN), ("418", BROKEN),
-        ("301", BROKEN), ("202", BROKEN),
+        ("429", frozenset({429, 502, 503})), ("404", BROKEN), ("401", GONE), ("403", GONE),
+        ("501", BROKEN), ("418", BROKEN), ("301", BROKEN), ("202", BROKEN),
     ):  # fmt: skip
         for body in ("right", "empty", "html"):
             yield from _case(f"{status} {body}", f"status/{status}/{body}", expect, ways=("",))
