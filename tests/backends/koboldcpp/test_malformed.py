@@ -88,8 +88,9 @@ async def test_odd_tokens_are_the_engines_fault(ids: list[int]) -> None:
         await run(engine.backend, JOB)
 
 
-async def test_another_model_is_noticed_before_a_generation() -> None:
-    """The backend detects another model before it generates from a prompt made for the old one."""
+async def test_another_model_is_noticed_before_an_answer() -> None:
+    """The backend detects another model before it answers a prompt made for the old one, and the
+    call that it sent meanwhile is aborted."""
     engine = RecordedKoboldcpp()
     old = await engine.backend.model()
     await run(engine.backend, JOB)
@@ -99,7 +100,8 @@ async def test_another_model_is_noticed_before_a_generation() -> None:
     engine.asked.clear()
     with pytest.raises(EngineUnavailable, match="another model"):
         await run(engine.backend, JOB)
-    assert "/api/extra/generate/stream" not in engine.asked
+    await asyncio.sleep(0.1)
+    assert "/api/extra/abort" in engine.asked
     new = await engine.backend.model()
     assert (new.template, new.fingerprint != old.fingerprint) == ("{{ messages }}", True)
     with pytest.raises(EngineUnavailable):
