@@ -100,8 +100,9 @@ async def test_another_model_is_noticed_before_an_answer() -> None:
     engine.asked.clear()
     with pytest.raises(EngineUnavailable, match="another model"):
         await run(engine.backend, JOB)
-    await asyncio.sleep(0.1)
-    assert "/api/extra/abort" in engine.asked
+    async with asyncio.timeout(5):
+        while "/api/extra/abort" not in engine.asked:
+            await asyncio.sleep(0.01)
     new = await engine.backend.model()
     assert (new.template, new.fingerprint != old.fingerprint) == ("{{ messages }}", True)
     with pytest.raises(EngineUnavailable):
@@ -110,8 +111,8 @@ async def test_another_model_is_noticed_before_an_answer() -> None:
 
 
 async def test_the_same_koboldcpp_again_goes_on() -> None:
-    """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost two checks
-    at most."""
+    """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost two
+    checks at most."""
     engine = RecordedKoboldcpp()
     model = await engine.backend.model()
     await run(engine.backend, JOB)
