@@ -32,7 +32,7 @@ from .translate import ENGINE
 TESTED = (1, 115)
 # Seconds for which an answer is valid for questions; each generation asks again.
 HOLDS = 0.02
-# The tolerance of start times, in seconds, and the longest answer that tells one; beyond either
+# The tolerance of start times, and the longest answer that shows one, in seconds; beyond either
 # everything is read again.
 SAME_START, LONGEST_ANSWER = 0.03, 0.5
 
