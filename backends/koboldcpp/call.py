@@ -27,6 +27,9 @@ STREAM, WHOLE = "/api/extra/generate/stream", "/api/v1/generate"
 MOST_HEAD, MOST_TOKEN = 2**20, 2**14
 # Seconds between two aborts of a call; the engine itself sleeps 0.1 s before it answers one.
 ABORT_EVERY = 0.1
+# Seconds of a pause in a response. koboldcpp closes a stream 0.15 s after its last text, and only
+# then begins the next generation.
+PAUSE = 0.08
 # The number of consecutive idle checks after which a call without a response head counts as ended:
 # a busy machine may not have read the request yet. With a head, or a lost connection, fewer do.
 IDLE_CHECKS, IDLE_CHECKS_BEGUN = 10, 2
@@ -125,8 +128,13 @@ class Call:
         async with response:
             raise to_error(response.status, await response.aread())
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
+    async def chunks(
+        self, is_ended: Callable[[], Awaitable[bool]] | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the response as it arrives.
+
+        Args:
+            is_ended: asked in short pauses of the response; True ends it.
 
         Raises:
             EngineError: the engine becomes idle before the end of the response.
@@ -135,6 +143,9 @@ class Call:
         while True:
             # A task, since a cancelled read cannot be resumed.
             self._reading = asyncio.ensure_future(anext(self._chunks, b""))
+            if is_ended is not None and await self._pauses(self._reading, is_ended):
+                self._is_over = True
+                return
             chunk = await self._watched(self._reading)
             if not chunk:
                 self._is_over = True
@@ -238,6 +249,18 @@ class Call:
                 await asyncio.wait([waiting])
         if sending is not None and not sending.cancelled() and sending.exception() is None:
             await sending.result().aclose()
+
+    async def _pauses(
+        self, reading: asyncio.Future[bytes], is_ended: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        """Return True if the response has ended in a pause, and False when more of it arrives."""
+        until = time.monotonic() + self._server.silence
+        while time.monotonic() < until:
+            if (await asyncio.wait([reading], timeout=PAUSE))[0]:
+                return False
+            if await is_ended():
+                return True
+        return False
 
     async def _watched(self, reading: asyncio.Future[T]) -> T:
         """Wait for a part of the response; raise an error if the engine goes idle without it."""

@@ -32,8 +32,9 @@ from .translate import ENGINE
 TESTED = (1, 115)
 # Seconds for which an answer is valid for questions; each generation asks again.
 HOLDS = 0.02
-# The tolerance of start times, in seconds; beyond it everything is read again.
-SAME_START = 0.03
+# The tolerance of start times, and the longest answer that shows one, in seconds; beyond either
+# everything is read again.
+SAME_START, LONGEST_ANSWER = 0.03, 0.5
 
 # The beginning of the names of koboldcpp's models.
 _NAME = "koboldcpp/"
@@ -64,6 +65,16 @@ class Identity(NamedTuple):
         return tuple(map(int, numbers)) >= TESTED
 
 
+class Started(NamedTuple):
+    """The earliest and the latest time at which a server can have started.
+
+    The difference is the time of the answer, which is long on a busy machine.
+    """
+
+    earliest: float
+    latest: float
+
+
 class ServerMonitor(IdentityMonitor[Identity]):
     """The last known identity of a koboldcpp, and the checks of it.
 
@@ -83,7 +94,7 @@ class ServerMonitor(IdentityMonitor[Identity]):
     ) -> None:
         super().__init__(address, read_model, forget, HOLDS)
         self._ask = ask
-        self._started: float | None = None
+        self._started: Started | None = None
         self.generations: int | None = None
 
     @override
@@ -98,14 +109,16 @@ class ServerMonitor(IdentityMonitor[Identity]):
                 raise error
             self.identity, self._started = now, started
 
-    async def _start(self) -> float | None:
-        """Return the server's start time on the clock of this process; None if not reported."""
+    async def _start(self) -> Started | None:
+        """Return the server's start on the clock of this process; None if not reported."""
         if self.identity is None:
             return None
         try:
             with read_from(ENGINE, "/api/extra/perf"):
+                asked = time.monotonic()
                 perf = await self._ask("GET", "/api/extra/perf")
-                started = time.monotonic() - float(perf["uptime"])
+                uptime = float(perf["uptime"])
+                started = Started(asked - uptime, time.monotonic() - uptime)
                 self.generations = perf.get("total_gens")
                 return started
         except (EngineUnavailable, EngineSilent):
@@ -153,6 +166,11 @@ class ServerMonitor(IdentityMonitor[Identity]):
             return identity._replace(template=text_of(template))
 
 
-def _is_same(started: float | None, before: float | None) -> bool:
-    """Return True if two start times are the same; an unknown one equals none."""
-    return started is not None and before is not None and abs(started - before) < SAME_START
+def _is_same(started: Started | None, before: Started | None) -> bool:
+    """Return True if two starts can be the same; an unknown one equals none."""
+    if started is None or before is None:
+        return False
+    if max(one.latest - one.earliest for one in (started, before)) > LONGEST_ANSWER:
+        return False
+    earliest = max(started.earliest, before.earliest)
+    return earliest - min(started.latest, before.latest) < SAME_START

@@ -9,7 +9,7 @@ end. So a stream's text has to be that of the call's own tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +116,8 @@ async def _text_of(server: Server, ids: TokenIds) -> str:
 
 # The reasons of `/api/extra/perf`: no tokens left, the end token, a stop sequence.
 STOP_REASONS: dict[int, FinishReason] = {0: "length", 1: "stop", 2: "length"}
+# The facts of `/api/extra/perf` about the last generation that has ended.
+FACTS = ("last_process", "last_eval", "last_token_count", "last_input_count")
 # The number of idle checks, and the seconds between them. koboldcpp becomes idle a moment after it
 # has closed the stream; a generation that still runs takes longer.
 IDLE_CHECKS, CHECK_SECONDS = 20, 0.05
@@ -158,9 +160,9 @@ class Run:
         max_tokens: int,
         prompt_tokens: int | None,
     ) -> None:
-        self._server = server
+        self.server = server
         self._job = job
-        self._model = model
+        self.model = model
         self._prompt = prompt
         self._max_tokens = max_tokens
         self._prompt_tokens = prompt_tokens
@@ -179,7 +181,7 @@ class Run:
         Raises:
             Busy: the queue is full and the request was not admitted before.
         """
-        await self._server.turns.take(self._party)
+        await self.server.turns.take(self._party)
         self._has_turn = True
 
     def leave(self) -> None:
@@ -187,7 +189,7 @@ class Run:
         if self._has_turn:
             self._has_turn = False
             call, self._call = self._call, None
-            self._server.pass_on(call)
+            self.server.pass_on(call)
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Yield the batches of all choices, one choice after the other.
@@ -208,7 +210,7 @@ class Run:
             raise malformed(ENGINE, "a generation", error) from error
 
     async def _batches_of(self, choice: int) -> AsyncGenerator[Batch, None]:
-        stream = ChoiceStream(self._job, choice, self._prompt_tokens or 0, self._model.eos_token)
+        stream = ChoiceStream(self._job, choice, self._prompt_tokens or 0, self.model.eos_token)
         tokens: list[CallTokens] | None = [] if self._job.logprobs is not None else None
         # Text waits for its tokens, unless the reader may cut it.
         shows = tokens is None or self._job.stops.by_reader
@@ -245,7 +247,7 @@ class Run:
         Raises:
             EngineError: a call of another client ran between them.
         """
-        generations = (await self._server.perf()).get("total_gens")
+        generations = (await self.server.perf()).get("total_gens")
         if not is_first and generations != self._generations + 1:
             raise EngineError(
                 f"{ENGINE} ran a request of another client in the middle of an answer with a "
@@ -256,7 +258,7 @@ class Run:
     def _tokens_of(self, last: LastLogprobs | None, text: bytes, ended: bool) -> CallTokens:
         if last is None:
             raise EngineError(f"{ENGINE} no longer returns its tokens.")
-        control = frozenset({self._model.bos_token, self._model.eos_token} - {""})
+        control = frozenset({self.model.bos_token, self.model.eos_token} - {""})
         return tokens_of.read(last, text, ended, self._job.logprobs or 0, control)
 
     def _last(self, stream: ChoiceStream, tokens: list[CallTokens] | None, ended: bool) -> Batch:
@@ -274,18 +276,18 @@ class Run:
         if self._call is not None:
             # The engine has only one place, and this one may not have ended yet.
             await self._call.end()
-        room = min(self._max_tokens - stream.tokens, longest_call(self._model.context))
-        call = self._call = Call(self._server)
+        room = min(self._max_tokens - stream.tokens, longest_call(self.model.context))
+        call = self._call = Call(self.server)
         prompt = self._prompt + stream.text.decode()
         payload = await payload_of(
-            self._job, stream.choice, prompt, room, self._model.context, call.genkey,
+            self._job, stream.choice, prompt, room, self.model.context, call.genkey,
             bool(stream.text), self._logs and path == WHOLE,
         )  # fmt: skip
-        if self._server.reports_tokens:
-            await call.start(path, payload, self._model)
+        if self.server.reports_tokens:
+            await call.start(path, payload, self.model)
         else:
             # The number of generations before the call proves its end.
-            await self._server.check_still(self._model)
+            await self.server.check_still(self.model)
             await call.start(path, payload)
         return call, room
 
@@ -305,7 +307,7 @@ class Run:
         if not counted:
             raise EngineError(f"{ENGINE} ended its response before it was finished.")
         if self._logs:
-            outcome.last = await self._checked(result["logprobs"], text.encode(), reason, False)
+            outcome.last = await self.checked(result["logprobs"], text.encode(), reason, False)
             if outcome.last is None:
                 raise EngineError(f"{ENGINE} returned the tokens of another text.")
         yield stream.feed(text) + stream.rest()
@@ -315,15 +317,18 @@ class Run:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the text of a call as it arrives."""
         call, room = await self._started(STREAM, stream)
-        before, start = self._server.monitor.generations, len(stream.text)
+        before, start = self.server.monitor.generations, len(stream.text)
         count = size = 0
         reason: FinishReason | None = None
-        async with aclosing(_events(call, stream)) as events:
+        pauses = _Pauses(self, call, stream, start, room)
+        async with aclosing(_events(call, stream, pauses.is_ended)) as events:
             async for event in events:
                 part = text_of(event["token"])
-                if part and not count and not await self._is_own(call, part):
-                    outcome.is_another = True
-                    return
+                if part and not count:
+                    if not await self._is_own(call, part):
+                        outcome.is_another = True
+                        return
+                    pauses.has_begun = self.server.reports_tokens
                 count, size = count + bool(part), size + len(part)
                 _check_size(count, size, room)
                 yield stream.feed(part)
@@ -334,29 +339,32 @@ class Run:
         yield stream.rest()
         await call.abort()
         perf: Perf | None = None
+        reason = reason or pauses.reason
         if reason is None and not stream.stopped:
             reason, perf = await self._idle_reason()
         outcome.reason = "length" if reason is None else reason
         text = stream.text[start:]
-        if self._server.reports_tokens:
-            last = await self._server.last_logprobs(call.genkey)
-            outcome.last = await self._checked(last, text, outcome.reason, stream.stopped)
+        if pauses.last is not None:
+            outcome.last, is_proven = pauses.last, True
+        elif self.server.reports_tokens:
+            last = await self.server.last_logprobs(call.genkey)
+            outcome.last = await self.checked(last, text, outcome.reason, stream.stopped)
             is_proven = outcome.last is not None
             # The text of the generation before may be empty.
             outcome.is_another = not (is_proven or text or perf)
             _check_size(len(outcome.last["tokens"]) if outcome.last is not None else 0, 0, room)
         else:
             is_proven = perf is None or await self._is_counted(perf, text, outcome.reason, before)
-            ids = (await self._server.token_count(stream.text.decode(), False))["ids"]
+            ids = (await self.server.token_count(stream.text.decode(), False))["ids"]
             outcome.counted = len(ids) - stream.tokens
         if not is_proven and not outcome.is_another:
             raise EngineError(f"{ENGINE} ended its response before it was finished.")
 
     def _without_bos(self, prompt_tokens: Any) -> int:
         """Return the number of the prompt's tokens from a reported one, which has an added BOS."""
-        bos = self._model.bos_token
+        bos = self.model.bos_token
         has_bos = bool(bos) and self._prompt.startswith(bos)
-        return whole_of(prompt_tokens) - (self._model.adds_bos and not has_bos)
+        return whole_of(prompt_tokens) - (self.model.adds_bos and not has_bos)
 
     async def _is_own(self, call: Call, text: str) -> bool:
         """Return True if the first text of a stream is that of its own call.
@@ -364,7 +372,7 @@ class Run:
         The stream begins after a fixed time, and sends the text of the generation before if its own
         has not begun.
         """
-        server = self._server
+        server = self.server
         if not server.reports_tokens:
             return True
         try:
@@ -380,7 +388,7 @@ class Run:
             EngineError: the engine still generates, or it reports no such reason.
         """
         for _ in range(IDLE_CHECKS):
-            perf = await self._server.perf()
+            perf = await self.server.perf()
             if perf["idle"]:
                 break
             await asyncio.sleep(CHECK_SECONDS)
@@ -391,7 +399,7 @@ class Run:
             raise EngineError(f"{ENGINE} ended its response without a finish reason.")
         return reason, perf
 
-    async def _checked(
+    async def checked(
         self, last: LastLogprobs | None, text: bytes, reason: FinishReason, is_cut: bool
     ) -> LastLogprobs | None:
         """Return the tokens of a generation if they make up its text, and None otherwise.
@@ -413,11 +421,11 @@ class Run:
         if fits(joined(tokens)):
             return last
         if not self._job.preserved_tokens:
-            control = {special.spelling for special in await self._server.special_tokens()}
+            control = {special.spelling for special in await self.server.special_tokens()}
             if fits(joined(tokens, control)):
                 return last
         # Tokens inside a character are empty in the list, but detokenizing all ids restores them.
-        return last if fits(await self._server.detokenize(tuple(ids))) else None
+        return last if fits(await self.server.detokenize(tuple(ids))) else None
 
     async def _is_counted(
         self, perf: Perf, text: bytes, reason: FinishReason, before: int | None
@@ -429,14 +437,64 @@ class Run:
         """
         if before is None or whole_of(perf["total_gens"]) != before + 1:
             return False
-        counted = len((await self._server.token_count(text.decode(), False))["ids"])
+        counted = len((await self.server.token_count(text.decode(), False))["ids"])
         return counted == whole_of(perf["last_token_count"]) - (reason == "stop")
 
 
-async def _events(call: Call, stream: ChoiceStream) -> AsyncGenerator[StreamEvent, None]:
+class _Pauses:
+    """The pauses of a stream, in one of which it may have ended.
+
+    koboldcpp omits the final event of a stream whose last text it sends before it notices the end.
+    When it closes the stream, the next generation may already have begun, and the tokens of this
+    one are lost. So they are asked for in a pause, if the engine's facts show that a generation has
+    ended. Its tokens prove it: they make up the text, and the engine still names their key.
+
+    Attributes:
+        has_begun: True if the stream has shown its own text.
+        reason: the finish reason, when the stream has ended in a pause.
+        last: its tokens then.
+    """
+
+    def __init__(self, run: Run, call: Call, stream: ChoiceStream, start: int, room: int) -> None:
+        self._run, self._call, self._stream = run, call, stream
+        self._start, self._room = start, room
+        self._facts: tuple[Any, ...] | None = None
+        self.has_begun = False
+        self.reason: FinishReason | None = None
+        self.last: LastLogprobs | None = None
+
+    async def is_ended(self) -> bool:
+        """Return True if the generation has ended and all of its text has arrived."""
+        if not self.has_begun:
+            return False
+        perf = await self._run.server.perf()
+        before, self._facts = self._facts, tuple(map(perf.get, FACTS))
+        if self._facts == before:
+            return False
+        last = await self._run.server.last_logprobs(self._call.genkey)
+        if last is None or not last["tokens"]:
+            return False
+        tokens = last["tokens"]
+        reason: FinishReason | None = "length" if len(tokens) >= self._room else None
+        if tokens[-1] == self._run.model.eos_token:
+            reason = "stop"
+        elif before is not None:
+            # The facts have changed during this generation, so they are its own.
+            reason = STOP_REASONS.get(whole_of(perf["stop_reason"], least=-(2**31)))
+        if reason is None:
+            return False
+        text = self._stream.text[self._start :]
+        self.last = await self._run.checked(last, text, reason, False)
+        self.reason = None if self.last is None else reason
+        return self.last is not None
+
+
+async def _events(
+    call: Call, stream: ChoiceStream, is_ended: Callable[[], Awaitable[bool]]
+) -> AsyncGenerator[StreamEvent, None]:
     """Yield the events of a stream, the last one with its finish reason if it is sent."""
     parser = EventParser()
-    async with aclosing(call.chunks()) as chunks:
+    async with aclosing(call.chunks(is_ended)) as chunks:
         async for chunk in chunks:
             for data in parser.feed(chunk):
                 event = stream.parse(data)

@@ -304,7 +304,7 @@ async def cancels(url: str | None, minutes: float, seed: int) -> list[str]:
     """Cancel requests over a koboldcpp, or its double, and return what was wrong."""
     rng = random.Random(seed)
     async with engine(url) as found:
-        latimer = Latimer([found.url, "--any-model"])
+        latimer = Latimer([found.url, "--any-model", "--keepalive", "600"])
         await latimer.start()
         try:
             load = Load(found, latimer.port, rng)

@@ -136,6 +136,33 @@ async def test_a_late_stream_never_has_the_text_of_another(
     assert (texts, finishes[0].completion_tokens) == ([b"abc"], 3)
 
 
+async def test_a_quiet_end_is_noticed_before_the_next_generation(
+    fake: FakeKoboldcpp, backend: KoboldCpp
+) -> None:
+    """A stream without a final event has its text, its reason and its tokens, although the call of
+    another client follows it immediately."""
+    fake.quiet, fake.lag = True, 0.3
+    busy = True
+
+    async def other() -> None:
+        async with httpx2.AsyncClient(timeout=30) as client:
+            while busy:
+                body = {"prompt": "echo:xyz", "max_length": 8, "genkey": "other"}
+                await client.post(f"{fake.url}/api/v1/generate", json=body)
+
+    others = [asyncio.create_task(other()) for _ in range(3)]
+    try:
+        job = replace(SHORT, prompt=Prompt(Text("slow:10 echo:abc")))
+        for tokens, reason in ((8, "end"), (2, "length")):
+            texts, finishes = await run(backend, replace(job, max_tokens=tokens))
+            count = min(tokens, 3)
+            assert texts == [b"abc"[:count]]
+            assert (finishes[0].reason, finishes[0].completion_tokens) == (reason, count)
+    finally:
+        busy = False
+        await asyncio.gather(*others)
+
+
 async def test_whole_answers_take_few_calls(fake: FakeKoboldcpp, backend: KoboldCpp) -> None:
     """A whole answer of four choices takes four generations and no count of tokens; its numbers are
     those of the stream."""

@@ -88,8 +88,9 @@ async def test_odd_tokens_are_the_engines_fault(ids: list[int]) -> None:
         await run(engine.backend, JOB)
 
 
-async def test_another_model_is_noticed_before_a_generation() -> None:
-    """The backend detects another model before it generates from a prompt made for the old one."""
+async def test_another_model_is_noticed_before_an_answer() -> None:
+    """The backend detects another model before it answers a prompt made for the old one, and the
+    call that it sent meanwhile is aborted."""
     engine = RecordedKoboldcpp()
     old = await engine.backend.model()
     await run(engine.backend, JOB)
@@ -99,7 +100,9 @@ async def test_another_model_is_noticed_before_a_generation() -> None:
     engine.asked.clear()
     with pytest.raises(EngineUnavailable, match="another model"):
         await run(engine.backend, JOB)
-    assert "/api/extra/generate/stream" not in engine.asked
+    async with asyncio.timeout(5):
+        while "/api/extra/abort" not in engine.asked:
+            await asyncio.sleep(0.01)
     new = await engine.backend.model()
     assert (new.template, new.fingerprint != old.fingerprint) == ("{{ messages }}", True)
     with pytest.raises(EngineUnavailable):
@@ -108,8 +111,8 @@ async def test_another_model_is_noticed_before_a_generation() -> None:
 
 
 async def test_the_same_koboldcpp_again_goes_on() -> None:
-    """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost one check
-    each."""
+    """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost two
+    checks at most."""
     engine = RecordedKoboldcpp()
     model = await engine.backend.model()
     await run(engine.backend, JOB)
@@ -118,7 +121,7 @@ async def test_the_same_koboldcpp_again_goes_on() -> None:
     assert await engine.backend.model() is model
     engine.asked.clear()
     await run(engine.backend, JOB)
-    assert engine.asked.count("/api/extra/perf") == 1
+    assert engine.asked.count("/api/extra/perf") <= 2
     assert "/api/v1/model" not in engine.asked
 
 

@@ -78,6 +78,7 @@ class FakeKoboldcpp(Engine):
         late: the seconds by which a generation begins later than its stream, which then sends the
             text of the generation before it.
         lag: the seconds between a response and the next generation.
+        quiet: True to omit the final event of streams, which then end after the lag.
         batches: True to batch generations with the default order of samplers, of which no record
             is kept.
 
@@ -96,6 +97,7 @@ class FakeKoboldcpp(Engine):
     may_embed: asyncio.Event = field(default_factory=asyncio.Event)
     late: float = 0.0
     lag: float = 0.0
+    quiet: bool = False
     batches: bool = False
     prompts: list[str] = field(default_factory=list)
     embedded: list[list[str]] = field(default_factory=list)
@@ -114,7 +116,7 @@ class FakeKoboldcpp(Engine):
         self.waiting = 0
         self._running: set[asyncio.Task[None]] = set()
         self._reason = -1
-        self._total = 0
+        self._total = self._ended = 0
         self._seed = -1
         self._since = time.monotonic()
 
@@ -172,6 +174,7 @@ class FakeKoboldcpp(Engine):
                     "idle": int(not self._one.locked()), "stop_reason": self._reason,
                     "last_token_count": 0, "total_gens": self._total, "queue": self.waiting,
                     "uptime": time.monotonic() - self._since, "last_seed": self._seed,
+                    "last_eval": float(self._ended),
                 }  # fmt: skip
             case "/api/extra/abort":
                 return self._abort(body["genkey"])
@@ -238,6 +241,7 @@ class FakeKoboldcpp(Engine):
                             reason = "length"
                             break
             self._reason = int(reason == "stop")
+            self._ended += 1
             one.add("", reason or "length")
             await asyncio.sleep(self.lag)
 
@@ -272,6 +276,10 @@ class FakeKoboldcpp(Engine):
             return
         try:
             async for text, reason in one.read():
+                if reason and self.quiet:
+                    # The next generation has begun when the connection closes.
+                    await asyncio.sleep(1.2 * self.lag)
+                    return
                 yield _event(text, reason)
         except GeneratorExit:
             loop = asyncio.get_running_loop()
