@@ -7,18 +7,11 @@ llama.cpp sees them (`llama_batch_allocr::init` in src/llama-batch.cpp lists wha
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
-
-# libgomp reads this when it is loaded. Its threads wait for each other by spinning for milliseconds
-# by default. If another process needs their cores, a decode then takes 40 times as long; with this
-# number it takes 5 times as long, and no longer than before on an idle machine.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 import llama_cpp
 import numpy as np

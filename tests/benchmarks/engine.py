@@ -4,9 +4,9 @@
         [--clients 1 4 8] [--modes "sampled, whole" ...] [--repeats 5] [--load 0.5] [--trace FILE]
 
 Both servers have the same model, two threads, and as many slots as there are clients at most. For
-each row of the table they take turns, and clients send them the same requests: one after the other,
-with answers of 32 to 96 tokens. A ratio above 1 means that Latimer generates more tokens per
-second. It is the median over the turns, with the smallest and the largest. CPU time is the
+each row of the table they take turns, and clients send them the same requests, one after the other.
+An answer has half to one and a half times `--tokens`. A ratio above 1 means that Latimer is faster.
+It is the median over the turns, with the smallest and the largest. CPU time is the
 server's with all of its threads. With `--load`, another process needs a share of a core meanwhile.
 
 The model `110m` has random weights in 16 layers of width 768. It has the demo model's vocabulary,
@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -128,7 +129,7 @@ def body_of(mode: Mode, model: str, prompt: str, tokens: int) -> dict[str, Any]:
     return body
 
 
-def requests_of(mode: Mode, model: str, clients: int, rounds: int, turn: int) -> list[Any]:
+def requests_of(mode: Mode, clients: int, rounds: int, tokens: int, turn: int) -> list[Any]:
     """Return the requests of each client; they differ from those of other turns."""
     chance = random.Random(f"{clients} {turn}")
     found = []
@@ -138,7 +139,8 @@ def requests_of(mode: Mode, model: str, clients: int, rounds: int, turn: int) ->
             length = LENGTHS[(client + number) % len(LENGTHS)] if mode.mixed else LENGTH
             words = [chance.choice(WORDS) for _ in range(length)]
             prompt = f"{turn} {client} {number} " + " ".join(words)
-            bodies.append(body_of(mode, model, prompt, chance.randint(32, 96)))
+            length = chance.randint(tokens // 2, tokens * 3 // 2)
+            bodies.append(body_of(mode, "m", prompt, length))
         found.append(bodies)
     return found
 
@@ -151,27 +153,27 @@ class Server:
     pid: int
     turns: list[dict[str, float]]
 
-    async def run(self, mode: Mode, clients: int, rounds: int, turn: int) -> None:
+    async def run(self, mode: Mode, clients: int, rounds: int, tokens: int, turn: int) -> None:
         """Send the requests of a turn, and add its figures."""
         firsts: list[float] = []
-        tokens = 0
+        generated = 0
 
         async def client(bodies: Sequence[dict[str, Any]]) -> None:
-            nonlocal tokens
+            nonlocal generated
             for body in bodies:
                 first, count = await answered(self.address, body)
                 firsts.append(first * 1000)
-                tokens += count
+                generated += count
 
-        requests = requests_of(mode, "m", clients, rounds, turn)
+        requests = requests_of(mode, clients, rounds, tokens, turn)
         cpu, begun = cpu_seconds(self.pid), time.perf_counter()
         await asyncio.gather(*map(client, requests))
         took, cpu = time.perf_counter() - begun, cpu_seconds(self.pid) - cpu
         firsts.sort()
         self.turns.append(
             {
-                "speed": tokens / took,
-                "cpu": cpu / tokens * 1e3,
+                "speed": generated / took,
+                "cpu": cpu / generated * 1e3,
                 "first": statistics.median(firsts),
                 "last": firsts[int(len(firsts) * 0.95)],
             }
@@ -203,9 +205,11 @@ def servers(path: Path, parallel: int, *options: str) -> Iterator[tuple[Server, 
     )  # fmt: skip
     ours = (str(path), "--model-name", "m", "--context", str(CONTEXT), *shared, *options)
     quiet = subprocess.DEVNULL
+    # Latimer's package has set its own choice for this process.
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     with (
         command(*ours) as (process, address),
-        subprocess.Popen(theirs, stdout=quiet, stderr=quiet) as other,
+        subprocess.Popen(theirs, stdout=quiet, stderr=quiet, env=environment) as other,
     ):
         try:
             wait_for(f"http://127.0.0.1:{port}/health", other)
@@ -284,7 +288,7 @@ async def measure(given: argparse.Namespace, ours: Server, theirs: Server) -> No
             for turn in range(given.repeats):
                 order = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
                 for server in order:
-                    await server.run(MODES[name], clients, rounds, turn)
+                    await server.run(MODES[name], clients, rounds, given.tokens, turn)
             sys.stdout.write(row(name, clients, ours, theirs))
             sys.stdout.flush()
 
@@ -299,6 +303,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--modes", nargs="+", default=[*MODES], choices=[*MODES], metavar="MODE")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each server")
+    parser.add_argument("--tokens", type=int, default=64, help="mean length of an answer")
     parser.add_argument("--rounds", type=int, default=1, help="requests of a client in a turn")
     parser.add_argument("--load", type=float, default=0.0, help="share of a core that is busy")
     parser.add_argument("--drafts", action="store_true", help="let Latimer draft repeated text")
