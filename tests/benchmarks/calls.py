@@ -16,16 +16,16 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.proxy import STREAM_HEAD, FakeEngine, chunk, event, final, package_of
+from benchmarks.checkouts import package_of
+from benchmarks.fake_engine import FakeEngine
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.llama_server import LlamaServer
@@ -35,8 +35,8 @@ ROUNDS = 40
 TOKENS, SHORT, LONG = 8, 8, 40
 # The event loop, which has no Python code if it is uvloop, and what this file calls.
 UNCOUNTED = (
-    __file__, "/proxy.py", "/base_events.py", "/events.py", "/selector_events.py", "/selectors.py",
-    "/_weakrefset.py", "/json/__init__.py", "/json/decoder.py", "/json/encoder.py",
+    __file__, "/fake_engine.py", "/base_events.py", "/events.py", "/selector_events.py",
+    "/selectors.py", "/_weakrefset.py", "/json/__init__.py", "/json/decoder.py", "/json/encoder.py",
 )  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -102,28 +102,18 @@ class Engine(FakeEngine):
         super().__init__()
         self._burst = burst
 
-    def _answer(self, head: bytes, body: bytes) -> None:
-        if b" /completion" not in head[:40]:
-            super()._answer(head, body)
-            return
-        self._send(_answer(json.loads(body)["n_predict"], self._burst))
+    def _send(self, parts: list[bytes], body: bytes) -> None:
+        if self._burst:
+            self._transport.write(b"".join(parts))
+        else:
+            # The head arrives with the first token.
+            self._next([parts[0] + parts[1], *parts[2:]])
 
-    def _send(self, parts: Sequence[bytes]) -> None:
+    def _next(self, parts: list[bytes]) -> None:
         """Send one part in each turn of the event loop."""
         self._transport.write(parts[0])
         if parts[1:]:
-            asyncio.get_running_loop().call_soon(self._send, parts[1:])
-
-
-@cache
-def _answer(count: int, burst: bool) -> Sequence[bytes]:
-    """Return the parts of an answer, which are made once: their calls are not Latimer's."""
-    parts = [*(chunk(event(number)) for number in range(count)), chunk(final(count))]
-    parts[-1] += b"0\r\n\r\n"
-    if burst:
-        parts = [b"".join(parts)]
-    parts[0] = STREAM_HEAD + parts[0]
-    return parts
+            asyncio.get_running_loop().call_soon(self._next, parts[1:])
 
 
 class Wire(asyncio.Transport):
