@@ -31,7 +31,7 @@ help:
 	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
-	@echo "make bench         compare the proxy with direct access to an engine"
+	@echo "make bench         compare the proxy with other proxies, and draw docs/performance/proxy.svg"
 	@echo "make conformance   test Latimer and other servers, and write docs/conformance"
 	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001"
 	@echo "                   test Latimer in front of a running koboldcpp"
@@ -99,8 +99,10 @@ fuzz: $(VENV)/test
 soak: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/run.py soak --minutes $(or $(MINUTES),30)
 
-bench: $(VENV)/test
-	$(BIN)/python tests/benchmarks/proxy.py
+# LITELLM=PYTHON names the Python of an environment with litellm[proxy], to compare with.
+bench: $(VENV)/test $(VENV)/nginx
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/proxy.py \
+		--plot docs/performance/proxy.svg $(if $(LITELLM),--litellm $(LITELLM))
 
 conformance: $(VENV)/test
 	$(BIN)/pip install -q "llama-cpp-python[server]" -c requirements.lock
@@ -162,6 +164,16 @@ $(VENV)/postgresql: | $(VENV)/pip
 		echo "==> Installing PostgreSQL, for the tests of stored completions"; \
 		apt-get update -qq && \
 			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; \
+	fi
+	touch $@
+
+# The benchmark compares with nginx; without it the table has a column less.
+$(VENV)/nginx: | $(VENV)/pip
+	@if ! { command -v nginx || ls /usr/sbin/nginx; } >/dev/null 2>&1 \
+			&& command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "==> Installing nginx, for the benchmark"; \
+		apt-get update -qq && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nginx-light >/dev/null; \
 	fi
 	touch $@
 

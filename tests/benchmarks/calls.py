@@ -3,9 +3,10 @@
     python tests/benchmarks/calls.py [--before DIR] [--list NAME]
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
-over `LlamaServer`, whose connections are replaced by a transport in memory. A call is the start or
-the resumption of a Python function; those of this file and of the event loop do not count. The
-number of a kind of request is the smallest of several.
+over `LlamaServer`, whose connections are replaced by a transport in memory. The translator of
+`proxy.py` runs in the same way. A call is the start or the resumption of a Python function; those
+of this file, of the event loop and of uvicorn do not count. The number of a kind of request is the
+smallest of several.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.checkouts import package_of
 from benchmarks.fake_engine import FakeEngine
+from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.llama_server import LlamaServer
@@ -251,6 +253,25 @@ def body_of(path: str, tokens: int, stream: bool) -> dict[str, Any]:
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 
 
+def prepared(burst: bool) -> App:
+    """Return Latimer over a backend that yields prepared batches."""
+    return OpenAIAdapter(Prepared(burst), any_model=True, store="off")  # type: ignore[arg-type]
+
+
+def over_llama_server(_burst: bool) -> App:
+    """Return Latimer over llama-server."""
+    return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, store="off")
+
+
+def translator(_burst: bool) -> App:
+    """Return the translator that `proxy.py` compares Latimer with."""
+    return Translator(9)
+
+
+# The apps of Latimer, by the start of the names of their numbers.
+APPS = {"": prepared, "over llama-server: ": over_llama_server}
+
+
 async def _measure(app: App, name: str, path: str, burst: bool) -> dict[str, Counter[str]]:
     short, long = [await fewest(app, path, body_of(path, count, True)) for count in (SHORT, LONG)]
     # This keeps negative counts, of functions that only the short stream calls.
@@ -261,18 +282,18 @@ async def _measure(app: App, name: str, path: str, burst: bool) -> dict[str, Cou
     return {name: plain, f"{name}, token in a burst": long}
 
 
-def measure() -> dict[str, Counter[str]]:
+def measure(apps: Mapping[str, Callable[[bool], App]] = APPS) -> dict[str, Counter[str]]:
     """Return the calls of each kind of request, and those of all tokens beyond a short stream."""
     found: dict[str, Counter[str]] = {}
 
     async def run(place: str, burst: bool) -> None:
-        backend: Any = LlamaServer("http://127.0.0.1:9") if place else Prepared(burst)
-        app = OpenAIAdapter(backend, any_model=True, store="off")
+        app = apps[place](burst)
         for name, path in PATHS.items():
             found.update(await _measure(app, place + name, path, burst))
-        await app.aclose()
+        if isinstance(app, OpenAIAdapter):
+            await app.aclose()
 
-    for place in ("", "over llama-server: "):
+    for place in apps:
         for burst in (True, False):
             loop = Loop()
             loop.burst = burst
@@ -306,7 +327,7 @@ def main() -> None:
     options.add_argument("--list", metavar="NAME", help="list the calls of one kind of request")
     options.add_argument("--json", action="store_true", help="print JSON")
     arguments = options.parse_args()
-    found = measure()
+    found = measure({**APPS, "py-translate: ": translator})
     now = numbers(found)
     if arguments.json:
         sys.stdout.write(json.dumps(now))
@@ -318,7 +339,9 @@ def main() -> None:
         before = in_checkout(arguments.before) if arguments.before else {}
         for name, count in now.items():
             line = f"{name:45} {count:6}"
-            sys.stdout.write(f"{line}   before {before[name]:6}\n" if before else f"{line}\n")
+            sys.stdout.write(
+                f"{line}   before {before[name]:6}\n" if name in before else f"{line}\n"
+            )
 
 
 if __name__ == "__main__":

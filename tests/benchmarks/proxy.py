@@ -1,6 +1,6 @@
-"""Measure Latimer as a proxy beside other proxies, in front of an engine that costs nothing.
+"""Compare Latimer with other proxies, in front of an engine that costs nothing.
 
-    python tests/benchmarks/proxy.py [--turns 3] [--litellm PYTHON] [--json FILE] [--plots FOLDER]
+    python tests/benchmarks/proxy.py [--turns 3] [--litellm PYTHON] [--json FILE] [--plot FILE]
 
 All servers run together on one machine: the engine itself, nginx and aiohttp, which pass bytes,
 `translate.py`, a translator written by hand, Latimer, and LiteLLM's proxy if it is installed. The
@@ -17,7 +17,7 @@ turns, and Latimer's multiple of the translator.
 * paced streams: the largest number in one core of which no token is lost, and at most one of 1,000
   comes a whole interval late
 * memory after the first answers, and the time from the start of the process to the first answer
-* calls of Python functions (`calls.py`)
+* calls of Python functions, of Latimer and of the translator (`calls.py`)
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,20 +37,25 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import calls
 from benchmarks.fake_engine import LAST, TOKENS
 from benchmarks.load import load, pacing, quantile, streams
 from benchmarks.peers import Peer, Server, peers, running
+from benchmarks.plots import picture
 
 CLIENTS = 32
 # The tokens of the two streams whose difference is the cost of a token in a burst.
 SHORT, LONG = 8, 264
 BURST_CLIENTS = 4
 # The streams whose cost per token is measured, and their tokens.
-PACED, PACED_TOKENS = 64, 150
+PACED, PACED_TOKENS = 256, 100
 # The numbers of paced streams that are tried, and the tokens of each.
 LADDER, LADDER_TOKENS = (384, 448, 512, 576, 640, 704, 768), 250
 # The share of tokens that may come late.
 LATE = 0.001
+
+# The apps whose Python calls are counted.
+APPS = {"py-translate": calls.translator, "Latimer": calls.over_llama_server}
 
 Figures = dict[str, float]
 
@@ -66,9 +72,11 @@ def requests(server: Server, kind: str, seconds: float) -> Figures:
     request = server.peer.requests[kind]("hello", False, TOKENS)
     run(load(server.port, request, server.peer.whole, CLIENTS, seconds / 4))
     before = server.cpu()
-    latencies = run(load(server.port, request, server.peer.whole, CLIENTS, seconds))
-    cost = (server.cpu() - before) / len(latencies)
-    return {f"{kind}, CPU us": cost, f"{kind}, requests/s": len(latencies) / seconds}
+    start = time.perf_counter()
+    answers = len(run(load(server.port, request, server.peer.whole, CLIENTS, seconds)))
+    elapsed = time.perf_counter() - start
+    cost = (server.cpu() - before) / answers
+    return {f"{kind}, CPU us": cost, f"{kind}, requests/s": answers / elapsed}
 
 
 def burst(server: Server, seconds: float) -> Figures:
@@ -94,29 +102,19 @@ def paced(server: Server, count: int, tokens: int) -> dict[str, float]:
 def latency(
     servers: Mapping[str, Server], cores: tuple[int, int], seconds: float
 ) -> dict[str, Figures]:
-    """Return the latencies of one client that each proxy adds, in milliseconds."""
-    engine = servers["direct"]
-    os.sched_setaffinity(engine.pid, {cores[0]})
-    found = {}
+    """Return the latency of one client, in milliseconds: the engine's, and what a proxy adds."""
+    os.sched_setaffinity(servers["direct"].pid, {cores[0]})
+    times = {}
     for name, server in servers.items():
         request = server.peer.requests["chat"]("hello", False, TOKENS)
-        # Alternating with direct access, since the machine's clock changes.
-        direct = run(
-            load(
-                engine.port,
-                engine.peer.requests["chat"]("hello", False, TOKENS),
-                LAST,
-                1,
-                seconds / 2,
-            )
-        )
-        own = run(load(server.port, request, server.peer.whole, 1, seconds))
-        found[name] = {
-            f"{label}, ms": quantile(own, share)
-            - (quantile(direct, share) if name != "direct" else 0)
-            for label, share in (("p50", 0.5), ("p99", 0.99))
-        }
-    os.sched_setaffinity(engine.pid, {cores[1]})
+        times[name] = run(load(server.port, request, server.peer.whole, 1, seconds))
+    os.sched_setaffinity(servers["direct"].pid, {cores[1]})
+    found: dict[str, Figures] = {name: {} for name in servers}
+    for label, share in (("p50", 0.5), ("p99", 0.99)):
+        direct = quantile(times["direct"], share)
+        for name in servers:
+            own = quantile(times[name], share)
+            found[name][f"{label}, ms"] = own if name == "direct" else own - direct
     return found
 
 
@@ -185,6 +183,8 @@ def measure(chosen: Mapping[str, Peer], turns: int, seconds: float, ladder: bool
         ]
         if steps:
             figures[name]["paced streams"] = max(good, default=0)
+        counted = calls.numbers(calls.measure({"": APPS[name]})) if name in APPS else {}
+        figures[name] |= {f"{kind}, Python calls": count for kind, count in counted.items()}
     return {
         "machine": platform.platform(),
         "python": platform.python_version(),
@@ -229,6 +229,7 @@ def main() -> None:
     options.add_argument("--only", nargs="+", metavar="NAME", help="these servers only")
     options.add_argument("--no-ladder", action="store_true", help="do not count paced streams")
     options.add_argument("--json", type=Path)
+    options.add_argument("--plot", type=Path, help="an SVG file to write")
     arguments = options.parse_args()
     chosen = peers(arguments.litellm)
     if arguments.only:
@@ -238,6 +239,8 @@ def main() -> None:
     result = measure(chosen, arguments.turns, arguments.seconds, not arguments.no_ladder)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.plot:
+        arguments.plot.write_text(picture(result["medians"]))
     sys.stdout.write(table(result))
 
 
