@@ -50,7 +50,7 @@ BURST_CLIENTS = 4
 # The streams whose cost per token is measured, and their tokens.
 PACED, PACED_TOKENS = 256, 100
 # The numbers of paced streams that are tried, and the tokens of each.
-LADDER, LADDER_TOKENS = (384, 448, 512, 576, 640, 704, 768), 250
+LADDER, LADDER_TOKENS = (768, 704, 640, 576, 512, 448, 384, 256, 128), 250
 # The share of tokens that may come late.
 LATE = 0.001
 
@@ -133,11 +133,11 @@ def turn(
 
 
 def held(server: Server) -> dict[int, dict[str, float]]:
-    """Return the figures of more and more paced streams, until some are late."""
+    """Return the figures of fewer and fewer paced streams, until none are late."""
     found: dict[int, dict[str, float]] = {}
     for count in LADDER:
         found[count] = paced(server, count // server.peer.slowness, LADDER_TOKENS)
-        if not is_held(found[count]):
+        if is_held(found[count]):
             break
     return found
 

@@ -144,7 +144,8 @@ async def _stream(upstream: Upstream, is_chat: bool, head: Any, send: Any) -> No
             [before + orjson.dumps(one["content"]) + after for one in events if not one["stop"]]
         )
         if events and events[-1]["stop"]:
-            last = {"index": 0, "finish_reason": _REASONS[events[-1]["stop_type"]]}
+            reason = _REASONS[events[-1]["stop_type"]]
+            last: dict[str, Any] = {"index": 0, "finish_reason": reason}
             last |= {"delta": {}} if is_chat else {"text": ""}
             out += b"data: " + orjson.dumps({**head, "choices": [last]}) + b"\n\n" + _DONE
         await send({"type": "http.response.body", "body": out, "more_body": True})
