@@ -33,7 +33,8 @@ help:
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
 	@echo "make cancels       cancel requests over koboldcpp's double for 10 minutes (MINUTES=2), or over"
 	@echo "                   a running koboldcpp (URL=http://127.0.0.1:5001)"
-	@echo "make bench         compare the proxy with direct access to an engine, and the engine with llama-server"
+	@echo "make bench         compare the proxy with other proxies, and the engine with llama-server; draw"
+	@echo "                   docs/performance/proxy.svg"
 	@echo "make conformance   test Latimer and other servers, and write docs/conformance"
 	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001"
 	@echo "                   test Latimer in front of a running koboldcpp"
@@ -105,8 +106,10 @@ cancels: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/run.py cancels \
 		--minutes $(or $(MINUTES),10) $(if $(URL),--koboldcpp $(URL))
 
-bench: $(VENV)/test
-	$(BIN)/python tests/benchmarks/proxy.py
+# LITELLM=PYTHON names the Python of an environment with litellm[proxy], to compare with.
+bench: $(VENV)/test $(VENV)/nginx
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/proxy.py \
+		--plot docs/performance/proxy.svg $(if $(LITELLM),--litellm $(LITELLM))
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/engine.py --vocabulary 32000 \
 		--clients 1 8 --repeats 3 --modes "greedy, streamed" "sampled, whole" "mixed prompts"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/drafts.py --clients 1 --repeats 3
@@ -172,6 +175,16 @@ $(VENV)/postgresql: | $(VENV)/pip
 		echo "==> Installing PostgreSQL, for the tests of stored completions"; \
 		apt-get update -qq && \
 			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; \
+	fi
+	touch $@
+
+# The benchmark compares with nginx; without it the table has a column less.
+$(VENV)/nginx: | $(VENV)/pip
+	@if ! { command -v nginx || ls /usr/sbin/nginx; } >/dev/null 2>&1 \
+			&& command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "==> Installing nginx, for the benchmark"; \
+		apt-get update -qq && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nginx-light >/dev/null; \
 	fi
 	touch $@
 

@@ -258,8 +258,8 @@ def _service_of(backend: Backend, options: Options) -> Service:
     )
 
 
-class OpenAIAdapter(ErrorMiddleware, Router):
-    """A Starlette router that serves OpenAI's API over a backend, in its own `ErrorMiddleware`.
+class OpenAIAdapter(Router):
+    """A Starlette router that serves OpenAI's API over a backend.
 
     Serve it on its own, or mount it under any prefix of another app. The first request starts the
     backend. The end of the app's lifespan, or `aclose`, releases it.
@@ -287,21 +287,20 @@ class OpenAIAdapter(ErrorMiddleware, Router):
             # A misspelt `api_keys` must not start a server without keys.
             raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
         options = {**DEFAULTS, **options}
-        service = _service_of(backend, options)
-        own = [Middleware(OriginMiddleware, options["cors_origins"], options["local_rules"])]
+        self._service = _service_of(backend, options)
+        keys, shares = Keys(options["api_keys"]), options["share_prefixes"]
+        own = [
+            Middleware(ErrorMiddleware, self._service, keys, shares),
+            Middleware(OriginMiddleware, options["cors_origins"], options["local_rules"]),
+        ]
         if middleware:
-            own += [*middleware, Middleware(ErrorMiddleware, service)]
-        Router.__init__(
-            self,
-            [*routes_of(service, prefixes), *routes],
+            own += [*middleware, Middleware(ErrorMiddleware, self._service)]
+        super().__init__(
+            [*routes_of(self._service, prefixes), *routes],
             redirect_slashes=False,
             default=_unknown_path,
             lifespan=self._lifespan,
             middleware=own,
-        )
-        keys = Keys(options["api_keys"])
-        ErrorMiddleware.__init__(
-            self, self.middleware_stack, service, keys, options["share_prefixes"]
         )
         self._starts = tuple(prefix.strip("/") for prefix in prefixes)
         self._plain: Mapping[str, ApiRoute] = {}

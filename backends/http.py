@@ -148,6 +148,7 @@ class Connection(asyncio.Protocol):
         self._is_full = False
         self._is_waiting = False
         self._body: list[bytes] = []
+        # Of a repeated header, the last value: engines repeat none that Latimer reads.
         self._lines: dict[bytes, bytes] = {}
         # The parser's callbacks for decoded body data, the path of every token, and for headers.
         self.on_body = self._body.append
@@ -155,7 +156,7 @@ class Connection(asyncio.Protocol):
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        self._answered = self.headers_complete = self.complete = False
+        self._answered = self.headers_complete = self.complete = self.may_be_kept = False
 
     def start(self, head: bytes, body: bytes, address: str) -> None:
         """Send a request.
@@ -373,7 +374,7 @@ class Response:
     """A response whose head has arrived; the attributes are those of `httpcore2.Response`.
 
     Attributes:
-        headers: names in lower case, and values.
+        headers: names in lower case, and values; of a repeated header, the last value.
         stream: the body as it arrives; data that waits together is one chunk.
     """
 

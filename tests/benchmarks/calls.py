@@ -3,9 +3,10 @@
     python tests/benchmarks/calls.py [--before DIR] [--list NAME]
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
-over `LlamaServer`, whose connections are replaced by a transport in memory. A call is the start or
-the resumption of a Python function; those of this file and of the event loop do not count. The
-number of a kind of request is the smallest of several.
+over `LlamaServer`, whose connections are replaced by a transport in memory. The translator of
+`proxy.py` runs in the same way. A call is the start or the resumption of a Python function; those
+of this file, of the event loop and of uvicorn do not count. The number of a kind of request is the
+smallest of several.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.proxy import STREAM_HEAD, FakeEngine, chunk, event, final, package_of
+from benchmarks.checkouts import package_of
+from benchmarks.fake_engine import FakeEngine
+from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.llama_server import LlamaServer
@@ -35,8 +37,8 @@ ROUNDS = 40
 TOKENS, SHORT, LONG = 8, 8, 40
 # The event loop, which has no Python code if it is uvloop, and what this file calls.
 UNCOUNTED = (
-    __file__, "/proxy.py", "/base_events.py", "/events.py", "/selector_events.py", "/selectors.py",
-    "/_weakrefset.py", "/json/__init__.py", "/json/decoder.py", "/json/encoder.py",
+    __file__, "/fake_engine.py", "/base_events.py", "/events.py", "/selector_events.py",
+    "/selectors.py", "/_weakrefset.py", "/json/__init__.py", "/json/decoder.py", "/json/encoder.py",
 )  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -102,28 +104,18 @@ class Engine(FakeEngine):
         super().__init__()
         self._burst = burst
 
-    def _answer(self, head: bytes, body: bytes) -> None:
-        if b" /completion" not in head[:40]:
-            super()._answer(head, body)
-            return
-        self._send(_answer(json.loads(body)["n_predict"], self._burst))
+    def _send(self, parts: list[bytes], body: bytes) -> None:
+        if self._burst:
+            self._transport.write(b"".join(parts))
+        else:
+            # The head arrives with the first token.
+            self._next([parts[0] + parts[1], *parts[2:]])
 
-    def _send(self, parts: Sequence[bytes]) -> None:
+    def _next(self, parts: list[bytes]) -> None:
         """Send one part in each turn of the event loop."""
         self._transport.write(parts[0])
         if parts[1:]:
-            asyncio.get_running_loop().call_soon(self._send, parts[1:])
-
-
-@cache
-def _answer(count: int, burst: bool) -> Sequence[bytes]:
-    """Return the parts of an answer, which are made once: their calls are not Latimer's."""
-    parts = [*(chunk(event(number)) for number in range(count)), chunk(final(count))]
-    parts[-1] += b"0\r\n\r\n"
-    if burst:
-        parts = [b"".join(parts)]
-    parts[0] = STREAM_HEAD + parts[0]
-    return parts
+            asyncio.get_running_loop().call_soon(self._next, parts[1:])
 
 
 class Wire(asyncio.Transport):
@@ -261,6 +253,25 @@ def body_of(path: str, tokens: int, stream: bool) -> dict[str, Any]:
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 
 
+def prepared(burst: bool) -> App:
+    """Return Latimer over a backend that yields prepared batches."""
+    return OpenAIAdapter(Prepared(burst), any_model=True, store="off")  # type: ignore[arg-type]
+
+
+def over_llama_server(_burst: bool) -> App:
+    """Return Latimer over llama-server."""
+    return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, store="off")
+
+
+def translator(_burst: bool) -> App:
+    """Return the translator that `proxy.py` compares Latimer with."""
+    return Translator(9)
+
+
+# The apps of Latimer, by the start of the names of their numbers.
+APPS = {"": prepared, "over llama-server: ": over_llama_server}
+
+
 async def _measure(app: App, name: str, path: str, burst: bool) -> dict[str, Counter[str]]:
     short, long = [await fewest(app, path, body_of(path, count, True)) for count in (SHORT, LONG)]
     # This keeps negative counts, of functions that only the short stream calls.
@@ -271,18 +282,18 @@ async def _measure(app: App, name: str, path: str, burst: bool) -> dict[str, Cou
     return {name: plain, f"{name}, token in a burst": long}
 
 
-def measure() -> dict[str, Counter[str]]:
+def measure(apps: Mapping[str, Callable[[bool], App]] = APPS) -> dict[str, Counter[str]]:
     """Return the calls of each kind of request, and those of all tokens beyond a short stream."""
     found: dict[str, Counter[str]] = {}
 
     async def run(place: str, burst: bool) -> None:
-        backend: Any = LlamaServer("http://127.0.0.1:9") if place else Prepared(burst)
-        app = OpenAIAdapter(backend, any_model=True, store="off")
+        app = apps[place](burst)
         for name, path in PATHS.items():
             found.update(await _measure(app, place + name, path, burst))
-        await app.aclose()
+        if isinstance(app, OpenAIAdapter):
+            await app.aclose()
 
-    for place in ("", "over llama-server: "):
+    for place in apps:
         for burst in (True, False):
             loop = Loop()
             loop.burst = burst
@@ -316,7 +327,7 @@ def main() -> None:
     options.add_argument("--list", metavar="NAME", help="list the calls of one kind of request")
     options.add_argument("--json", action="store_true", help="print JSON")
     arguments = options.parse_args()
-    found = measure()
+    found = measure({**APPS, "py-translate: ": translator})
     now = numbers(found)
     if arguments.json:
         sys.stdout.write(json.dumps(now))
@@ -328,7 +339,9 @@ def main() -> None:
         before = in_checkout(arguments.before) if arguments.before else {}
         for name, count in now.items():
             line = f"{name:45} {count:6}"
-            sys.stdout.write(f"{line}   before {before[name]:6}\n" if before else f"{line}\n")
+            sys.stdout.write(
+                f"{line}   before {before[name]:6}\n" if name in before else f"{line}\n"
+            )
 
 
 if __name__ == "__main__":

@@ -14,38 +14,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import random
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.proxy import (
-    Client,
-    fake_engine,
-    free_port,
-    http,
-    package_of,
-    translated,
-    wait_for,
-)
+from benchmarks.checkouts import CORES, HERE, on_core, served
+from benchmarks.fake_engine import fake_engine
+from benchmarks.load import Client, chat, completion
 
-HERE = Path(__file__).parent.parent.parent
 WARM_UP = 400
 # The number of blocks per checkout, and of requests per block.
 BLOCKS, REQUESTS = 12, 400
-# Latimer has one core to itself; the client and the engine share the other.
-CORES = os.sched_getaffinity(0)
-COMPLETION = {"model": "fake", "prompt": "Hello", "max_tokens": 8}
 # The kinds of requests, each with the end of its responses.
 KINDS = {
-    "plain": (translated("Hello", False, 8), b"}}"),
-    "streamed": (translated("Hello", True, 8), b"0\r\n\r\n"),
-    "completion": (http("/v1/completions", COMPLETION), b"}}"),
+    "plain": (chat("Hello", False, 8), b"}}"),
+    "streamed": (chat("Hello", True, 8), b"0\r\n\r\n"),
+    "completion": (completion("Hello", False, 8), b"}}"),
 }
 
 
@@ -69,38 +57,6 @@ async def send(port: int, request: bytes, end: bytes, count: int) -> None:
     client = Counted(request, end, count)
     await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", port)
     await client.done
-
-
-def on_core(pid: int) -> float:
-    """Return the microseconds that the threads of a process have run on a core."""
-    total = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        total += int((thread / "schedstat").read_text().split()[0])
-    return total / 1e3
-
-
-@contextlib.contextmanager
-def served(tree: Path, engine: int | None, *words: str) -> Iterator[tuple[int, int]]:
-    """Run `latimer serve` of a checkout; yield its process id and its port.
-
-    Args:
-        engine: the port of its engine; None for the demo model.
-    """
-    place = () if engine is None else (f"http://127.0.0.1:{engine}", "--model-name", "fake")
-    port = free_port()
-    with package_of(tree) as environment:
-        process = subprocess.Popen(
-            ["latimer", "serve", *place, "--port", str(port), *words],
-            env={**environment, "LATIMER_PORT": str(port)},
-            stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: os.sched_setaffinity(0, {min(CORES)}),
-        )
-        try:
-            wait_for(port)
-            yield process.pid, port
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 def turn(trees: Mapping[str, Path], engine: int, kind: str) -> dict[str, float]:

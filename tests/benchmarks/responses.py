@@ -30,8 +30,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.cpu import CORES, HERE, on_core, send, served
-from benchmarks.proxy import STREAM_HEAD, FakeEngine, chunk, event, fake_engine, final, http
+from benchmarks.checkouts import CORES, HERE, on_core, served
+from benchmarks.cpu import send
+from benchmarks.fake_engine import STREAM_HEAD, FakeEngine, chunk, event, fake_engine, final
+from benchmarks.load import http
 
 # The tokens of short and long answers.
 SHORT, LONG = 16, 512

@@ -31,8 +31,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.cpu import CORES, HERE, on_core, served
-from benchmarks.proxy import fake_engine, http, quantile
+from benchmarks.checkouts import CORES, HERE, on_core, served
+from benchmarks.fake_engine import fake_engine
+from benchmarks.load import http, quantile
 from support.postgresql import missing, postgresql
 
 KINDS = ("memory", "sqlite", "postgresql")
