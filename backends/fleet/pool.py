@@ -73,6 +73,7 @@ class Place:
         width: the places that it takes: one for each choice.
         tokens: the approximate number of tokens in its prompt.
         blocks: the hashes of its prompt.
+        fingerprint: the pool's model for which it was made; empty if any will do.
         failed: the engines that have failed it.
         replica: the engine that it runs on.
         matched: the blocks of its prompt that the engine had.
@@ -80,15 +81,18 @@ class Place:
     """
 
     __slots__ = (
-        "blocks", "charged", "failed", "future", "matched", "party", "replica", "since", "taken",
-        "tokens", "until", "width",
+        "blocks", "charged", "failed", "fingerprint", "future", "matched", "party", "replica",
+        "since", "taken", "tokens", "until", "width",
     )  # fmt: skip
 
-    def __init__(self, party: Ticket, width: int, tokens: int, blocks: Blocks) -> None:
+    def __init__(
+        self, party: Ticket, width: int, tokens: int, blocks: Blocks, fingerprint: str = ""
+    ) -> None:
         self.party = party
         self.width = width
         self.tokens = tokens
         self.blocks = blocks
+        self.fingerprint = fingerprint
         self.failed: set[Replica] = set()
         self.replica: Replica | None = None
         self.taken = 0
@@ -323,13 +327,13 @@ class Pool(Backend):
         """Return the place that a job needs."""
         party = job.party or Ticket()
         if not isinstance(job, Generation):
-            return Place(party, 1, 0, ())
+            return Place(party, 1, 0, (), job.fingerprint)
         content = job.prompt.content
         tokens = len(content.text) // 4 if isinstance(content, Text) else len(content)
         blocks: Blocks = ()
         if self.affinity == "prefix":
             blocks = blocks_of(content, (self.name, job.owner))
-        return Place(party, len(job.seeds), tokens, blocks)
+        return Place(party, len(job.seeds), tokens, blocks, job.fingerprint)
 
     async def _take(self, place: Place) -> Replica:
         """Wait for a place on an engine.
@@ -340,7 +344,7 @@ class Pool(Backend):
         """
         party = place.party
         if not self.waiting:
-            replica = self._choose(place, time.monotonic(), parks=False)
+            replica = self._choose(place, time.monotonic(), parks=True)
             if replica is not None:
                 self._shares.enter(party.key)
                 self._occupy(place, replica)
@@ -516,14 +520,15 @@ class Pool(Backend):
     ) -> tuple[Replica, int]:
         """Return the engine with the least to do for a call, and the blocks that it has."""
         count = len(place.blocks)
-        best, fewest, found = free[0], (float("inf"), 0), 0
+        best, fewest, found = free[0], (float("inf"), 0, 0.0), 0
         for replica in free:
             matched = replica.prefixes.match(place.blocks) if count else 0
             if session is not None and not matched and replica.prefixes.has_session(session):
                 # Its prompt has changed at the beginning, or is not known.
                 matched = max(count, 1)
             rest = 1 - matched / max(count, 1)
-            cost = (rest + LOAD * _load(replica)[0], len(replica.prefixes))
+            load, used_at = _load(replica)
+            cost = (rest + LOAD * load, len(replica.prefixes), used_at)
             if cost < fewest:
                 best, fewest, found = replica, cost, matched
         return best, found
@@ -606,8 +611,14 @@ class Pool(Backend):
     async def _begin(self, place: Place, job: Job) -> Replica:
         """Take a place for a job; the job is for the model of its engine from now on."""
         replica = await self._take(place)
-        model = replica.model
-        if model is not None and job.fingerprint:
+        model, known = replica.model, self._known
+        if place.fingerprint and known is not None and model is not None:
+            if place.fingerprint != known.fingerprint:
+                self._release(place)
+                raise EngineUnavailable(
+                    f"The engines of the model {self.name} have loaded another model. Send the "
+                    "request again."
+                )
             job.fingerprint = model.fingerprint
         if place.party.routed is not None:
             hit = "hit" if place.matched else "miss"
