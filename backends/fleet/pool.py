@@ -135,6 +135,8 @@ class Pool(Backend):
         self._parked: list[Place] = []
         self._timer: asyncio.TimerHandle | None = None
         self._known: Model | None = None
+        # The facts about its embeddings; empty until an engine has answered.
+        self._facts: list[EmbeddingModel | None] = []
         self._capabilities: Capabilities | None = None
         self._answer = _ANSWER
         self._call_seconds = 1.0
@@ -159,6 +161,11 @@ class Pool(Backend):
     def known(self) -> Model | None:
         """The model as an engine last reported it; None if none has answered yet."""
         return self._known
+
+    @property
+    def is_available(self) -> bool:
+        """True if an engine is ready, or can load the model."""
+        return any(one.state == "ready" or one.is_loadable for one in self.replicas)
 
     @property
     def waiting(self) -> int:
@@ -218,6 +225,8 @@ class Pool(Backend):
             async with asyncio.timeout(SILENCE):
                 await replica.backend.health()
                 model = await replica.backend.model()
+            if not self._facts:
+                self._facts = [await replica.backend.embedding_model()]
         except TimeoutError:
             looks = self._silent[replica] = self._silent.get(replica, 0) + 1
             if looks >= SILENT_LOOKS or replica.state != "ready":
@@ -243,6 +252,7 @@ class Pool(Backend):
             # No other engine has the model any more.
             log.warning("model %s: %s; all requests get it now", self.name, reason)
             self._known = self._capabilities = None
+            self._facts = []
             reason = ""
         if reason:
             if replica.reason != reason:
@@ -704,7 +714,9 @@ class Pool(Backend):
 
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        return await self._any(lambda backend: backend.embedding_model())
+        if not self._facts:
+            self._facts = [await self._any(lambda backend: backend.embedding_model())]
+        return self._facts[0]
 
     @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
@@ -728,9 +740,9 @@ class Pool(Backend):
 
     @override
     async def health(self) -> None:
-        """Check that an engine is ready, or can load the model; none is asked."""
+        """Check that an engine is ready, or can load the model; none is asked twice."""
         self.start()
-        if not any(one.state == "ready" or one.is_loadable for one in self.replicas):
+        if not self.is_available:
             if self._known is None:
                 await self._learn()
             else:
