@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
 from typing_extensions import override
@@ -238,7 +238,8 @@ class Pool(Backend):
                 await replica.backend.health()
                 model = await replica.backend.model()
             if not self._facts:
-                self._facts = [await replica.backend.embedding_model()]
+                with suppress(EngineError, RequestError):
+                    self._facts = [await replica.backend.embedding_model()]
         except TimeoutError:
             looks = self._silent[replica] = self._silent.get(replica, 0) + 1
             if looks >= SILENT_LOOKS or replica.state != "ready":
