@@ -60,6 +60,7 @@ _PLACES: Mapping[type, dialects.Where] = {
     ResponseRequest: "responses",
 }
 
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 _TEXT_MESSAGE = frozenset({"role", "content"})
 
 MAX_LISTED = 20
@@ -83,6 +84,15 @@ def _read(
     body: Mapping[str, Any],
 ) -> T:
     request = parse(adapter, limits, body)
+    if exchange.defaults is not None and type(request) in _PLACES:
+        known = type(request).model_fields.keys()  # type: ignore[attr-defined]
+        # A limit by its other name is a limit, too.
+        has = body.keys() if _LIMITS.isdisjoint(body) else body.keys() | _LIMITS
+        defaults = exchange.defaults(body).items()
+        values = {name: one for name, one in defaults if name in known and name not in has}
+        if values:
+            body = {**values, **body}
+            request = parse(adapter, limits, body)
     stored = body.get("store")
     by_default = isinstance(request, Request) and request.is_stored_by_default
     if stored or (stored is None and by_default) or body.get("background"):

@@ -22,6 +22,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("backends/*.py",),
     ("backends/grammar/*.py",),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
+    ("backends/fleet/*.py",),
     ("adapter/data_urls.py", "adapter/errors.py", "adapter/parts.py"),
     # Fields of other servers.
     ("adapter/dialects/*.py",),
@@ -32,7 +33,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "auth", "hosted", "origins", "request", "responses/background", "responses/sealed",
-            "service", "validation",
+            "routing", "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),
@@ -56,7 +57,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "app", "engines", "routes", "settings",
+            "__init__", "app", "engines", "fleet", "routes", "settings",
         )
     ),
     ("adapter/cli/*.py",),

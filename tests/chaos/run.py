@@ -4,6 +4,7 @@
     python tests/chaos/run.py fuzz [--minutes 30] [--seed N] [--findings FOLDER] [--replay FILE]
     python tests/chaos/run.py soak [--minutes 30] [--seed N]
     python tests/chaos/run.py cancels [--koboldcpp URL] [--minutes 10] [--seed N]
+    python tests/chaos/run.py fleet [--requests 10000] [--seed N]
 
 `faults` runs each case once: a line each, then a table of each class, and each violation in full.
 `fuzz` runs random samples; each finding is a file that `--replay` runs again. `soak` serves at 80 %
@@ -25,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from chaos import cancels, fuzz, once, soak
+from chaos import cancels, fleet, fuzz, once, soak
 
 
 async def run_once(options: argparse.Namespace) -> list[once.Outcome]:
@@ -91,6 +92,12 @@ def run_cancels(options: argparse.Namespace) -> bool:
     """Cancel requests over koboldcpp, and return True with failures."""
     print(f"Seed {options.seed}", flush=True)
     return bool(asyncio.run(cancels.cancels(options.koboldcpp, options.minutes, options.seed)))
+def run_fleet(options: argparse.Namespace) -> bool:
+    """Run a fleet under load with troubled engines, and return True with violations."""
+    print(f"Seed {options.seed}", flush=True)
+    report = asyncio.run(fleet.fleet(options.requests, options.seed))
+    print(report.table())
+    return bool(report.wrong)
 
 
 def main() -> int:
@@ -118,6 +125,10 @@ def main() -> int:
     command.set_defaults(run=run_cancels, engine=[], engines=())
     command.add_argument("--koboldcpp", metavar="URL", help="the double without it")
     command.add_argument("--minutes", type=float, default=10)
+    command.add_argument("--seed", type=int, default=random.randrange(10**6))
+    command = commands.add_parser("fleet", help=run_fleet.__doc__)
+    command.set_defaults(run=run_fleet, engines=(), engine=None)
+    command.add_argument("--requests", type=int, default=10_000)
     command.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
     options.engine = options.engine or list(options.engines)
