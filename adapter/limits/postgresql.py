@@ -1,8 +1,4 @@
-"""Limits in PostgreSQL: one row for each key, which one connection of each process changes.
-
-What waits while a transaction runs is done together in the next one, so that a busy key costs few
-transactions.
-"""
+"""Limits in PostgreSQL: one row for each key, with the state of its `leases.Account`."""
 
 from __future__ import annotations
 
@@ -12,23 +8,20 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
+import psycopg
+from psycopg import Connection
 from typing_extensions import override
 
 from ..errors import LimitsUnavailable
-from .leases import Account, Grant, Lease, LimitsError, Rates, Refusal
-from .shared import ANSWER_SECONDS, LEASE_SECONDS, SharedLimits
-
-if TYPE_CHECKING:
-    from psycopg import Connection
+from .leases import Account, Lease, LimitsError, Rates, Refusal
+from .shared import LEASE_SECONDS, Renew, Settle, SharedLimits, Step
 
 T = TypeVar("T")
 
-# The steps of one transaction at most.
-MOST_STEPS = 256
 # Seconds to connect, at least two for libpq, and until a dead network ends a connection.
 _CONNECT_SECONDS, _DEAD_SECONDS = 2, 10
 # The number of the lock that makes the table once; any will do that nobody else uses.
@@ -52,20 +45,6 @@ _UPDATE = (
     "UPDATE latimer_limits SET state = new.state "
     "FROM unnest(%s::text[], %s::text[]) AS new (name, state) WHERE latimer_limits.name = new.name"
 )
-_MISSING = (
-    "Limits in PostgreSQL require the extra 'postgres': run pip install '.[postgres]' in a clone "
-    "of Latimer."
-)
-
-
-@dataclass(slots=True)
-class _Step:
-    """A change of the account of a key; `done` gets its result."""
-
-    name: str
-    rates: Rates
-    change: Callable[[Account, float], Any]
-    done: asyncio.Future[Any]
 
 
 class PostgresLimits(SharedLimits):
@@ -78,8 +57,6 @@ class PostgresLimits(SharedLimits):
     def __init__(self, url: str, admits: bool = True) -> None:
         super().__init__(admits)
         self._url = url
-        self._waiting: list[_Step] = []
-        self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "latimer-limits")
         self._connection: Connection[Any] | None = None
 
@@ -88,36 +65,8 @@ class PostgresLimits(SharedLimits):
         await self._in_thread(self._ready)
 
     @override
-    async def _reserve(self, grant: Grant, tokens: int, name: str) -> Lease | Refusal:
-        def change(account: Account, time: float) -> Lease | Refusal:
-            refusal = account.reserve(time, tokens, name, time + LEASE_SECONDS)
-            if refusal is not None:
-                return refusal
-            requests, spent = account.requests, account.tokens
-            left = requests.limit - requests.used, spent.limit - spent.used
-            return Lease(self, grant, name, spent.buckets[-1][0], tokens, left)
-
-        return await self._do(grant.name, grant.rates, change)
-
-    @override
-    async def _settle(self, lease: Lease, used: int) -> None:
-        def change(account: Account, time: float) -> None:
-            account.settle(time, lease.id, lease.at, lease.tokens, used)
-
-        await self._do(lease.grant.name, lease.grant.rates, change)
-
-    @override
-    async def _renew(self, leases: Mapping[str, Sequence[str]]) -> None:
-        await asyncio.gather(
-            *(
-                self._do(
-                    name,
-                    Rates(),
-                    lambda account, time, ids=ids: account.renew(ids, time + LEASE_SECONDS),
-                )
-                for name, ids in leases.items()
-            )
-        )
+    async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
+        return await self._in_thread(partial(self._transact, steps))
 
     @override
     async def _close(self) -> None:
@@ -125,32 +74,6 @@ class PostgresLimits(SharedLimits):
         self._thread.shutdown(wait=False)
         if connection is not None:
             connection.close()
-
-    async def _do(self, name: str, rates: Rates, change: Callable[[Account, float], T]) -> T:
-        """Change the account of a key, together with what else waits."""
-        loop = asyncio.get_running_loop()
-        step = _Step(name, rates, change, loop.create_future())
-        self._waiting.append(step)
-        if self._working is None or self._working.done():
-            self._working = loop.create_task(self._work())
-        return await step.done  # type: ignore[no-any-return]
-
-    async def _work(self) -> None:
-        """Do the steps that wait until there are none."""
-        while self._waiting:
-            steps, self._waiting = self._waiting[:MOST_STEPS], self._waiting[MOST_STEPS:]
-            try:
-                results = await self._in_thread(lambda steps=steps: self._transact(steps))
-            except Exception as error:
-                for step in steps:
-                    if not step.done.done():
-                        step.done.set_exception(error)
-                continue
-            for step, result in zip(steps, results, strict=True):
-                if not step.done.done():
-                    step.done.set_result(result)
-                elif isinstance(result, Lease):
-                    result.settle(0)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Return the result of a function that waits for the database.
@@ -162,12 +85,12 @@ class PostgresLimits(SharedLimits):
             running = asyncio.get_running_loop().run_in_executor(self._thread, work)
         except RuntimeError:
             raise LimitsUnavailable("it is closed") from None
-        done, _ = await asyncio.wait([running], timeout=_CONNECT_SECONDS + ANSWER_SECONDS)
-        if not done:
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
             self._cut()
             running.add_done_callback(_ignore)
-            raise LimitsUnavailable("it did not answer in time")
-        return running.result()
+            raise
 
     def _cut(self) -> None:
         """End a connection that a thread waits for."""
@@ -180,10 +103,6 @@ class PostgresLimits(SharedLimits):
         """Return the connection; a new one makes the table if it is missing."""
         if self._connection is not None:
             return self._connection
-        try:
-            import psycopg
-        except ModuleNotFoundError:
-            raise LimitsError(_MISSING) from None
         options: dict[str, Any] = {
             "application_name": "latimer",
             "connect_timeout": _CONNECT_SECONDS,
@@ -196,7 +115,7 @@ class PostgresLimits(SharedLimits):
             connection = psycopg.connect(self._url, **options)
         except psycopg.ProgrammingError:
             # Its message has the value of a wrong option.
-            raise LimitsError("The URL of the store of the limits is wrong.") from None
+            raise LimitsError("the URL is wrong") from None
         except psycopg.Error as error:
             raise LimitsUnavailable(_in_words(error)) from None
         try:
@@ -215,21 +134,19 @@ class PostgresLimits(SharedLimits):
         self._connection = connection
         return connection
 
-    def _transact(self, steps: Sequence[_Step]) -> list[Any]:
+    def _transact(self, steps: Sequence[Step]) -> list[Any]:
         """Do steps in one transaction, and return their results."""
         connection = self._ready()
-        from psycopg import Error
-
         try:
             with connection.transaction():
                 return self._done(connection, steps)
-        except Error as error:
+        except psycopg.Error as error:
             self._connection = None
             connection.close()
             raise LimitsUnavailable(_in_words(error)) from None
 
-    def _done(self, connection: Connection[Any], steps: Sequence[_Step]) -> list[Any]:
-        names = sorted({step.name for step in steps})
+    def _done(self, connection: Connection[Any], steps: Sequence[Step]) -> list[Any]:
+        names = sorted({step.grant.name for step in steps})
         rows = connection.execute(_SELECT, [names]).fetchall()
         if len(rows) < len(names):
             connection.execute(_INSERT, [names])
@@ -237,12 +154,27 @@ class PostgresLimits(SharedLimits):
         accounts = {name: (_account(orjson.loads(state)), time) for name, state, time in rows}
         results = []
         for step in steps:
-            account, time = accounts[step.name]
-            account.limit(step.rates)
-            results.append(step.change(account, time))
+            account, time = accounts[step.grant.name]
+            account.limit(step.grant.rates)
+            results.append(self._apply(step, account, time))
         states = [_state(account, time) for account, time in accounts.values()]
         connection.execute(_UPDATE, [[*accounts], states])
         return results
+
+    def _apply(self, step: Step, account: Account, time: float) -> Lease | Refusal | None:
+        if isinstance(step, Settle):
+            lease = step.lease
+            account.settle(time, lease.id, lease.at, lease.tokens, step.used)
+            return None
+        if isinstance(step, Renew):
+            account.renew(step.leases, time + LEASE_SECONDS)
+            return None
+        refusal = account.reserve(time, step.tokens, step.lease, time + LEASE_SECONDS)
+        if refusal is not None:
+            return refusal
+        requests, spent = account.requests, account.tokens
+        left = requests.limit - requests.used, spent.limit - spent.used
+        return Lease(self, step.grant, step.lease, spent.buckets[-1][0], step.tokens, left)
 
 
 def _account(state: Mapping[str, Any]) -> Account:

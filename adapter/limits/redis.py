@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
 
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
 from typing_extensions import override
 
 from ..errors import LimitsUnavailable
 from .leases import KINDS, Grant, Lease, LimitsError, Refusal
-from .shared import ANSWER_SECONDS, LEASE_SECONDS, SharedLimits
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from .shared import ANSWER_SECONDS, LEASE_SECONDS, Reserve, Settle, SharedLimits, Step
 
 # Redis' own clock counts, so that those of the processes may differ.
 _CLOCK = """
@@ -101,9 +103,12 @@ redis.call('EXPIRE', KEYS[1], ARGV[1] + 1)
 """
 )
 
-_MISSING = (
-    "Limits in Redis require the extra 'redis': run pip install '.[redis]' in a clone of Latimer."
-)
+# The texts of the scripts by their digests, by which Redis runs them.
+_SCRIPTS = {hashlib.sha1(one.encode()).hexdigest(): one for one in (_RESERVE, _SETTLE, _RENEW)}  # noqa: S324
+_DIGESTS = {text: digest for digest, text in _SCRIPTS.items()}
+
+# A script, its keys and its values.
+_Command: TypeAlias = tuple[str, list[str], list[Any]]
 
 
 class RedisLimits(SharedLimits):
@@ -117,7 +122,6 @@ class RedisLimits(SharedLimits):
         super().__init__(admits)
         self._url = url
         self._made: Redis | None = None
-        self._scripts: dict[str, Any] = {}
 
     @override
     async def open(self) -> None:
@@ -126,62 +130,59 @@ class RedisLimits(SharedLimits):
             await client.ping()
 
     @override
-    async def _reserve(self, grant: Grant, tokens: int, name: str) -> Lease | Refusal:
-        rates = grant.rates
-        limits = (rates.requests, rates.tokens, rates.concurrent)
-        given = [-1 if limit is None else limit for limit in limits]
-        keys = [_key(grant.name, kind) for kind in KINDS]
-        found = await self._run(_RESERVE, keys, [name, *given, tokens, LEASE_SECONDS, 1])
-        if not found[0]:
-            _, kind, used, wait = found
-            requested = tokens if KINDS[kind] == "tokens" else 1
-            return Refusal(KINDS[kind], limits[kind] or 0, used, requested, wait / 1000)
-        _, at, requests, spent = found
-        left = (
-            math.inf if rates.requests is None else requests,
-            math.inf if rates.tokens is None else spent,
-        )
-        return Lease(self, grant, name, at, tokens, left)
-
-    @override
-    async def _settle(self, lease: Lease, used: int) -> None:
-        keys = [_key(lease.grant.name, kind) for kind in KINDS[1:]]
-        await self._run(_SETTLE, keys, [lease.id, lease.at, used - lease.tokens])
-
-    @override
-    async def _renew(self, leases: Mapping[str, Sequence[str]]) -> None:
-        for name, ids in leases.items():
-            await self._run(_RENEW, [_key(name, "concurrent")], [LEASE_SECONDS, *ids])
+    async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
+        commands = [_command(step) for step in steps]
+        with _errors():
+            replies = await self._sent(commands)
+            # A server that was started again does not know the scripts.
+            lost = [index for index, one in enumerate(replies) if isinstance(one, NoScriptError)]
+            if lost:
+                pipeline = self._client().pipeline(transaction=False)
+                for script in _SCRIPTS.values():
+                    pipeline.script_load(script)
+                await pipeline.execute()
+                again = await self._sent([commands[index] for index in lost])
+                for index, reply in zip(lost, again, strict=True):
+                    replies[index] = reply
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+        return [self._result(step, reply) for step, reply in zip(steps, replies, strict=True)]
 
     @override
     async def _close(self) -> None:
         client, self._made = self._made, None
-        self._scripts.clear()
         if client is not None:
-            with _errors():
+            with suppress(LimitsUnavailable), _errors():
                 await client.aclose()
 
-    async def _run(self, script: str, keys: list[str], values: list[Any]) -> Any:
-        client = self._client()
-        prepared = self._scripts.get(script)
-        if prepared is None:
-            prepared = self._scripts[script] = client.register_script(script)
-        with _errors():
-            return await prepared(keys, values)
+    async def _sent(self, commands: Sequence[_Command]) -> list[Any]:
+        pipeline = self._client().pipeline(transaction=False)
+        for script, keys, values in commands:
+            pipeline.evalsha(_DIGESTS[script], len(keys), *keys, *values)
+        found: list[Any] = await pipeline.execute(raise_on_error=False)
+        return found
+
+    def _result(self, step: Step, reply: Any) -> Lease | Refusal | None:
+        if not isinstance(step, Reserve):
+            return None
+        grant, limits = step.grant, _limits(step.grant)
+        if not reply[0]:
+            _, number, used, wait = reply
+            kind = KINDS[number]
+            requested = step.tokens if kind == "tokens" else 1
+            return Refusal(kind, limits[number], used, requested, wait / 1000)
+        _, at, requests, spent = reply
+        left = (requests if limits[0] >= 0 else math.inf, spent if limits[1] >= 0 else math.inf)
+        return Lease(self, grant, step.lease, at, step.tokens, left)
 
     def _client(self) -> Redis:
         """Return the client, which connects when it is used.
 
         Raises:
-            LimitsError: the package is missing, or the URL is wrong.
+            LimitsError: the URL is wrong.
         """
         if self._made is None:
-            try:
-                from redis.asyncio import Redis
-                from redis.asyncio.retry import Retry
-                from redis.backoff import NoBackoff
-            except ModuleNotFoundError:
-                raise LimitsError(_MISSING) from None
             try:
                 self._made = Redis.from_url(
                     self._url,
@@ -193,19 +194,33 @@ class RedisLimits(SharedLimits):
                 )
             except ValueError:
                 # Its message can have the password.
-                raise LimitsError("The URL of the store of the limits is wrong.") from None
+                raise LimitsError("the URL is wrong") from None
         return self._made
 
 
-def _key(name: str, kind: str) -> str:
+def _limits(grant: Grant) -> tuple[int, int, int]:
+    """Return the limits of a key as the scripts take them, in the order of `KINDS`."""
+    rates = grant.rates
+    requests, tokens, concurrent = [
+        -1 if limit is None else limit for limit in (rates.requests, rates.tokens, rates.concurrent)
+    ]
+    return requests, tokens, concurrent
+
+
+def _command(step: Step) -> _Command:
     # The braces keep the keys of one account on one node of a cluster.
-    return f"latimer:limits:{{{name}}}:{kind}"
+    requests, tokens, leases = [f"latimer:limits:{{{step.grant.name}}}:{kind}" for kind in KINDS]
+    if isinstance(step, Reserve):
+        values = [step.lease, *_limits(step.grant), step.tokens, LEASE_SECONDS, 1]
+        return _RESERVE, [requests, tokens, leases], values
+    if isinstance(step, Settle):
+        lease = step.lease
+        return _SETTLE, [tokens, leases], [lease.id, lease.at, step.used - lease.tokens]
+    return _RENEW, [leases], [LEASE_SECONDS, *step.leases]
 
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    from redis.exceptions import RedisError
-
     try:
         yield
     except (RedisError, OSError) as error:

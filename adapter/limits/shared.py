@@ -7,9 +7,10 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from ..errors import LimitsUnavailable
 from .leases import Grant, Lease, LeaseStore, Refusal
@@ -24,13 +25,51 @@ LEASE_SECONDS, RENEW_SECONDS = 30.0, 10.0
 # Seconds to wait for another process that may be about to end a lease of the same key: a client
 # sends its next request when it has the answer, and that may be a moment before.
 GRACE = 0.05
+# The steps that a database is asked for together, at most.
+MOST_STEPS = 256
+
+LATE = "it did not answer in time"
+
+
+@dataclass(slots=True)
+class Reserve:
+    """Take a place, a request and tokens under the name of a lease, or nothing."""
+
+    grant: Grant
+    tokens: int
+    lease: str
+
+
+@dataclass(slots=True)
+class Settle:
+    """End a lease with the tokens that it used."""
+
+    lease: Lease
+    used: int
+
+    @property
+    def grant(self) -> Grant:
+        """The grant of the lease."""
+        return self.lease.grant
+
+
+@dataclass(slots=True)
+class Renew:
+    """Let leases of a key expire later."""
+
+    grant: Grant
+    leases: Sequence[str]
+
+
+Step: TypeAlias = Reserve | Settle | Renew
 
 
 class SharedLimits(LeaseStore):
     """The base class of stores of limits in a database.
 
-    Leases have an expiry, which their process renews: those of a process that was killed end by
-    themselves.
+    Steps run in their order, on one connection of each process. Those that wait while others run
+    are done together afterwards. Leases have an expiry, which their process renews: those of a
+    process that was killed end by themselves.
 
     Args:
         admits: True to count in this process alone while the database does not answer; False to
@@ -44,30 +83,22 @@ class SharedLimits(LeaseStore):
         self._count = 0
         self._is_down = False
         self._down_until = 0.0
-        # The leases of this process, and its work that nobody waits for.
         self._leases: dict[str, Lease] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: list[tuple[Step, asyncio.Future[Any]]] = []
+        self._working: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
 
     @abstractmethod
-    async def _reserve(self, grant: Grant, tokens: int, name: str) -> Lease | Refusal:
-        """Ask the database for a lease.
+    async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
+        """Do steps, and return their results: a `Lease` or a `Refusal` for each `Reserve`.
 
         Raises:
-            LimitsUnavailable: it does not answer.
+            LimitsUnavailable: the database does not answer.
         """
 
     @abstractmethod
-    async def _settle(self, lease: Lease, used: int) -> None:
-        """Tell the database the end of a lease; see `_reserve`."""
-
-    @abstractmethod
-    async def _renew(self, leases: Mapping[str, Sequence[str]]) -> None:
-        """Let leases expire later, by the name of their key; see `_reserve`."""
-
-    @abstractmethod
     async def _close(self) -> None:
-        """Close the connections."""
+        """Close the connection."""
 
     async def reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
         """See `LeaseStore.reserve`."""
@@ -87,47 +118,30 @@ class SharedLimits(LeaseStore):
         return found
 
     def settle(self, lease: Lease, used: int) -> None:
-        """See `LeaseStore.settle`."""
+        """See `LeaseStore.settle`; if that fails, the lease and its tokens expire by themselves."""
         self._leases.pop(lease.id, None)
-        self._start(self._settled(lease, used))
+        self._add(Settle(lease, used))
 
     async def aclose(self) -> None:
         """See `LeaseStore.aclose`."""
-        if self._renewing is not None:
-            # The event loop of the task may have ended.
-            with suppress(RuntimeError):
+        # The event loop of the tasks may have ended.
+        with suppress(RuntimeError, ValueError):
+            if self._renewing is not None:
                 self._renewing.cancel()
-        if self._tasks:
-            with suppress(ValueError):
-                await asyncio.wait(self._tasks, timeout=ANSWER_SECONDS)
+            if self._working is not None and not self._working.done():
+                await asyncio.wait([self._working], timeout=ANSWER_SECONDS)
         await self._close()
 
     async def _asked(self, grant: Grant, tokens: int) -> Lease | Refusal:
         """Ask the database; a lease that comes after the client has disconnected is ended."""
         self._count += 1
-        asking = self._start(self._reserve(grant, tokens, f"{self._process}-{self._count}"))
+        asking = self._add(Reserve(grant, tokens, f"{self._process}-{self._count}"))
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                found = await asyncio.shield(asking)
-        except TimeoutError:
-            asking.add_done_callback(self._end)
-            raise self._fail(LimitsUnavailable("it did not answer in time")) from None
-        except LimitsUnavailable as error:
-            raise self._fail(error) from None
+            found: Lease | Refusal = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            asking.add_done_callback(self._end)
+            asking.add_done_callback(_end)
             raise
-        if self._is_down:
-            self._is_down = False
-            log.warning("the store of the limits answers again")
         return found
-
-    def _end(self, asking: asyncio.Task[Lease | Refusal]) -> None:
-        """End a lease that nobody waits for any more."""
-        if not asking.cancelled() and asking.exception() is None:
-            found = asking.result()
-            if isinstance(found, Lease):
-                found.settle(0)
 
     async def _without(
         self, grant: Grant, tokens: int, error: LimitsUnavailable
@@ -136,43 +150,64 @@ class SharedLimits(LeaseStore):
             raise error
         return await self._alone.reserve(grant, tokens)
 
-    def _fail(self, error: LimitsUnavailable) -> LimitsUnavailable:
+    def _add(self, step: Step) -> asyncio.Future[Any]:
+        """Do a step soon; return its result."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((step, done))
+        if self._working is None or self._working.done():
+            self._working = loop.create_task(self._work())
+        return done
+
+    async def _work(self) -> None:
+        """Do what waits, until nothing does."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MOST_STEPS], self._waiting[MOST_STEPS:]
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    results = await self._run([step for step, _ in batch])
+            except TimeoutError:
+                self._fail(LimitsUnavailable(LATE), batch)
+            except Exception as error:
+                self._fail(error, batch)
+            else:
+                for (_, done), result in zip(batch, results, strict=True):
+                    done.set_result(result)
+                if self._is_down:
+                    self._is_down = False
+                    log.warning("the store of the limits answers again")
+
+    def _fail(self, error: Exception, batch: Sequence[tuple[Step, asyncio.Future[Any]]]) -> None:
         """Ask the database no more for a moment; the log says so once."""
         self._down_until = time.monotonic() + DOWN_SECONDS
+        if not isinstance(error, LimitsUnavailable):
+            error = LimitsUnavailable(f"{type(error).__name__}: {error}")
         if not self._is_down:
             self._is_down = True
             result = "this process counts alone" if self._admits else "requests are refused"
             log.error("the store of the limits does not answer, so %s: %s", result, error.detail)
-        return error
-
-    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _settled(self, lease: Lease, used: int) -> None:
-        """End a lease; if that fails, it expires by itself, and its tokens do within a minute."""
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._settle(lease, used)
-        except TimeoutError:
-            self._fail(LimitsUnavailable("it did not answer in time"))
-        except LimitsUnavailable as error:
-            self._fail(error)
+        for step, done in batch:
+            if isinstance(step, Reserve):
+                done.set_exception(error)
+                # The client may have disconnected.
+                done.exception()
+            else:
+                done.set_result(None)
 
     async def _keep(self) -> None:
         """Renew the leases of this process until it has none."""
         while self._leases:
             await asyncio.sleep(RENEW_SECONDS)
-            leases: dict[str, list[str]] = {}
+            leases: dict[Grant, list[str]] = {}
             for lease in self._leases.values():
-                leases.setdefault(lease.grant.name, []).append(lease.id)
-            if leases and time.monotonic() >= self._down_until:
-                try:
-                    async with asyncio.timeout(ANSWER_SECONDS):
-                        await self._renew(leases)
-                except TimeoutError:
-                    self._fail(LimitsUnavailable("it did not answer in time"))
-                except LimitsUnavailable as error:
-                    self._fail(error)
+                leases.setdefault(lease.grant, []).append(lease.id)
+            for grant, ids in leases.items():
+                self._add(Renew(grant, ids))
+
+
+def _end(asking: asyncio.Future[Lease | Refusal]) -> None:
+    """End a lease that nobody waits for any more."""
+    if asking.exception() is None:
+        found = asking.result()
+        if isinstance(found, Lease):
+            found.settle(0)
