@@ -1,0 +1,1 @@
+"""Several engines behind one model, and several models behind one server."""
