@@ -169,7 +169,8 @@ class RateLimited(LatimerError):
             f"Used {used}, Requested {requested}. Please try again in {go_duration(wait)}."
         )
         self.type = "tokens" if unit.startswith("tokens") else "requests"
-        self.retry_after = wait
+        # Clients ignore a longer wait, and retry at once.
+        self.retry_after = min(wait, 60.0)
         self.headers = headers
 
 

@@ -11,6 +11,8 @@ from ..backends.errors import LatimerError, shortened
 from ..schemas import limits
 from ..schemas.openai.common import Usage
 from .errors import InvalidRequest, UnknownModel
+from .limits.leases import Grant, LeaseStore
+from .limits.memory import MemoryLimits
 from .responses.background import Background
 from .responses.sealed import Seal
 from .store.store import Store
@@ -125,6 +127,7 @@ class Service:
         hosted: apply the limits of OpenAI's hosted service (`adapter/hosted.py`).
         store: stores what requests ask to store; None if nothing is stored.
         seal: seals reasoning that clients keep.
+        limits: counts the limits of keys; by default in memory.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Service:
         hosted: bool = False,
         store: Store | None = None,
         seal: Seal | None = None,
+        limits: LeaseStore | None = None,
     ) -> None:
         self._listings = listings
         self.max_body = max_body
@@ -142,6 +146,7 @@ class Service:
         self.hosted = hosted
         self.store = store
         self.seal = seal or Seal()
+        self.limits: LeaseStore = limits or MemoryLimits()
         self.background = Background()
         # True if no more requests are accepted.
         self.has_ended = False
@@ -151,17 +156,20 @@ class Service:
         """True if requests that name no model must not have unknown fields."""
         return any(listing.policy.strict for listing in self._listings)
 
-    async def resolve(self, name: str | None) -> ServedModel:
+    async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
 
         A request may omit the name if one model is served.
+
+        Args:
+            grant: the permissions of the request's key; a model that it may not use is unknown.
 
         Raises:
             InvalidRequest: no model has the name, or the request must name one.
             EngineUnavailable: an engine that may serve the model is not available.
         """
         if not name and len(self._listings) == 1:
-            return await self.first()
+            return await self.first(grant)
         missing: LatimerError | None = None
         known: list[str] = []
         for listing in self._listings:
@@ -172,30 +180,54 @@ class Service:
                     raise
                 missing = missing or error
                 continue
-            if name and (listing.any_model or name in listing.names_of(model)):
+            names = listing.names_of(model)
+            if name and (listing.any_model or name in names):
+                if grant is not None and not grant.allows(name):
+                    continue
                 return ServedModel(listing.backend, model, listing.policy, name)
-            known += listing.names_of(model)
+            known += names
         if missing is not None:
             raise missing
+        if grant is not None:
+            known = [one for one in known if grant.allows(one)]
         if not name:
             raise InvalidRequest(
                 "you must provide a model parameter: this server has several models. Expected one "
                 f"of: {shortened(', '.join(known))}."
             )
-        hint = (
-            f" This server has: {shortened(', '.join(known))}. To accept every name, start it with "
-            "--any-model."
-        )
-        raise UnknownModel(name, "" if self.hosted else hint)
+        if self.hosted:
+            hint = ""
+        elif grant is not None and grant.names is not None:
+            hint = f" This API key may use: {shortened(grant.shown)}."
+        else:
+            hint = (
+                f" This server has: {shortened(', '.join(known))}. To accept every name, start it "
+                "with --any-model."
+            )
+        raise UnknownModel(name, hint)
 
-    async def first(self) -> ServedModel:
-        """Return the backend for requests that name no model."""
+    async def first(self, grant: Grant | None = None) -> ServedModel:
+        """Return the backend for requests that name no model.
+
+        Raises:
+            InvalidRequest: the key of the request may use no name of the model.
+        """
         listing = self._listings[0]
         model = await listing.backend.model()
-        return ServedModel(listing.backend, model, listing.policy, listing.names_of(model)[0])
+        names = listing.names_of(model)
+        name = names[0]
+        if grant is not None and grant.names is not None:
+            allowed = [one for one in names if grant.allows(one)]
+            if not allowed:
+                raise InvalidRequest(
+                    "you must provide a model parameter. This API key may use: "
+                    f"{shortened(grant.shown)}."
+                )
+            name = allowed[0]
+        return ServedModel(listing.backend, model, listing.policy, name)
 
-    async def models(self) -> dict[str, ServedModel]:
-        """Return every name that requests may use, with its backend.
+    async def models(self, grant: Grant | None = None) -> dict[str, ServedModel]:
+        """Return every name that requests with a key may use, with its backend.
 
         Raises:
             EngineUnavailable: an engine is not available.
@@ -204,8 +236,9 @@ class Service:
         for listing in self._listings:
             model = await listing.backend.model()
             for name in listing.names_of(model):
-                served = ServedModel(listing.backend, model, listing.policy, name)
-                found.setdefault(name, served)
+                if grant is None or grant.allows(name):
+                    served = ServedModel(listing.backend, model, listing.policy, name)
+                    found.setdefault(name, served)
         return found
 
     async def health(self) -> None:
@@ -222,5 +255,6 @@ class Service:
         await self.background.aclose()
         if self.store is not None:
             await self.store.aclose()
+        await self.limits.aclose()
         for listing in self._listings:
             await listing.backend.aclose()

@@ -26,13 +26,15 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("adapter/errors.py", "adapter/parts.py"),
     # Fields of other servers.
     ("adapter/dialects/*.py",),
+    # The limits of keys.
+    ("adapter/limits/*.py",),
     # Stored objects and their database.
     ("adapter/store/*.py",),
     # One HTTP exchange, independent of its endpoint, and the models that are served.
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "auth", "hosted", "origins", "request", "responses/background", "responses/sealed",
+            "admission", "auth", "hosted", "origins", "request", "responses/background", "responses/sealed",
             "service", "validation",
         )
     ),

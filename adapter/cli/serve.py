@@ -23,8 +23,10 @@ from ...backends.errors import LatimerError
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, unused
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, LimitsUnavailable
 from ..generation.token_ids import load
+from ..limits.config import kind_of
+from ..limits.leases import LimitsError
 from ..origins import LocalRules, is_loopback
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
@@ -74,8 +76,12 @@ async def serve(settings: Settings) -> None:
         backend = backend_of(settings, _Progress() if sys.stderr.isatty() else None)
         for line in unused(settings):
             say(line)
-        app = adapter_of(settings, backend)
+        try:
+            app = adapter_of(settings, backend)
+        except LimitsError as error:
+            fail(f"admission.store: {error}")
         opening = await _open_store(app, settings)
+        await _open_limits(app, settings)
         if not is_elsewhere(settings):
             await backend.model()
     except LatimerError as error:
@@ -128,6 +134,31 @@ async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[No
         return asyncio.create_task(_open_later(app, where))
     say(_stores(where))
     return None
+
+
+async def _open_limits(app: OpenAIAdapter, settings: Settings) -> None:
+    """Connect to the store of the limits, if processes share one, and print where it is.
+
+    It can start later: what happens until then is the setting `unavailable`.
+
+    Raises:
+        SystemExit: the store cannot be used as it is set.
+    """
+    admission = settings.admission
+    if not settings.keys or kind_of(admission.store) == "memory":
+        return
+    where = admission.describe()
+    try:
+        await app.open_limits()
+    except LimitsError as error:
+        fail(f"admission.store: {where}: {error}")
+    except LimitsUnavailable as error:
+        until = (
+            "this process counts alone" if admission.unavailable == "admit" else "keys get a 503"
+        )
+        say(f"The store of the limits is not available yet, so {until}: {where}: {error.detail}")
+    else:
+        say(f"Latimer counts the limits of keys in {where}.")
 
 
 async def _open_later(app: OpenAIAdapter, where: str) -> None:
@@ -265,7 +296,7 @@ async def _task(settings: Settings, backend: Backend) -> str:
 def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
     """Return the app that serves a backend with these settings."""
     arguments = settings.arguments("adapter")
-    if not arguments["api_keys"]:
+    if not arguments["api_keys"] and not arguments["keys"]:
         arguments["local_rules"] = local_rules(
             settings.host, settings.cors_origin, settings.allowed_host
         )

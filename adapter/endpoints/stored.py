@@ -61,6 +61,7 @@ async def list_chat_completions(exchange: Exchange, service: Service) -> None:
         query.order == "desc",
         query.model,
         query.metadata or {},
+        exchange.grant,
     )
     page = await store.page(exchange.key, COMPLETION, wanted, listed_completion)
     await _send(exchange, joined, page.data, page.has_more)
@@ -83,6 +84,8 @@ async def updated(exchange: Exchange, service: Service, kind: str, name: str) ->
     update = await read(exchange, _UPDATE)
     note_unknown(exchange, update, service.strict)
     known = time_of(name) is not None
+    if known and exchange.grant is not None:
+        await found_object(exchange, service, kind, name)
     changed = await store.update(exchange.key, kind, name, update.metadata or {}) if known else None
     if changed is None:
         raise not_found(WORDS[kind], name)
@@ -99,6 +102,8 @@ async def delete_chat_completion(exchange: Exchange, service: Service, name: str
 async def delete(exchange: Exchange, service: Service, kind: str, name: str) -> None:
     """Delete a stored object."""
     store = store_of(exchange, service)
+    if time_of(name) is not None and exchange.grant is not None:
+        await found_object(exchange, service, kind, name)
     if time_of(name) is None or not await store.delete(exchange.key, kind, name):
         raise not_found(WORDS[kind], name)
 
@@ -146,9 +151,15 @@ async def found_object(
     """
     store, known = store_of(exchange, service), time_of(name) is not None
     found = await store.get(exchange.key, kind, name, whole) if known else None
-    if found is None:
+    if found is None or not may_see(exchange, found):
         raise not_found(WORDS[kind], name)
     return found
+
+
+def may_see(exchange: Exchange, stored: Stored) -> bool:
+    """Return True if the client's key may use the model of a stored object, if it has one."""
+    grant = exchange.grant
+    return grant is None or not stored.model or grant.allows(stored.model)
 
 
 def wrong_after(after: str, expected: str) -> InvalidRequest:
@@ -360,6 +371,8 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
 async def delete_response(exchange: Exchange, service: Service, name: str) -> None:
     """Delete a stored response."""
     store = service.store
+    if exchange.grant is not None:
+        await found_response(exchange, service, name)
     job = service.background.find(exchange.key, name)
     if job is not None:
         await job.cancel(delete=True)
@@ -376,6 +389,8 @@ async def delete_response(exchange: Exchange, service: Service, name: str) -> No
 async def cancel_response(exchange: Exchange, service: Service, name: str) -> None:
     """End a response in the background, and return it; one that has ended is returned as it is."""
     await exchange.read_body()
+    if exchange.grant is not None:
+        await found_response(exchange, service, name)
     job = service.background.find(exchange.key, name)
     if job is not None:
         await job.cancel()
@@ -413,12 +428,12 @@ async def found_response(
         InvalidRequest: a 404 for an id that does not exist, or of another key.
     """
     job = service.background.find(exchange.key, name)
-    if job is not None and not job.is_stored:
-        return job.stored()
     store, found = service.store, None
-    if store is not None and time_of(name) is not None:
+    if job is not None and not job.is_stored:
+        found = job.stored()
+    elif store is not None and time_of(name) is not None:
         found = await store.get(exchange.key, RESPONSE, name, whole)
-    if found is None:
+    if found is None or not may_see(exchange, found):
         raise not_found("Response", name)
     return found
 

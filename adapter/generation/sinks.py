@@ -386,6 +386,7 @@ def respond(
     if observers or answer.store is not None:
         wanted = answer.store is not None or any(one.keeps for one in observers)
         answer.keeps = answer.keeps or wanted
+    plan.lease = exchange.lease
     sink: JsonSink | StreamSink
     if frames is None:
         sink = JsonSink(exchange, served, answer)
@@ -483,6 +484,9 @@ async def pass_native(exchange: Exchange, backend: Backend, job: Generation, str
         EngineError: the status is not a final HTTP status.
     """
     async with backend.native(job, stream) as reply:
+        if exchange.lease is not None:
+            # Only the engine's own response says what it has used.
+            exchange.lease.generated = exchange.lease.tokens - exchange.lease.prompt
         if not 200 <= reply.status <= 599:
             raise EngineError(f"The engine responded with the invalid HTTP status {reply.status}.")
         content_type = reply.content_type.encode("latin-1")

@@ -6,11 +6,18 @@ This module has no I/O, and imports no client of a database.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import ConfigDict, Field, field_validator
+
+from ...backends.errors import shortened
+from ...backends.fleet.config import Table
+from ..errors import printable
+from .leases import NO_RATES, Grant, LeaseStore, LimitsError, Rates
+from .memory import MemoryLimits
 
 # The largest number that a limit can have; it is exact in Lua, too.
 MOST = 2**40
@@ -24,7 +31,8 @@ _POSTGRESQL = ("postgres", "postgresql")
 _PREFIX = "sha256:"
 
 # Names are parts of the names of keys in Redis, and of error messages.
-KeyName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 StoreKind: TypeAlias = Literal["memory", "redis", "postgresql"]
 
 
@@ -33,18 +41,17 @@ def digest_of(key: str) -> str:
     return _PREFIX + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-class _Table(BaseModel):
-    # An input can be a key, which somebody wrote instead of its digest.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, strict=True)
+class _Strict(Table):
+    # Numbers are numbers: neither texts nor booleans.
+    model_config = ConfigDict(strict=True)
 
 
-class KeyConfig(_Table):
+class KeyConfig(_Strict):
     """A key of clients: its digest, the models that it may use, its share and its limits."""
 
+    # Somebody may write the key instead of its digest.
     digest: str = Field(
-        description="SHA-256 of the key; `latimer config digest` prints it.",
-        pattern=r"^sha256:[0-9a-f]{64}$",
-        repr=False,
+        description="SHA-256 of the key; `latimer config digest` prints it.", repr=False
     )
     models: list[str] | None = Field(
         None, description="Names of models, * at the end for all that begin so; default: all."
@@ -66,6 +73,15 @@ class KeyConfig(_Table):
         None, description="Requests that run or wait at the same time.", ge=1, le=MOST
     )
 
+    @field_validator("digest")
+    @classmethod
+    def _check_digest(cls, digest: str) -> str:
+        if _DIGEST.fullmatch(digest) is None:
+            raise ValueError(
+                "expected sha256: and 64 hexadecimal digits, as 'latimer config digest' prints them"
+            )
+        return digest
+
     @field_validator("models")
     @classmethod
     def _check_models(cls, names: list[str] | None) -> list[str] | None:
@@ -82,7 +98,7 @@ class KeyConfig(_Table):
         return float(weight) if type(weight) is int else weight
 
 
-class AdmissionConfig(_Table):
+class AdmissionConfig(_Strict):
     """The store of the limits, which several processes can share."""
 
     # A URL can contain a password.
@@ -143,19 +159,72 @@ def kind_of(store: str) -> StoreKind:
     raise ValueError(EXPECTED)
 
 
-def check_keys(keys: Mapping[str, KeyConfig]) -> None:
-    """Check that no two tables have the digest of the same key.
-
-    Raises:
-        ValueError: two have; the message names them.
-    """
+def wrong_keys(keys: Mapping[str, KeyConfig]) -> Iterator[tuple[str, str]]:
+    """Yield the place of each table that cannot be used, and the reason."""
     names: dict[str, str] = {}
     for name, key in keys.items():
+        if _NAME.fullmatch(name) is None:
+            shown = shortened(printable(name))
+            yield f"keys.{shown}", "a name has up to 64 letters, digits and any of '._-'"
         other = names.setdefault(key.digest, name)
         if other != name:
-            raise ValueError(
-                f"keys.{name}: has the digest of keys.{other}; each key needs one table"
-            )
+            yield f"keys.{name}.digest", f"it is the digest of keys.{other}, too; omit one of them"
+
+
+def keys_of(keys: Mapping[str, KeyConfig | Mapping[str, Any]]) -> dict[str, KeyConfig]:
+    """Return the tables of keys, from classes or dictionaries.
+
+    Raises:
+        ValueError: a table cannot be used.
+    """
+    found = {name: KeyConfig.model_validate(key) for name, key in keys.items()}
+    for place, reason in wrong_keys(found):
+        raise ValueError(f"{place}: {reason}")
+    return found
+
+
+def grants_of(keys: Mapping[str, KeyConfig]) -> dict[bytes, Grant]:
+    """Return the permissions of each key by its digest."""
+    return {
+        bytes.fromhex(key.digest[len(_PREFIX) :]): _grant(name, key) for name, key in keys.items()
+    }
+
+
+def _grant(name: str, key: KeyConfig) -> Grant:
+    rates = Rates(key.requests_per_minute, key.tokens_per_minute, key.concurrent)
+    if rates == NO_RATES:
+        rates = NO_RATES
+    if key.models is None or "*" in key.models:
+        return Grant(name, rates, key.weight)
+    names = frozenset(one for one in key.models if not one.endswith("*"))
+    prefixes = tuple(one[:-1] for one in key.models if one.endswith("*"))
+    return Grant(name, rates, key.weight, names, prefixes)
+
+
+def store_of(config: AdmissionConfig) -> LeaseStore:
+    """Return the store of the limits; it connects when it is used.
+
+    Raises:
+        LimitsError: the package of its client is missing.
+    """
+    kind, admits = kind_of(config.store), config.unavailable == "admit"
+    try:
+        if kind == "redis":
+            from .redis import RedisLimits
+
+            return RedisLimits(config.store, admits)
+        if kind == "postgresql":
+            from .postgresql import PostgresLimits
+
+            return PostgresLimits(config.store, admits)
+    except ModuleNotFoundError as error:
+        if error.name not in ("redis", "psycopg"):
+            raise
+        extra = "redis" if kind == "redis" else "postgres"
+        raise LimitsError(
+            f"it requires the extra '{extra}': run pip install '.[{extra}]' in a clone of Latimer"
+        ) from None
+    return MemoryLimits()
 
 
 def _host(name: str) -> str:

@@ -37,6 +37,9 @@ class Rates:
     concurrent: int | None = None
 
 
+NO_RATES = Rates()
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The permissions of a key.
@@ -49,7 +52,7 @@ class Grant:
     """
 
     name: str
-    rates: Rates = Rates()
+    rates: Rates = NO_RATES
     weight: float = 1.0
     names: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
@@ -57,6 +60,11 @@ class Grant:
     def allows(self, model: str) -> bool:
         """Return True if the key may use a model with this name."""
         return self.names is None or model in self.names or model.startswith(self.prefixes)
+
+    @property
+    def shown(self) -> str:
+        """The names of models that it may use, for errors."""
+        return ", ".join([*sorted(self.names or ()), *(f"{one}*" for one in self.prefixes)])
 
 
 class Refusal(NamedTuple):

@@ -17,7 +17,7 @@ from psycopg import Connection
 from typing_extensions import override
 
 from ..errors import LimitsUnavailable
-from .leases import Account, Lease, LimitsError, Rates, Refusal
+from .leases import NO_RATES, Account, Lease, LimitsError, Refusal
 from .shared import LEASE_SECONDS, Renew, Settle, SharedLimits, Step
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ class PostgresLimits(SharedLimits):
 
 def _account(state: Mapping[str, Any]) -> Account:
     return Account(
-        Rates(), state.get("requests", ()), state.get("tokens", ()), state.get("leases", {})
+        NO_RATES, state.get("requests", ()), state.get("tokens", ()), state.get("leases", {})
     )
 
 
