@@ -180,12 +180,11 @@ class Service:
                     raise
                 missing = missing or error
                 continue
-            names = listing.names_of(model)
-            if name and (listing.any_model or name in names):
+            if name and (listing.any_model or name in listing.names_of(model)):
                 if grant is not None and not grant.allows(name):
                     continue
                 return ServedModel(listing.backend, model, listing.policy, name)
-            known += names
+            known += listing.names_of(model)
         if missing is not None:
             raise missing
         if grant is not None:

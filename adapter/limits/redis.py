@@ -126,8 +126,11 @@ class RedisLimits(SharedLimits):
     @override
     async def open(self) -> None:
         client = self._client()
-        with _errors():
-            await client.ping()
+        try:
+            with _errors():
+                await client.ping()
+        except TypeError:
+            raise LimitsError("the URL has an unknown option") from None
 
     @override
     async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:

@@ -103,7 +103,7 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def redis_server() -> Iterator[RedisServer]:
+def running() -> Iterator[RedisServer]:
     """Run a Redis until the block ends; a test that stops its server needs one of its own."""
     with tempfile.TemporaryDirectory(prefix="latimer-redis-") as folder:
         server = RedisServer(Path(folder))
