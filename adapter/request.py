@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
+from ..backends.queue import Ticket
 from ..schemas import limits
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
@@ -108,6 +109,13 @@ class Exchange(Request):
         found.grant = self.grant
         found.lease, self.lease = self.lease, None
         return found
+
+    def sign(self, party: Ticket) -> Ticket:
+        """Name the API key of the request in its ticket, and return the ticket."""
+        party.key = self.key
+        if self.grant is not None:
+            party.weight = self.grant.weight
+        return party
 
     async def read_body(self) -> list[bytes]:
         """Return the parts of the body; watch for a disconnect from then on.

@@ -70,7 +70,7 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
     if facts is not None and facts.inexact:
         inexact = (*inexact, *facts.inexact)
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict, inexact)
-    job = Embedding(inputs, Ticket(), served.model.fingerprint)
+    job = Embedding(inputs, exchange.sign(Ticket()), served.model.fingerprint)
     try:
         found = await served.backend.embed(job)
     except RequestError as error:
@@ -212,7 +212,7 @@ async def rerank(exchange: Exchange, service: Service) -> None:
         await admit(exchange, service, served, 0, prompts=len(request.documents))
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict)
     documents = [one if isinstance(one, str) else one.text for one in request.documents]
-    job = Ranking(request.query, documents, Ticket(), served.model.fingerprint)
+    job = Ranking(request.query, documents, exchange.sign(Ticket()), served.model.fingerprint)
     found = await served.backend.rank(job)
     if exchange.lease is not None:
         exchange.lease.settle(found.prompt_tokens)

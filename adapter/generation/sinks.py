@@ -16,6 +16,7 @@ from ...backends import offload
 from ...backends.base import Backend, Batch, Finish, Generation, Piece
 from ...backends.errors import EngineError, LatimerError
 from ...backends.http import read_whole
+from ...backends.queue import Ticket
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from ..errors import DONE, StoreUnavailable, error_event
 from ..request import EVENT_STREAM, Exchange
@@ -397,6 +398,13 @@ def respond(
             plan.party = sink.comments.party
         else:
             sink.comments.party = plan.party
+    if exchange.key:
+        party = plan.party
+        if party is None:
+            party = plan.party = Ticket()
+        party.key = exchange.key
+        if exchange.grant is not None:
+            party.weight = exchange.grant.weight
     if frames is None or sink.at_once:
         # The engine may yield texts whole, because the response is sent at the end.
         for job in plan.jobs:
@@ -483,6 +491,7 @@ async def pass_native(exchange: Exchange, backend: Backend, job: Generation, str
     Raises:
         EngineError: the status is not a final HTTP status.
     """
+    job.party = exchange.sign(job.party or Ticket())
     async with backend.native(job, stream) as reply:
         if exchange.lease is not None:
             # Only the engine's own response says what it has used.

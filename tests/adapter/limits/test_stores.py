@@ -182,7 +182,7 @@ async def _older(opened: Opened, url: str, seconds: float) -> None:
 @pytest.mark.parametrize(("opened", "kind"), [(one, one) for one in SHARED], indirect=["opened"])
 async def test_a_minute_passes(opened: Opened, kind: str, request: pytest.FixtureRequest) -> None:
     """What is older than a minute does not count, and the wait of a refusal ends with it."""
-    url = url_of(request, kind) if kind == "postgresql" else request.getfixturevalue("redis_process").url
+    url = request.getfixturevalue(f"{kind}_url")
     store = opened()
     grant = Grant("a", Rates(2, 100))
     (await lease_of(store, grant, 60)).settle(60)
