@@ -238,7 +238,7 @@ async def test_a_client_that_leaves_early_is_not_charged() -> None:
 async def test_a_response_in_the_background_has_its_lease() -> None:
     """A response in the background has a place until it ends, also when it is cancelled."""
     engine = Echo("one two three four", pause=0.02)
-    async with limited(engine, tokens_per_minute=1_000, concurrent=1) as (client, account):
+    async with limited(engine, tokens_per_minute=10_000, concurrent=1) as (client, account):
         body = {"model": "m", "input": "Hi", "background": True}
         found = (await client.post(RESPONSES, json=body)).json()
         assert len(account.leases) == 1
