@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
-from ..backends.queue import Ticket
 from ..schemas import limits
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
@@ -61,11 +60,14 @@ class Exchange(Request):
         fault: formats an error that ends the stream.
         key: the digest of the API key; empty if no key is needed, or none that is known was sent.
         owner: the owner of the request's prefixes in prompt caches; empty if all share them.
+        cache_key: the conversation that the request belongs to, as far as its body names it.
         end_user: the end user that the request names, or an empty text; logs show its hash.
         draft: the replaced fields of other servers, if the request has any.
         to_store: the body of a request that is stored or runs in the background, as it was sent.
         size: the size of the request body in bytes, as far as it has been read.
         max_body: the largest size of the body.
+        keeps_body: True if the body may be read once more.
+        defaults: adds a model's own defaults to a body; None if no model has any.
         is_left: True if the work was cancelled because the client disconnected.
         grant: the permissions of the API key; None if it has no table.
         lease: what the request has of the limits of its key; None if there are no limits.
@@ -83,11 +85,13 @@ class Exchange(Request):
         self.response_headers: list[Header] = []
         self.started = self.streams = self.is_left = False
         self.fault: Callable[[LatimerError], bytes] = error_event
-        self.key = self.owner = self.end_user = ""
+        self.key = self.owner = self.end_user = self.cache_key = ""
         self.draft: Draft | None = None
         self.to_store: Mapping[str, Any] | None = None
         self.size = 0
         self.max_body = max_body
+        self.keeps_body = False
+        self.defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
         self._parts: list[bytes] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -105,17 +109,11 @@ class Exchange(Request):
         found.request_id = self.request_id
         found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
         found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
+        found.cache_key = self.cache_key
         found.started = found.streams = True
         found.grant = self.grant
         found.lease, self.lease = self.lease, None
         return found
-
-    def sign(self, party: Ticket) -> Ticket:
-        """Name the API key of the request in its ticket, and return the ticket."""
-        party.key = self.key
-        if self.grant is not None:
-            party.weight = self.grant.weight
-        return party
 
     async def read_body(self) -> list[bytes]:
         """Return the parts of the body; watch for a disconnect from then on.
@@ -158,8 +156,9 @@ class Exchange(Request):
             InvalidRequest: the body is invalid (contract 1.2).
         """
         parts = await self.read_body()
-        # Only the value is kept.
-        self._parts = []
+        if not self.keeps_body:
+            # Only the value is kept.
+            self._parts = []
         if self.size <= offload.SMALL:
             return read(_object(parts))
         return await offload.run(self.size, _read, parts, read)

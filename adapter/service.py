@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, shortened
+from ..backends.fleet.pool import Pool
 from ..schemas import limits
 from ..schemas.openai.common import Usage
 from .errors import InvalidRequest, UnknownModel
@@ -59,12 +60,16 @@ class ServedModel:
 
     Args:
         name: the name of the model in responses: the request's, or else the first one.
+        is_pooled: True if the backend is a `Pool` of several engines.
+        replaces: True if it serves a request for a model that is not available.
     """
 
     backend: Backend
     model: Model
     policy: Policy
     name: str = ""
+    is_pooled: bool = False
+    replaces: bool = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -105,16 +110,30 @@ class ModelEntry:
     Args:
         names: the model names for clients; the engine's own name if empty.
         any_model: accept every model name.
+        fallback: the names of models that serve its requests while it is not available.
+        defaults: fields of requests that do not set them.
     """
 
     backend: Backend
     names: Sequence[str] = ()
     any_model: bool = False
     policy: Policy = Policy()
+    fallback: Sequence[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def names_of(self, model: Model) -> Sequence[str]:
         """Return the names of the model."""
         return self.names or (model.name,)
+
+    @property
+    def pool(self) -> Pool | None:
+        """The backend, if it is a model of several engines."""
+        return self.backend if isinstance(self.backend, Pool) else None
+
+    def served(self, model: Model, name: str, replaces: bool = False) -> ServedModel:
+        """Return the model under one of its names."""
+        is_pooled = self.pool is not None
+        return ServedModel(self.backend, model, self.policy, name, is_pooled, replaces)
 
 
 class Service:
@@ -140,7 +159,7 @@ class Service:
         seal: Seal | None = None,
         limits: LeaseStore | None = None,
     ) -> None:
-        self._listings = listings
+        self.replace(listings)
         self.max_body = max_body
         self.observers = observers
         self.hosted = hosted
@@ -148,8 +167,31 @@ class Service:
         self.seal = seal or Seal()
         self.limits: LeaseStore = limits or MemoryLimits()
         self.background = Background()
+        # Closes the engines that several models share.
+        self.release: Callable[[], Awaitable[None]] | None = None
         # True if no more requests are accepted.
         self.has_ended = False
+
+    def replace(self, listings: Sequence[ModelEntry]) -> None:
+        """Serve these models from now on; running requests end with the models that they have."""
+        self._listings = listings
+        table: dict[str, ModelEntry] = {}
+        for listing in listings:
+            for name in listing.names:
+                table.setdefault(name, listing)
+        # Names are only known at once if no engine has to be asked for its own.
+        self._table = table if all(listing.names for listing in listings) else None
+        self.is_fleet = any(listing.pool is not None for listing in listings)
+        self.has_fallbacks = any(listing.fallback for listing in listings)
+        has_defaults = any(listing.defaults for listing in listings)
+        self.defaults = self._with_defaults if has_defaults else None
+
+    def _with_defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = body.get("model")
+        entry = self._listings[0]
+        if isinstance(name, str) and self._table is not None:
+            entry = self._table.get(name, entry)
+        return entry.defaults
 
     @property
     def strict(self) -> bool:
@@ -170,6 +212,8 @@ class Service:
         """
         if not name and len(self._listings) == 1:
             return await self.first(grant)
+        if self._table is not None:
+            return await self._named(self._table, name, grant)
         missing: LatimerError | None = None
         known: list[str] = []
         for listing in self._listings:
@@ -183,27 +227,51 @@ class Service:
             if name and (listing.any_model or name in listing.names_of(model)):
                 if grant is not None and not grant.allows(name):
                     continue
-                return ServedModel(listing.backend, model, listing.policy, name)
+                return listing.served(model, name)
             known += listing.names_of(model)
         if missing is not None:
             raise missing
+        raise self._unknown(name, known, grant)
+
+    async def _named(
+        self, table: Mapping[str, ModelEntry], name: str | None, grant: Grant | None
+    ) -> ServedModel:
+        """Return the backend for a model name; no other engine is asked."""
+        entry = table.get(name or "")
+        if entry is None and name:
+            entry = next((one for one in self._listings if one.any_model), None)
+        if entry is None or (grant is not None and not grant.allows(name or "")):
+            raise self._unknown(name, [*table], grant)
+        pool = entry.pool
+        if pool is not None and entry.fallback and not pool.is_available:
+            for other in entry.fallback:
+                found = table[other]
+                if grant is not None and not grant.allows(other):
+                    continue
+                if found.pool is None or found.pool.is_available:
+                    return found.served(await found.backend.model(), other, replaces=True)
+        return entry.served(await entry.backend.model(), name or entry.names[0])
+
+    def _unknown(
+        self, name: str | None, known: Sequence[str], grant: Grant | None
+    ) -> InvalidRequest:
         if grant is not None:
             known = [one for one in known if grant.allows(one)]
         if not name:
-            raise InvalidRequest(
+            return InvalidRequest(
                 "you must provide a model parameter: this server has several models. Expected one "
                 f"of: {shortened(', '.join(known))}."
             )
         if self.hosted:
             hint = ""
         elif grant is not None and grant.names is not None:
-            hint = f" This API key may use: {shortened(grant.shown)}."
+            hint = f" This API key may use: {shortened(grant.shown)}." if grant.shown else ""
         else:
             hint = (
                 f" This server has: {shortened(', '.join(known))}. To accept every name, start it "
                 "with --any-model."
             )
-        raise UnknownModel(name, hint)
+        return UnknownModel(name, hint)
 
     async def first(self, grant: Grant | None = None) -> ServedModel:
         """Return the backend for requests that name no model.
@@ -213,41 +281,55 @@ class Service:
         """
         listing = self._listings[0]
         model = await listing.backend.model()
-        names = listing.names_of(model)
-        name = names[0]
+        name = listing.names_of(model)[0]
         if grant is not None and grant.names is not None:
-            allowed = [one for one in names if grant.allows(one)]
+            allowed = [one for one in listing.names_of(model) if grant.allows(one)]
             if not allowed:
                 raise InvalidRequest(
                     "you must provide a model parameter. This API key may use: "
-                    f"{shortened(grant.shown)}."
+                    f"{shortened(grant.shown or 'no model')}."
                 )
             name = allowed[0]
-        return ServedModel(listing.backend, model, listing.policy, name)
+        return listing.served(model, name)
 
-    async def models(self, grant: Grant | None = None) -> dict[str, ServedModel]:
+    async def models(self, grant: Grant | None = None) -> dict[str, ServedModel | None]:
         """Return every name that requests with a key may use, with its backend.
 
+        A model of several engines is described as they last reported it, and is None if none has
+        answered yet.
+
         Raises:
-            EngineUnavailable: an engine is not available.
+            EngineUnavailable: an engine that is the only one is not available.
         """
-        found: dict[str, ServedModel] = {}
+        found: dict[str, ServedModel | None] = {}
         for listing in self._listings:
-            model = await listing.backend.model()
-            for name in listing.names_of(model):
+            pool = listing.pool
+            model = await listing.backend.model() if pool is None else pool.known
+            for name in listing.names if model is None else listing.names_of(model):
                 if grant is None or grant.allows(name):
-                    served = ServedModel(listing.backend, model, listing.policy, name)
-                    found.setdefault(name, served)
+                    found.setdefault(name, None if model is None else listing.served(model, name))
         return found
 
     async def health(self) -> None:
-        """Check that every engine is ready.
+        """Check that every engine is ready; of models with several engines, one is enough.
 
         Raises:
             EngineUnavailable: an engine is not available.
         """
+        failure: LatimerError | None = None
+        pools = [listing.pool for listing in self._listings if listing.pool is not None]
         for listing in self._listings:
-            await listing.backend.health()
+            if listing.pool is None:
+                await listing.backend.health()
+        for pool in pools:
+            try:
+                await pool.health()
+            except LatimerError as error:
+                failure = error
+            else:
+                return
+        if failure is not None:
+            raise failure
 
     async def aclose(self) -> None:
         """End what runs, write what waits for the store, and release the store and the backends."""
@@ -257,3 +339,5 @@ class Service:
         await self.limits.aclose()
         for listing in self._listings:
             await listing.backend.aclose()
+        if self.release is not None:
+            await self.release()

@@ -35,7 +35,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "admission", "auth", "hosted", "origins", "request", "responses/background",
-            "responses/sealed", "service", "validation",
+            "responses/sealed", "routing", "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),
@@ -59,7 +59,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "app", "engines", "routes", "settings",
+            "__init__", "app", "engines", "fleet", "routes", "settings",
         )
     ),
     ("adapter/cli/*.py",),

@@ -60,8 +60,8 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     include_usage = request.stream_options is not None and check_stream_options(request)
     candidates, best = _count(request)
     if exchange.grant is not None:
-        prompts = _prompt_count(request.prompt)
-        await admit(exchange, service, served, request.max_tokens, candidates, prompts)
+        count = _prompt_count(request.prompt)
+        await admit(exchange, service, served, request.max_tokens, candidates, count)
     sampling, inexact = await in_model_vocabulary(
         request,
         await offload.run(exchange.size, sampling_of, request, capabilities),
@@ -88,7 +88,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         jobs = await offload.run(CHOICE * len(prompts), _each, job, prompts)
     if request.oai_compat is False:
         _check_native(request, jobs, capabilities)
-        await pass_native(exchange, served.backend, jobs[0], bool(request.stream))
+        await pass_native(exchange, served, jobs[0], bool(request.stream))
         return
     echoes = await _echoes(request, jobs, served.backend)
     plan = Plan(jobs, candidates, usage_of, echoes, translate=partial(_translate, request))

@@ -13,13 +13,13 @@ import orjson
 from typing_extensions import override
 
 from ...backends import offload
-from ...backends.base import Backend, Batch, Finish, Generation, Piece
+from ...backends.base import Batch, Finish, Generation, Piece
 from ...backends.errors import EngineError, LatimerError
 from ...backends.http import read_whole
-from ...backends.queue import Ticket
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from ..errors import DONE, StoreUnavailable, error_event
 from ..request import EVENT_STREAM, Exchange
+from ..routing import ticket_of
 from ..service import Observer, ServedModel
 from ..validation import note_inexact
 from .choice import Choice, Delta
@@ -388,6 +388,8 @@ def respond(
         wanted = answer.store is not None or any(one.keeps for one in observers)
         answer.keeps = answer.keeps or wanted
     plan.lease = exchange.lease
+    if served.is_pooled:
+        plan.party = ticket_of(exchange, served, plan.party)
     sink: JsonSink | StreamSink
     if frames is None:
         sink = JsonSink(exchange, served, answer)
@@ -398,13 +400,6 @@ def respond(
             plan.party = sink.comments.party
         else:
             sink.comments.party = plan.party
-    if exchange.key:
-        party = plan.party
-        if party is None:
-            party = plan.party = Ticket()
-        party.key = exchange.key
-        if exchange.grant is not None:
-            party.weight = exchange.grant.weight
     if frames is None or sink.at_once:
         # The engine may yield texts whole, because the response is sent at the end.
         for job in plan.jobs:
@@ -485,14 +480,17 @@ def _completion_details(finishes: Sequence[Finish]) -> CompletionTokensDetails:
     }
 
 
-async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
+async def pass_native(
+    exchange: Exchange, served: ServedModel, job: Generation, stream: bool
+) -> None:
     """Send the engine's native response: its status, its content type, its body as it arrives.
 
     Raises:
         EngineError: the status is not a final HTTP status.
     """
-    job.party = exchange.sign(job.party or Ticket())
-    async with backend.native(job, stream) as reply:
+    if served.is_pooled:
+        job.party = ticket_of(exchange, served, job.party)
+    async with served.backend.native(job, stream) as reply:
         if exchange.lease is not None:
             # Only the engine's own response says what it has used.
             exchange.lease.generated = exchange.lease.tokens - exchange.lease.prompt

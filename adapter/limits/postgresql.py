@@ -121,8 +121,8 @@ class PostgresLimits(SharedLimits):
         try:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-                (found,) = connection.execute("SELECT to_regclass('latimer_limits')").fetchone()
-                if found is None:
+                found = connection.execute("SELECT to_regclass('latimer_limits')").fetchone()
+                if found is None or found[0] is None:
                     connection.execute(_CREATE)
             # A commit that is lost is one that the clients do not see, too.
             connection.execute("SET synchronous_commit TO off")
