@@ -61,7 +61,7 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
     changes += changes_of("key", settings.keys, new.keys)
     fleet.start()
     say(
-        f"Latimer has read {new.file} again: {', '.join(changes) or 'the same engines, models and keys'}."
+        f"Latimer has read {new.file} again: {', '.join(changes) or 'the same engines and models'}."
     )
     fixed = [
         name
