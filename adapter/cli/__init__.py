@@ -82,6 +82,7 @@ def main() -> None:
       latimer check http://127.0.0.1:8080           what this engine supports
       latimer conform http://127.0.0.1:8080/v1      how well it conforms to OpenAI's API
       latimer store stats --store latimer.db        what a store contains
+      latimer config digest                         the digest of a key, for its table
     """
 
 
@@ -98,5 +99,6 @@ for _command in (
         short_help="Test any server for conformance with OpenAI's API.",
     ),
     _Lazy("store", ".store", short_help="Migrate, measure, export or prune a store."),
+    _Lazy("config", ".config", short_help="Help to write the settings file."),
 ):
     main.add_command(_command)
