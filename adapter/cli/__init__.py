@@ -99,8 +99,7 @@ for _command in (
         "...conformance.command",
         short_help="Test any server for conformance with OpenAI's API.",
     ),
-    _Lazy("config", ".commands", short_help="Print the JSON schema of the settings file."),
+    _Lazy("config", ".commands", short_help="Print the schema of the settings file, or a digest."),
     _Lazy("store", ".store", short_help="Migrate, measure, export or prune a store."),
-    _Lazy("config", ".config", short_help="Help to write the settings file."),
 ):
     main.add_command(_command)

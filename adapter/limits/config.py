@@ -142,13 +142,13 @@ def kind_of(store: str) -> StoreKind:
     """Return the kind of a store.
 
     Raises:
-        ValueError: it is none; the message shows no password.
+        ValueError: the store is of an unknown kind; the message shows no password.
     """
     if store == MEMORY:
         return "memory"
     try:
         parts = urlsplit(store)
-        # A port that is no number raises an error, whose message can be part of a password.
+        # A wrong port raises an error, whose message can be part of a password.
         scheme, _port = parts.scheme, parts.port
     except ValueError:
         scheme = ""

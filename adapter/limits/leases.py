@@ -129,7 +129,7 @@ class Window:
 
 
 class Account:
-    """What a key has used: its windows and its leases.
+    """The windows and the leases of a key.
 
     Args:
         requests, tokens: the buckets of its windows.
@@ -243,7 +243,7 @@ class LimitsError(Exception):
 
 
 class LeaseStore(Protocol):
-    """Where the limits are counted."""
+    """A store of the limits, which counts them."""
 
     async def reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
         """Take a place, a request and tokens, or nothing.

@@ -93,7 +93,7 @@ async def test_only_limits_that_exist_have_headers() -> None:
 
 
 async def test_the_usage_is_charged() -> None:
-    """In the end a request is charged the tokens of its usage, whatever was reserved."""
+    """In the end a request is charged the tokens of its usage, and not those that it reserved."""
     async with limited(tokens_per_minute=10_000) as (client, account):
         total = 0
         for path, body in BODIES.items():
@@ -312,7 +312,7 @@ class Unavailable(MemoryLimits):
 
 
 async def test_a_store_that_does_not_answer() -> None:
-    """Where requests are refused without the store, the error is a 503 that can be sent again."""
+    """A request that is refused without the store gets a 503, and can be sent again."""
     async with limited(requests_per_minute=5) as (client, _):
         app = client._transport.app  # type: ignore[attr-defined]
         app._service.limits = Unavailable()

@@ -139,7 +139,7 @@ def test_other_limits_apply_at_once() -> None:
 
 
 def test_a_window_stays_small() -> None:
-    """A window has at most one bucket for each half second, whatever happens."""
+    """A window has at most one bucket for each half second."""
     account = Account(Rates())
     draw = random.Random(5)
     time = 0.0

@@ -181,7 +181,7 @@ async def _older(opened: Opened, url: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(("opened", "kind"), [(one, one) for one in SHARED], indirect=["opened"])
 async def test_a_minute_passes(opened: Opened, kind: str, request: pytest.FixtureRequest) -> None:
-    """What is older than a minute does not count, and the wait of a refusal ends with it."""
+    """Requests and tokens of more than a minute ago do not count, and no wait is longer."""
     url = request.getfixturevalue(f"{kind}_url")
     store = opened()
     grant = Grant("a", Rates(2, 100))
