@@ -160,7 +160,15 @@ class Pool(Backend):
     @property
     def known(self) -> Model | None:
         """The model as an engine last reported it; None if none has answered yet."""
+        if self._known is None:
+            self._adopt()
         return self._known
+
+    def _adopt(self) -> None:
+        """Take what another model has learned about an engine that both have."""
+        for replica in self.replicas:
+            if replica.state == "ready" and replica.model is not None:
+                self._admit(replica, replica.model)
 
     @property
     def is_available(self) -> bool:
@@ -583,12 +591,15 @@ class Pool(Backend):
         Raises:
             EngineUnavailable: no engine has answered yet.
         """
-        if self._known is None:
+        if self.known is None:
             self.start()
             await self._learn()
         return self._known  # type: ignore[return-value]
 
     async def _learn(self) -> None:
+        self._adopt()
+        if self._known is not None:
+            return
         if not any(one.is_loadable for one in self.replicas):
             await self._revive()
         elif not any(one.state == "ready" for one in self.replicas):
@@ -757,6 +768,8 @@ class Pool(Backend):
     @override
     async def aclose(self) -> None:
         """End what waits, and look after the engines no longer; their owner closes them."""
+        if self._is_closed:
+            return
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
