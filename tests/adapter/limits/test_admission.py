@@ -15,8 +15,11 @@ from latimer.adapter.errors import LimitsUnavailable
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.limits.leases import Account, Grant
 from latimer.adapter.limits.memory import MemoryLimits
+from latimer.adapter.service import ModelEntry
 from latimer.backends.base import Embedding, Embeddings
 from latimer.backends.errors import EngineError
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
 from support.clients import client_of
 from support.engines.echo import Echo, Slow
 from support.servers import serving
@@ -287,9 +290,13 @@ async def test_counting_tokens_is_a_request() -> None:
 
 
 async def test_the_ticket_has_the_key() -> None:
-    """Engines get the key of each request, and the share of the key."""
+    """The queue of a model gets the key of each request, and the share of the key."""
     engine = Echo("one")
-    app = OpenAIAdapter(engine, keys=keys(weight=2), api_keys=["sk-plain"])
+    replica = Replica("a", engine, 2)
+    pool = Pool("demo", [replica], 8, "prefix")
+    await pool.ask(replica)
+    entries = [ModelEntry(pool, ("demo",))]
+    app = OpenAIAdapter(entries, keys=keys(weight=2), api_keys=["sk-plain"])
     async with client_of(app) as client:
         for key, weight in (("sk-team", 2.0), ("sk-plain", 1.0)):
             for path, body in BODIES.items():
