@@ -11,8 +11,11 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.routes import OPEN_ROUTES, ROUTES
+from latimer.adapter.service import ModelEntry
+from latimer.backends.errors import EngineUnavailable
 from support.clients import client_of
 from support.engines.echo import Echo
+from support.engines.fleet import Engine, pool_of
 
 NAMES = ("demo", "demo-large", "other")
 KEYS = {
@@ -139,6 +142,21 @@ def test_every_path_is_tested() -> None:
     others = {"/models", "/models/{name:path}", "/conversations", "/responses/compact"}
     assert known | stored | others == ROUTES.keys()
     assert OPEN_ROUTES.keys() == {"/health"}
+
+
+async def test_a_fallback_needs_permission() -> None:
+    """A model that is not available is replaced only by one that the key may use."""
+    broken = Engine("a")
+    broken.error = EngineUnavailable("It is away.")
+    pool = await pool_of(broken)
+    entries = [ModelEntry(pool, ("demo",), fallback=("other",)), ModelEntry(Echo(), ("other",))]
+    app = OpenAIAdapter(entries, keys=KEYS)
+    async with client_of(app) as client:
+        body = {"model": "demo", "messages": MESSAGES}
+        for key, status in (("sk-all", 200), ("sk-demos", 503)):
+            reply = await client.post("/v1/chat/completions", json=body, headers=by(key))
+            assert reply.status_code == status, reply.text
+    await app.aclose()
 
 
 async def test_stored_objects_of_another_model_are_unknown(tmp_path: Any) -> None:
