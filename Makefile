@@ -73,8 +73,9 @@ unit: $(VENV)/test
 	$(call run_tests,-m "not slow and not timed and not clients",-n auto --dist worksteal --durations 10)
 
 # What `make test` leaves out. Tests that hold a limit of time run by themselves.
-test-all: types-all $(VENV)/browser $(VENV)/postgresql
+test-all: types-all $(VENV)/browser $(VENV)/postgresql $(VENV)/redis
 	@$(POSTGRESQL) || echo "==> PostgreSQL is missing, so its tests are skipped: apt-get install postgresql"
+	@command -v redis-server >/dev/null || echo "==> Redis is missing, so its tests are skipped: apt-get install redis-server"
 	$(call run_tests,-m "slow and not timed and not clients",-n auto --dist worksteal --durations 10 -rs)
 	$(call run_tests,-m timed,--durations 10)
 
@@ -128,7 +129,7 @@ record: $(VENV)/test
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
 	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
-		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra s3 --extra conformance --group test pyproject.toml \
+		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra redis --extra s3 --extra conformance --group test pyproject.toml \
 		-o requirements.lock
 	rm -rf $(VENV)-lock
 
@@ -172,7 +173,7 @@ POSTGRESQL := { ls /usr/lib/postgresql/*/bin/initdb || command -v initdb; } >/de
 
 $(VENV)/postgresql: | $(VENV)/pip
 	@if ! $(POSTGRESQL) && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo "==> Installing PostgreSQL, for the tests of stored completions"; \
+		echo "==> Installing PostgreSQL, for the tests of stored completions and limits"; \
 		apt-get update -qq && \
 			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; \
 	fi
@@ -185,6 +186,16 @@ $(VENV)/nginx: | $(VENV)/pip
 		echo "==> Installing nginx, for the benchmark"; \
 		apt-get update -qq && \
 			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nginx-light >/dev/null; \
+	fi
+	touch $@
+
+# The tests start a Redis of their own, on a free port; without it they are skipped.
+$(VENV)/redis: | $(VENV)/pip
+	@if ! command -v redis-server >/dev/null && command -v apt-get >/dev/null \
+			&& [ "$$(id -u)" = 0 ]; then \
+		echo "==> Installing Redis, for the tests of limits"; \
+		apt-get update -qq && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server >/dev/null; \
 	fi
 	touch $@
 

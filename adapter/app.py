@@ -31,6 +31,7 @@ from .errors import (
     unexpected,
 )
 from .hosted import NAMES, Limits
+from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store_of
 from .origins import LocalRules, OriginMiddleware
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
@@ -52,6 +53,9 @@ class Options(TypedDict, total=False):
         any_model: accept every model name.
         api_keys: reject requests with 401 that do not send one of these keys in
             `Authorization: Bearer …`. Without keys, every client is accepted.
+        keys: more keys, each with a name and its table (`limits.config.KeyConfig`): its digest, the
+            models that it may use, and its limits.
+        admission: the store of these limits (`limits.config.AdmissionConfig`); memory by default.
         share_prefixes: share the prompt cache of the in-process engine across API keys. A client
             can then infer other clients' prompts from response times.
         cors_origins: the web pages that may read responses in a browser; by default all.
@@ -94,6 +98,8 @@ class Options(TypedDict, total=False):
     model_names: Sequence[str]
     any_model: bool
     api_keys: Iterable[str]
+    keys: Mapping[str, KeyConfig | Mapping[str, Any]]
+    admission: AdmissionConfig | Mapping[str, Any]
     share_prefixes: bool
     cors_origins: Sequence[str]
     local_rules: LocalRules | None
@@ -154,8 +160,11 @@ class ErrorMiddleware:
             exchange = scope[EXCHANGE] = Exchange(scope, receive, send, self._service.max_body)
             owner = self._keys.find(exchange) if self._keys.needed else ""
             scope.setdefault("state", {})["key_digest"] = owner
-            exchange.key = owner or ""
-            exchange.owner = "" if self._shares else exchange.key
+            if owner:
+                exchange.key = owner
+                exchange.grant = self._keys.grants.get(owner)
+                if not self._shares:
+                    exchange.owner = owner
         try:
             if self._service.has_ended:
                 raise ShuttingDown
@@ -179,6 +188,8 @@ class ErrorMiddleware:
             if self._keys is not None:
                 # The exchange refers to the scope.
                 scope.pop(EXCHANGE, None)
+                if exchange.lease is not None and exchange.lease.store is not None:
+                    exchange.lease.release()
 
 
 def _is_cancelling() -> bool:
@@ -268,6 +279,7 @@ def _service_of(backend: Backend | Sequence[ModelEntry], options: Options) -> Se
         hosted=limits == "openai" or policy.strict,
         store=None if store is None else Store(store),
         seal=Seal(options["reasoning_key"]),
+        limits=store_of(AdmissionConfig.model_validate(options["admission"])),
     )
 
 
@@ -301,7 +313,8 @@ class OpenAIAdapter(Router):
             raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
         options = {**DEFAULTS, **options}
         self._service = _service_of(backend, options)
-        keys, shares = Keys(options["api_keys"]), options["share_prefixes"]
+        keys = Keys(options["api_keys"], grants_of(keys_of(options["keys"])))
+        shares = options["share_prefixes"]
         own = [
             Middleware(ErrorMiddleware, self._service, keys, shares),
             Middleware(OriginMiddleware, options["cors_origins"], options["local_rules"]),
@@ -366,9 +379,31 @@ class OpenAIAdapter(Router):
                 error.add_note(f"{store.place.describe()}: {in_words(error)}")
                 raise
 
+    async def open_limits(self) -> None:
+        """Connect to the store of the limits now, instead of when the first request needs it.
+
+        Raises:
+            LimitsError: it cannot be used as it is set.
+            LimitsUnavailable: it does not answer now.
+        """
+        await self._service.limits.open()
+
     def replace(self, entries: Sequence[ModelEntry]) -> None:
         """Serve these models from now on; running requests are not affected."""
         self._service.replace(entries)
+
+    def replace_keys(
+        self, api_keys: Iterable[str], keys: Mapping[str, KeyConfig | Mapping[str, Any]]
+    ) -> None:
+        """Accept these keys from now on; running requests are not affected.
+
+        Raises:
+            ValueError: there is no key, but there was one: the server would be open.
+        """
+        found = Keys(api_keys, grants_of(keys_of(keys)))
+        if self._keys is not None and self._keys.needed and not found.needed:
+            raise ValueError("a server that needs a key cannot do without one while it runs")
+        self._keys = found
 
     @property
     def service(self) -> Service:

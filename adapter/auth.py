@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import unicodedata
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import InvalidRequest
+from .limits.leases import Grant
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -45,7 +44,7 @@ def check_key(key: str, setting: str) -> None:
 
 def owner_of(key: str) -> str:
     """Return the digest of a key, which names the owner of stored objects."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return _owner(_digest(key.encode("utf-8", "surrogateescape")))
 
 
 def keys_of(file: Path) -> list[str]:
@@ -78,31 +77,37 @@ _MISSING = (
 class Keys:
     """The API keys that requests may use.
 
+    Args:
+        keys: keys without a table.
+        grants: the permissions of keys with one, by their SHA-256 digests.
+
     Attributes:
         needed: True if requests need a key: there is one.
+        grants: the permissions by the owner of the key.
     """
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        # Digests have equal lengths, so comparing them does not reveal a key's length.
-        self._owners: list[tuple[bytes, str]] = []
-        for key in keys:
-            if not key:
-                continue
-            owner = owner_of(key)
-            self._owners += [(_digest(spelling), owner) for spelling in _spellings(key)]
+    def __init__(self, keys: Iterable[str], grants: Mapping[bytes, Grant] | None = None) -> None:
+        digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys if key]
+        # Keys are looked up by their digests. So the time that this takes says nothing about a key.
+        self._owners = {digest: _owner(digest) for digest in (*digests, *(grants or ()))}
+        self.grants = {_owner(digest): grant for digest, grant in (grants or {}).items()}
         self.needed = bool(self._owners)
 
     def find(self, request: Request) -> str | None:
-        """Return the owner of a request's key, as a digest; None if it has no known key.
-
-        Every key is compared, even after a match.
-        """
-        key = _key_of(request)
-        if key is None:
-            return None
-        digest = _digest(key)
-        matches = [owner for known, owner in self._owners if hmac.compare_digest(digest, known)]
-        return matches[0] if matches else None
+        """Return the owner of a request's key, as a digest; None if it has no known key."""
+        for name, value in request.scope["headers"]:
+            if name == b"authorization":
+                scheme, _, key = value.partition(b" ")
+                if scheme.lower() != b"bearer":
+                    return None
+                key = key.strip(b" \t")
+                owner = self._owners.get(sha256(key).digest())
+                if owner is None and not key.isascii():
+                    # Some clients send Latin-1.
+                    key = key.decode("latin-1").encode()
+                    owner = self._owners.get(sha256(key).digest())
+                return owner
+        return None
 
 
 def require_key(request: Request) -> str:
@@ -132,16 +137,12 @@ def _key_of(request: Request) -> bytes | None:
     return key if scheme.lower() == b"bearer" and key else None
 
 
-def _spellings(key: str) -> list[bytes]:
-    """Return the bytes that clients may send for a key: UTF-8, or Latin-1 from some clients."""
-    found = [key.encode("utf-8", "surrogateescape")]
-    with suppress(UnicodeEncodeError):
-        found += [one for one in [key.encode("latin-1")] if one not in found]
-    return found
-
-
 def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+    return sha256(key).digest()
+
+
+def _owner(digest: bytes) -> str:
+    return digest.hex()[:32]
 
 
 def _redacted(key: bytes) -> str:

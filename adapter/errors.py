@@ -6,6 +6,7 @@ Also text of requests and engines in a form that is safe in logs, on terminals a
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -163,6 +164,70 @@ class StoreUnavailable(LatimerError):
         super().__init__(f"The store is not available: {reason}. Send the request again later.")
         self.reason = reason
         self.detail = detail or reason
+
+
+class RateLimited(LatimerError):
+    """A request that exceeds a limit of its key, in OpenAI's words.
+
+    Args:
+        model: the name of the model in the request.
+        key: the name of the key's table.
+        unit: the unit of the limit, such as `tokens per min (TPM)`.
+        wait: the seconds after which the request may be sent again.
+        headers: the state of the limits.
+    """
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        model: str,
+        key: str,
+        unit: str,
+        limit: int,
+        used: int,
+        requested: int,
+        wait: float,
+        headers: tuple[Header, ...] = (),
+    ) -> None:
+        super().__init__(
+            f"Rate limit reached for {shortened(model)} in key {key} on {unit}: Limit {limit}, "
+            f"Used {used}, Requested {requested}. Please try again in {go_duration(wait)}."
+        )
+        self.type = "tokens" if unit.startswith("tokens") else "requests"
+        # Clients ignore a longer wait, and retry at once.
+        self.retry_after = min(wait, 60.0)
+        self.headers = headers
+
+
+class LimitsUnavailable(LatimerError):
+    """A store of limits that does not answer, where requests are refused then.
+
+    Args:
+        detail: for the log: the message of the database, with hosts.
+    """
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "limits_unavailable"
+    retry_after = 1.0
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            "The limits of this API key cannot be checked now. Send the request again later."
+        )
+        self.detail = detail
+
+
+def go_duration(seconds: float) -> str:
+    """Return a time as Go writes it, in OpenAI's headers and messages: `20ms`, `1.5s`, `1m0s`."""
+    milliseconds = max(math.ceil(seconds * 1000), 0)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    shown = f"{rest / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{minutes}m{shown}s" if minutes else f"{shown}s"
 
 
 def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:

@@ -66,7 +66,7 @@ class Fleet:
                 made[name] = self._make(settings, name)
         before = self.replicas
         replicas = {name: made[name] if name in made else before[name] for name in keys}
-        changes = _changes("engine", before, replicas)
+        changes = changes_of("engine", before, replicas)
         for name, replica in before.items():
             if replicas.get(name) is not replica:
                 self._drain(replica)
@@ -101,7 +101,7 @@ class Fleet:
             else:
                 pools[name] = pool
                 pool.update(own, queue, model.affinity)
-        changes = _changes("model", self.pools, pools)
+        changes = changes_of("model", self.pools, pools)
         for name, pool in self.pools.items():
             if name not in pools:
                 self._end(pool)
@@ -221,10 +221,11 @@ def _policy(settings: Settings, name: str, model: ModelConfig) -> Any:
     return policy_of(own.arguments("adapter"))
 
 
-def _changes(kind: str, before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+def changes_of(kind: str, before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the changes of tables of a kind by their names, in words."""
     words = {
         "added": [name for name in now if name not in before],
         "removed": [name for name in before if name not in now],
-        "changed": [name for name in now if name in before and now[name] is not before[name]],
+        "changed": [name for name in now if name in before and now[name] != before[name]],
     }
     return [f"{kind} {name} {word}" for word, names in words.items() for name in names]

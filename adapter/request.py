@@ -20,6 +20,7 @@ from ..backends.errors import LatimerError, RequestError
 from ..schemas import limits
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
+from .limits.leases import Grant, Lease
 from .parts import count_values, most_values
 
 T = TypeVar("T")
@@ -68,7 +69,12 @@ class Exchange(Request):
         keeps_body: True if the body may be read once more.
         defaults: adds a model's own defaults to a body; None if no model has any.
         is_left: True if the work was cancelled because the client disconnected.
+        grant: the permissions of the API key; None if it has no table.
+        lease: what the request has of the limits of its key; None if there are no limits.
     """
+
+    grant: Grant | None = None
+    lease: Lease | None = None
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.maximum
@@ -95,13 +101,18 @@ class Exchange(Request):
         self._receive, self._send = receive, send
 
     def detached(self, send: Send) -> Exchange:
-        """Return an exchange for work that outlives this one; it streams to `send`."""
+        """Return an exchange for work that outlives this one; it streams to `send`.
+
+        The work has the lease from then on.
+        """
         found = Exchange(self.scope, self._receive, send)
         found.request_id = self.request_id
         found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
         found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
         found.cache_key = self.cache_key
         found.started = found.streams = True
+        found.grant = self.grant
+        found.lease, self.lease = self.lease, None
         return found
 
     async def read_body(self) -> list[bytes]:

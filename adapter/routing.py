@@ -24,6 +24,8 @@ def ticket_of(exchange: Exchange, served: ServedModel, party: Ticket | None = No
     party = party or Ticket()
     if served.is_pooled:
         party.key = exchange.key
+        if exchange.grant is not None:
+            party.weight = exchange.grant.weight
         party.session = exchange.cache_key[:_MOST] or _named(exchange)
         party.routed = partial(_note, exchange)
         if served.replaces:

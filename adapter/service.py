@@ -12,6 +12,8 @@ from ..backends.fleet.pool import Pool
 from ..schemas import limits
 from ..schemas.openai.common import Usage
 from .errors import InvalidRequest, UnknownModel
+from .limits.leases import Grant, LeaseStore
+from .limits.memory import MemoryLimits
 from .responses.background import Background
 from .responses.sealed import Seal
 from .store.store import Store
@@ -139,6 +141,7 @@ class Service:
         hosted: apply the limits of OpenAI's hosted service (`adapter/hosted.py`).
         store: stores what requests ask to store; None if nothing is stored.
         seal: seals reasoning that clients keep.
+        limits: counts the limits of keys; by default in memory.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class Service:
         hosted: bool = False,
         store: Store | None = None,
         seal: Seal | None = None,
+        limits: LeaseStore | None = None,
     ) -> None:
         self.replace(listings)
         self.max_body = max_body
@@ -156,6 +160,7 @@ class Service:
         self.hosted = hosted
         self.store = store
         self.seal = seal or Seal()
+        self.limits: LeaseStore = limits or MemoryLimits()
         self.background = Background()
         # Closes the engines that several models share.
         self.release: Callable[[], Awaitable[None]] | None = None
@@ -190,19 +195,22 @@ class Service:
         """True if requests that name no model must not have unknown fields."""
         return any(listing.policy.strict for listing in self._listings)
 
-    async def resolve(self, name: str | None) -> ServedModel:
+    async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
 
         A request may omit the name if one model is served.
+
+        Args:
+            grant: the permissions of the request's key; a model that it may not use is unknown.
 
         Raises:
             InvalidRequest: no model has the name, or the request must name one.
             EngineUnavailable: an engine that may serve the model is not available.
         """
         if not name and len(self._listings) == 1:
-            return await self.first()
+            return await self.first(grant)
         if self._table is not None:
-            return await self._named(self._table, name)
+            return await self._named(self._table, name, grant)
         missing: LatimerError | None = None
         known: list[str] = []
         for listing in self._listings:
@@ -214,50 +222,74 @@ class Service:
                 missing = missing or error
                 continue
             if name and (listing.any_model or name in listing.names_of(model)):
+                if grant is not None and not grant.allows(name):
+                    continue
                 return ServedModel(listing.backend, model, listing.policy, name)
             known += listing.names_of(model)
         if missing is not None:
             raise missing
-        raise self._unknown(name, known)
+        raise self._unknown(name, known, grant)
 
-    async def _named(self, table: Mapping[str, ModelEntry], name: str | None) -> ServedModel:
+    async def _named(
+        self, table: Mapping[str, ModelEntry], name: str | None, grant: Grant | None
+    ) -> ServedModel:
         """Return the backend for a model name; no other engine is asked."""
         entry = table.get(name or "")
         if entry is None and name:
             entry = next((one for one in self._listings if one.any_model), None)
-        if entry is None:
-            raise self._unknown(name, [*table])
+        if entry is None or (grant is not None and not grant.allows(name or "")):
+            raise self._unknown(name, [*table], grant)
         replaces = False
         if entry.fallback and not _is_available(entry):
             for other in entry.fallback:
-                if _is_available(table[other]):
+                if _is_available(table[other]) and (grant is None or grant.allows(other)):
                     entry, name, replaces = table[other], other, True
                     break
         model = await entry.backend.model()
         name = name or entry.names[0]
         return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
 
-    def _unknown(self, name: str | None, known: Sequence[str]) -> InvalidRequest:
+    def _unknown(
+        self, name: str | None, known: Sequence[str], grant: Grant | None
+    ) -> InvalidRequest:
+        if grant is not None:
+            known = [one for one in known if grant.allows(one)]
         if not name:
             return InvalidRequest(
                 "you must provide a model parameter: this server has several models. Expected one "
                 f"of: {shortened(', '.join(known))}."
             )
-        hint = (
-            f" This server has: {shortened(', '.join(known))}. To accept every name, start it with "
-            "--any-model."
-        )
-        return UnknownModel(name, "" if self.hosted else hint)
+        if self.hosted:
+            hint = ""
+        elif grant is not None and grant.names is not None:
+            hint = f" This API key may use: {shortened(grant.shown)}." if grant.shown else ""
+        else:
+            hint = (
+                f" This server has: {shortened(', '.join(known))}. To accept every name, start it "
+                "with --any-model."
+            )
+        return UnknownModel(name, hint)
 
-    async def first(self) -> ServedModel:
-        """Return the backend for requests that name no model."""
+    async def first(self, grant: Grant | None = None) -> ServedModel:
+        """Return the backend for requests that name no model.
+
+        Raises:
+            InvalidRequest: the key of the request may use no name of the model.
+        """
         listing = self._listings[0]
         model = await listing.backend.model()
         names = listing.names_of(model)
+        if grant is not None and grant.names is not None:
+            names = [one for one in names if grant.allows(one)]
+            if not names:
+                raise InvalidRequest(
+                    "you must provide a model parameter. This API key may use: "
+                    f"{shortened(grant.shown or 'no model')}."
+                )
         return ServedModel(listing.backend, model, listing.policy, names[0], self.is_fleet)
 
-    async def models(self) -> dict[str, ServedModel | None]:
-        """Return every name that requests may use, with its backend.
+    async def models(self, grant: Grant | None = None) -> dict[str, ServedModel | None]:
+        """Return every name that requests with a key may use, with its backend.
 
         A model of several engines is described as they last reported it, and is None if none has
         answered yet.
@@ -270,6 +302,8 @@ class Service:
             pool = listing.pool
             model = await listing.backend.model() if pool is None else pool.known
             for name in listing.names if model is None else listing.names_of(model):
+                if grant is not None and not grant.allows(name):
+                    continue
                 served = None
                 if model is not None:
                     served = ServedModel(listing.backend, model, listing.policy, name)
@@ -302,6 +336,7 @@ class Service:
         await self.background.aclose()
         if self.store is not None:
             await self.store.aclose()
+        await self.limits.aclose()
         for listing in self._listings:
             await listing.backend.aclose()
         if self.release is not None:

@@ -53,6 +53,7 @@ from ..schemas.limits import BODY
 from .auth import UnusableKey, check_key, keys_of
 from .chat.instruct import FORMATS
 from .errors import printable
+from .limits.config import AdmissionConfig, KeyConfig, wrong_keys
 from .store.config import (
     LARGEST,
     MEMORY,
@@ -147,7 +148,7 @@ def setting(initial: Any, description: str, **properties: Any) -> Any:
     extra: Any = option
     if option.is_table:
         return Field(
-            default_factory=dict, description=description, json_schema_extra=extra, **properties
+            default_factory=initial, description=description, json_schema_extra=extra, **properties
         )
     return Field(initial, description=description, json_schema_extra=extra, **properties)
 
@@ -158,7 +159,7 @@ store_setting = partial(setting, group=STORE, to=("adapter",))
 client_setting = partial(setting, group=CLIENTS)
 request_setting = partial(setting, group=REQUESTS, to=("adapter",))
 server_setting = partial(setting, group=SERVER)
-table_setting = partial(setting, None, group=FLEET, is_table=True)
+table_setting = partial(setting, group=FLEET, is_table=True)
 
 # The properties of a key of a table that is not a setting too.
 _NONE = Option(group=FLEET)
@@ -552,13 +553,19 @@ class Settings(FlatSettings):
     _flags: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
     engines: Annotated[dict[str, EngineTable], NoDecode] = table_setting(
-        "engines, at a URL, in this process, or started by Latimer."
+        dict, "engines, at a URL, in this process, or started by Latimer."
     )
     machines: Annotated[dict[str, MachineConfig], NoDecode] = table_setting(
-        "machines, whose memory engines share."
+        dict, "machines, whose memory engines share."
     )
     models: Annotated[dict[str, ModelTable], NoDecode] = table_setting(
-        "models, the engines that serve them, and the rules for their requests."
+        dict, "models, the engines that serve them, and the rules for their requests."
+    )
+    keys: Annotated[dict[str, KeyConfig], NoDecode] = table_setting(
+        dict, "keys of clients, by their digests, with permissions and limits.", to=("adapter",)
+    )
+    admission: Annotated[AdmissionConfig, NoDecode] = table_setting(
+        AdmissionConfig, "the store of the limits of keys.", to=("adapter",)
     )
 
     @classmethod
@@ -611,10 +618,11 @@ class Settings(FlatSettings):
 
     def _check_tables(self) -> None:
         """Raise `WrongSettings` if tables contradict each other, or a setting."""
-        found = [
-            f"{self._file}: {place}: {reason}"
-            for place, reason in contradictions(self.engines, self.machines, self.models)
+        places = [
+            *contradictions(self.engines, self.machines, self.models),
+            *wrong_keys(self.keys),
         ]
+        found = [f"{self._file}: {place}: {reason}" for place, reason in places]
         for name in ("model", "model_name", "backend") if self.engines else ():
             if name in self.model_fields_set:
                 where = self.source_of(name)

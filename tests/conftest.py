@@ -20,10 +20,11 @@ from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_server import LlamaServer
-from support import clients, gguf_files
+from support import clients, gguf_files, redis_server
 from support.engines.echo import Echo
 from support.engines.replay import Replay, replaying
 from support.postgresql import PostgreSQL, missing, postgresql
+from support.redis_server import RedisServer
 from support.s3 import s3_server, variables
 from support.servers import llama_server, serving
 from support.walks import Walker
@@ -48,11 +49,13 @@ def pytest_configure() -> None:
 
 # Folders of slow tests, and fixtures and parameters of tests that need another program.
 SLOW = {"chaos", "faults"}
-OTHERS = {"postgresql", "postgresql_server", "remote", "s3", "s3_variables"}
+OTHERS = {
+    "postgresql", "postgresql_server", "redis", "redis_process", "remote", "s3", "s3_variables",
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of faults, and those that need PostgreSQL or the API of S3, as slow."""
+    """Mark the tests of faults, and those that need PostgreSQL, Redis or the API of S3, as slow."""
     for item in items:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         names = {
@@ -134,6 +137,22 @@ def postgresql_url(postgresql_server: PostgreSQL) -> Iterator[str]:
     """Return the URL of an empty database of the test's own."""
     with postgresql_server.database() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def redis_process() -> Iterator[RedisServer]:
+    """Run a real Redis; no test may stop it."""
+    reason = redis_server.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with redis_server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_process: RedisServer) -> str:
+    """Return the URL of an empty Redis."""
+    return redis_process.clear()
 
 
 @pytest.fixture(scope="session")

@@ -26,14 +26,16 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("adapter/data_urls.py", "adapter/errors.py", "adapter/parts.py"),
     # Fields of other servers.
     ("adapter/dialects/*.py",),
+    # The limits of keys.
+    ("adapter/limits/*.py",),
     # Stored objects and their database.
     ("adapter/store/*.py",),
     # One HTTP exchange, independent of its endpoint, and the models that are served.
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "auth", "hosted", "origins", "request", "responses/background", "responses/sealed",
-            "routing", "service", "validation",
+            "admission", "auth", "hosted", "origins", "request", "responses/background",
+            "responses/sealed", "routing", "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),

@@ -83,6 +83,7 @@ def main() -> None:
       latimer serve --config fleet.toml             several engines and models
       latimer conform http://127.0.0.1:8080/v1      how well it conforms to OpenAI's API
       latimer store stats --store latimer.db        what a store contains
+      latimer config digest                         the digest of a key, for its table
     """
 
 
@@ -98,7 +99,7 @@ for _command in (
         "...conformance.command",
         short_help="Test any server for conformance with OpenAI's API.",
     ),
-    _Lazy("config", ".commands", short_help="Print the JSON schema of the settings file."),
+    _Lazy("config", ".commands", short_help="Print the schema of the settings file, or a digest."),
     _Lazy("store", ".store", short_help="Migrate, measure, export or prune a store."),
 ):
     main.add_command(_command)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...backends.errors import LatimerError
 from ..app import OpenAIAdapter
 from ..auth import UnusableKey
-from ..fleet import Fleet
+from ..fleet import Fleet, changes_of
 from ..settings import Settings, WrongSettings, option_of
 from .terminal import say
 
@@ -47,6 +47,8 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
         new = settings.reloaded()
         if not new.engines:
             raise WrongSettings(f"{settings.file}: it has no table of an engine any more.")
+        if settings.keys and not new.keys and not settings.api_keys():
+            raise WrongSettings(f"{settings.file}: it has no table of a key any more.")
         changes = fleet.apply(new)
     except (WrongSettings, UnusableKey) as error:
         say(f"Latimer goes on with the settings that it has: {error}")
@@ -55,6 +57,8 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
         say(f"Latimer goes on with the settings that it has: {error.message}")
         return settings
     app.replace(fleet.entries)
+    app.replace_keys(settings.api_keys(), new.keys)
+    changes += changes_of("key", settings.keys, new.keys)
     fleet.start()
     say(
         f"Latimer has read {new.file} again: {', '.join(changes) or 'the same engines and models'}."
@@ -62,7 +66,8 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
     fixed = [
         name
         for name, field in Settings.model_fields.items()
-        if not option_of(field).is_table and getattr(new, name) != getattr(settings, name)
+        if (not option_of(field).is_table or name == "admission")
+        and getattr(new, name) != getattr(settings, name)
     ]
     if fixed:
         say(f"Start the server again to change: {', '.join(fixed)}.")

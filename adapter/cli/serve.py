@@ -23,9 +23,11 @@ from ...backends.errors import LatimerError, shortened
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, unused
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, LimitsUnavailable
 from ..fleet import Fleet
 from ..generation.token_ids import load
+from ..limits.config import kind_of
+from ..limits.leases import LimitsError
 from ..origins import LocalRules, is_loopback
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
@@ -78,8 +80,12 @@ async def serve(settings: Settings) -> None:
         backend = backend_of(settings, progress) if fleet is None else None
         for line in unused(settings) if fleet is None else ():
             say(line)
-        app = adapter_of(settings, backend or fleet)
+        try:
+            app = adapter_of(settings, backend or fleet)
+        except LimitsError as error:
+            fail(f"admission.store: {error}")
         opening = await _open_store(app, settings)
+        await _open_limits(app, settings)
         if backend is not None and not is_elsewhere(settings):
             await backend.model()
     except LatimerError as error:
@@ -137,6 +143,31 @@ async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[No
         return asyncio.create_task(_open_later(app, where))
     say(_stores(where))
     return None
+
+
+async def _open_limits(app: OpenAIAdapter, settings: Settings) -> None:
+    """Connect to the store of the limits, if processes share one, and print where it is.
+
+    It can start later: what happens until then is the setting `unavailable`.
+
+    Raises:
+        SystemExit: the store cannot be used as it is set.
+    """
+    admission = settings.admission
+    if not settings.keys or kind_of(admission.store) == "memory":
+        return
+    where = admission.describe()
+    try:
+        await app.open_limits()
+    except LimitsError as error:
+        fail(f"admission.store: {where}: {error}")
+    except LimitsUnavailable as error:
+        until = (
+            "this process counts alone" if admission.unavailable == "admit" else "keys get a 503"
+        )
+        say(f"The store of the limits is not available yet, so {until}: {where}: {error.detail}")
+    else:
+        say(f"Latimer counts the limits of keys in {where}.")
 
 
 async def _open_later(app: OpenAIAdapter, where: str) -> None:
@@ -301,7 +332,7 @@ def adapter_of(settings: Settings, served: Backend | Fleet | None) -> OpenAIAdap
     """Return the app that serves a backend, or the models of a fleet, with these settings."""
     assert served is not None
     arguments = settings.arguments("adapter")
-    if not arguments["api_keys"]:
+    if not arguments["api_keys"] and not arguments["keys"]:
         arguments["local_rules"] = local_rules(
             settings.host, settings.cors_origin, settings.allowed_host
         )

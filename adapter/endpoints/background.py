@@ -123,6 +123,7 @@ async def _run(
     answer = Answer(frames.whole, work.show, keeps=True, store=keep)
     padded = in_stream(options, frames)
     observers = service.observers(work.served)
+    lease = exchange.lease
     try:
         await respond(exchange, work.served, work.plan, answer, padded, observers)
     except asyncio.CancelledError:
@@ -136,3 +137,6 @@ async def _run(
         error = EngineError(unexpected()[1]["error"]["message"])
         job.log.add(job.fault(error))
         await keep(dict(frames.failed(error)))
+    finally:
+        if lease is not None:
+            lease.release()

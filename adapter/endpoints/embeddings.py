@@ -30,6 +30,7 @@ from ...backends.errors import RequestError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import range_error
 from ...schemas.openai.embeddings import EmbeddingRequest, RerankRequest, RerankResult
+from ..admission import admit
 from ..errors import InvalidRequest, about, worded
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
@@ -57,7 +58,10 @@ _FOREIGN_IDS = (
 async def create_embeddings(exchange: Exchange, service: Service) -> None:
     """Embed one input or several."""
     request = await read(exchange, _EMBEDDING, EMBEDDING_LIMITS if service.hosted else ())
-    served = await service.resolve(request.model)
+    served = await service.resolve(request.model, exchange.grant)
+    if exchange.grant is not None:
+        count = len(request.input) if _is_list(request.input) else 1
+        await admit(exchange, service, served, 0, prompts=count)
     facts = await served.backend.embedding_model()
     wanted = request.dimensions
     if wanted is not None and facts is not None and facts.dimensions:
@@ -73,6 +77,8 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
         if error.param == "input" and _is_list(request.input):
             raise _in_list(error) from None
         raise
+    if exchange.lease is not None:
+        exchange.lease.settle(found.prompt_tokens)
     if wanted is not None:
         _check_dimensions(wanted, len(found.vectors[0]), served, service)
     await send(exchange, request, served.name, found)
@@ -201,11 +207,15 @@ _RERANK = TypeAdapter(RerankRequest)
 async def rerank(exchange: Exchange, service: Service) -> None:
     """Sort documents by their relevance to a query."""
     request = await read(exchange, _RERANK)
-    served = await service.resolve(request.model)
+    served = await service.resolve(request.model, exchange.grant)
+    if exchange.grant is not None:
+        await admit(exchange, service, served, 0, prompts=len(request.documents))
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict)
     documents = [one if isinstance(one, str) else one.text for one in request.documents]
     job = Ranking(request.query, documents, ticket_of(exchange, served), served.model.fingerprint)
     found = await served.backend.rank(job)
+    if exchange.lease is not None:
+        exchange.lease.settle(found.prompt_tokens)
     parts = await offload.run(exchange.size, _ranking, request, served.name, documents, found)
     await exchange.reply_in_parts(parts)
 

@@ -59,7 +59,7 @@ class Abilities(NamedTuple):
 
 async def list_models(exchange: Exchange, service: Service) -> None:
     """List every model name that requests may use."""
-    models = await service.models()
+    models = await service.models(exchange.grant)
     reply: ModelList = {
         "object": "list",
         "data": [
@@ -72,14 +72,14 @@ async def list_models(exchange: Exchange, service: Service) -> None:
 
 async def retrieve_model(exchange: Exchange, service: Service, name: str) -> None:
     """Return one model; slashes in its name may be URL-encoded, once or twice, or doubled."""
-    names = await service.models()
+    names = await service.models(exchange.grant)
     spellings = (name, unquote(name), name.lstrip("/"))
     name = next((spelling for spelling in spellings if spelling in names), name)
     known = names.get(name)
     if name in names and known is None:
         reply: Any = _unknown(name)
     else:
-        reply = await _described(name, known or await service.resolve(name))
+        reply = await _described(name, known or await service.resolve(name, exchange.grant))
     await exchange.reply(200, orjson.dumps(reply))
 
 
@@ -193,7 +193,7 @@ _DETOKENIZE = TypeAdapter(DetokenizeRequest)
 
 async def tokenizer_info(exchange: Exchange, service: Service) -> None:
     """Return the model's special tokens, context length and chat template."""
-    model = (await service.first()).model
+    model = (await service.first(exchange.grant)).model
     info: TokenizerInfo = {
         "tokenizer_class": "LatimerTokenizer",
         "bos_token": model.bos_token or None,
@@ -209,7 +209,7 @@ async def tokenizer_info(exchange: Exchange, service: Service) -> None:
 async def tokenize(exchange: Exchange, service: Service) -> None:
     """Return the token ids of a text, with special tokens unless the request turns them off."""
     request = await read(exchange, _TOKENIZE)
-    served = await service.first()
+    served = await service.first(exchange.grant)
     ids = await served.backend.tokenize(
         request.prompt,
         add_special=request.add_special_tokens is not False,
@@ -227,7 +227,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 async def detokenize(exchange: Exchange, service: Service) -> None:
     """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
     request = await read(exchange, _DETOKENIZE)
-    served = await service.first()
+    served = await service.first(exchange.grant)
     try:
         data = await served.backend.detokenize(tuple(request.tokens))
     except UnknownToken as error:

@@ -24,6 +24,7 @@ from ..store.store import Store
 from .common import LATE, LOGPROB, TEXT, nothing_is_stored, record_of
 from .conversations import duplicate
 from .stored import RESPONSE as KIND
+from .stored import may_see
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _NO_STORE = "This server runs with --store off. Send the items of the earlier turns in 'input'."
@@ -139,6 +140,8 @@ def _check_new(request: ResponseRequest, items: Sequence[Mapping[str, Any]]) -> 
 async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
     """Return the response before, and those that it continues, from the oldest."""
     chain = await store.chain(exchange.key, KIND, name)
+    if not all(may_see(exchange, one) for one in chain):
+        raise _unknown(name)
     if not chain:
         raise await _not_found(exchange, store, name)
     status = chain[-1].reply["status"]
@@ -165,10 +168,15 @@ async def _not_found(exchange: Exchange, store: Store, name: str) -> InvalidRequ
         if before is None:
             break
         missing = before
-    reason = f"Previous response with id '{shortened(missing)}' not found."
-    if missing != name:
-        reason += f" '{name}' continues it."
-    return InvalidRequest(reason, "previous_response_id", "previous_response_not_found")
+    return _unknown(missing, f" '{name}' continues it." if missing != name else "")
+
+
+def _unknown(name: str, more: str = "") -> InvalidRequest:
+    return InvalidRequest(
+        f"Previous response with id '{shortened(name)}' not found.{more}",
+        "previous_response_id",
+        "previous_response_not_found",
+    )
 
 
 def _not_usable(name: str, status: str) -> InvalidRequest:
@@ -197,7 +205,7 @@ async def _referenced(
         if key not in responses:
             responses[key] = await store.get(exchange.key, KIND, place.response, place.is_input)
         stored = responses[key]
-        if stored is None:
+        if stored is None or not may_see(exchange, stored):
             continue
         items = input_items(stored) if place.is_input else stored.reply["output"]
         if place.index < len(items) and items[place.index]["id"] == name:

@@ -16,6 +16,7 @@ from ...backends.base import Capabilities, Sampling
 from ...backends.errors import LatimerError
 from ...schemas.openai.messages import Message
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
+from ..admission import admit
 from ..chat.prepare import ChatJob, ChatTurn, prepare
 from ..chat.profile import known_profile
 from ..chat.templates import Reasoning
@@ -91,29 +92,36 @@ class _Drafted:
 async def create_response(exchange: Exchange, service: Service) -> None:
     """Create a response."""
     request = await read(exchange, _REQUEST)
-    draft = await _drafted(exchange, service, request)
+    draft = await _drafted(exchange, service, request, generates=True)
     await _answer(exchange, service, request, draft)
 
 
 async def count_input_tokens(exchange: Exchange, service: Service) -> None:
     """Return the number of input tokens that a response to a request would have."""
     request = await read(exchange, _INPUT_TOKENS)
-    draft = await _drafted(exchange, service, request)
+    draft = await _drafted(exchange, service, request, generates=False)
     count = await prompt_tokens(draft.served, draft.chat.job)
     reply = {"object": "response.input_tokens", "input_tokens": count}
     await exchange.reply(200, orjson.dumps(reply))
 
 
-async def _drafted(exchange: Exchange, service: Service, request: ResponseRequest) -> _Drafted:
+async def _drafted(
+    exchange: Exchange, service: Service, request: ResponseRequest, generates: bool
+) -> _Drafted:
     """Return the job of a request, and what its response needs.
+
+    Args:
+        generates: False for a request that only counts its tokens.
 
     Raises:
         LatimerError: the request is invalid, or cannot be served.
     """
     try:
-        served = await service.resolve(request.model)
+        served = await service.resolve(request.model, exchange.grant)
     except LatimerError as error:
         raise in_responses(error) from None
+    if exchange.grant is not None:
+        await admit(exchange, service, served, request.most_tokens if generates else 0)
     capabilities = served.capabilities
     check_stream_options(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)

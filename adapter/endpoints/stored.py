@@ -59,6 +59,7 @@ async def list_chat_completions(exchange: Exchange, service: Service) -> None:
         query.order == "desc",
         query.model,
         query.metadata or {},
+        exchange.grant,
     )
     page = await store.page(exchange.key, COMPLETION, wanted, listed_completion)
     await send(exchange, joined, page.data, page.has_more)
@@ -80,6 +81,8 @@ async def updated(exchange: Exchange, service: Service, kind: str, name: str) ->
     store = store_of(exchange, service)
     update = await read(exchange, _UPDATE)
     note_unknown(exchange, update, service.strict)
+    if exchange.grant is not None:
+        await found_object(exchange, service, kind, name)
     changed = await store.update(exchange.key, kind, name, update.metadata or {})
     if changed is None:
         raise not_found(WORDS[kind], name)
@@ -96,6 +99,8 @@ async def delete_chat_completion(exchange: Exchange, service: Service, name: str
 async def delete(exchange: Exchange, service: Service, kind: str, name: str) -> None:
     """Delete a stored object."""
     store = store_of(exchange, service)
+    if exchange.grant is not None:
+        await found_object(exchange, service, kind, name)
     if not await store.delete(exchange.key, kind, name):
         raise not_found(WORDS[kind], name)
 
@@ -142,9 +147,15 @@ async def found_object(
         InvalidRequest: a 404 for an id that does not exist, or of another key.
     """
     found = await store_of(exchange, service).get(exchange.key, kind, name, whole)
-    if found is None:
+    if found is None or not may_see(exchange, found):
         raise not_found(WORDS[kind], name)
     return found
+
+
+def may_see(exchange: Exchange, stored: Stored) -> bool:
+    """Return True if the client's key may use the model of a stored object, if it has one."""
+    grant = exchange.grant
+    return grant is None or not stored.model or grant.allows(stored.model)
 
 
 def wrong_after(after: str, expected: str) -> InvalidRequest:
@@ -347,6 +358,8 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
 async def delete_response(exchange: Exchange, service: Service, name: str) -> None:
     """Delete a stored response."""
     store = service.store
+    if exchange.grant is not None:
+        await found_response(exchange, service, name)
     job = service.background.find(exchange.key, name)
     if job is not None:
         await job.cancel(delete=True)
@@ -362,6 +375,8 @@ async def delete_response(exchange: Exchange, service: Service, name: str) -> No
 async def cancel_response(exchange: Exchange, service: Service, name: str) -> None:
     """End a response in the background, and return it; one that has ended is returned as it is."""
     await exchange.read_body()
+    if exchange.grant is not None:
+        await found_response(exchange, service, name)
     job = service.background.find(exchange.key, name)
     if job is not None:
         await job.cancel()
@@ -399,11 +414,12 @@ async def found_response(
         InvalidRequest: a 404 for an id that does not exist, or of another key.
     """
     job = service.background.find(exchange.key, name)
+    found: Stored | None = None
     if job is not None and not job.is_stored:
-        return job.stored()
-    store = service.store
-    found = None if store is None else await store.get(exchange.key, RESPONSE, name, whole)
-    if found is None:
+        found = job.stored()
+    elif service.store is not None:
+        found = await service.store.get(exchange.key, RESPONSE, name, whole)
+    if found is None or not may_see(exchange, found):
         raise not_found("Response", name)
     return found
 

@@ -14,6 +14,7 @@ from ...backends.errors import EngineError, LatimerError
 from ...backends.queue import Ticket
 from ...backends.streams import merge_streams
 from ...schemas.openai.common import Usage
+from ..limits.leases import Lease
 from ..service import Observer
 from .choice import NO_ECHO, Choice, Echo, MessageFormat
 
@@ -35,6 +36,7 @@ class Plan:
         form: how to split a choice into parts; None if all of it is content.
         translate: turns an error of the jobs into the endpoint's error.
         party: the request as engines know it; None to make one if there are several jobs.
+        lease: what the request has of the limits of its key; None if there are no limits.
     """
 
     jobs: Sequence[Generation]
@@ -44,6 +46,7 @@ class Plan:
     form: MessageFormat | None = None
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
     party: Ticket | None = None
+    lease: Lease | None = None
 
 
 class Sink(Protocol):
@@ -91,7 +94,7 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
         choices = await offload.run(cost, _made, plan, late)
     cuts = plan.form is not None and plan.jobs[0].stops.by_reader
     # Only observers need to know when the first token arrives.
-    waiting = bool(observers)
+    waiting, lease = bool(observers), plan.lease
     try:
         sink.begin(choices, plan.choices)
         for one in observers:
@@ -99,6 +102,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
         async with _opened(backend, plan) as batches:
             events: list[Event] = []
             async for batch in batches:
+                if lease is not None:
+                    lease.generated += len(batch)
                 if cuts:
                     _read(batch, choices, plan)
                 if waiting and any(isinstance(event, Piece) for event in batch):
@@ -121,10 +126,15 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
     except LatimerError as error:
         if await sink.fail(plan.translate(error)):
             return
+        if lease is not None:
+            # The client has got nothing.
+            lease.generated = 0
         # Raised by a frame that holds it in a variable, it would hold the whole request.
         raise plan.translate(error) from None
     finally:
         sink.close()
+    if lease is not None:
+        lease.settle(usage["total_tokens"])
     for one in observers:
         one.finish(usage, reply)
 

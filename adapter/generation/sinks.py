@@ -387,6 +387,7 @@ def respond(
     if observers or answer.store is not None:
         wanted = answer.store is not None or any(one.keeps for one in observers)
         answer.keeps = answer.keeps or wanted
+    plan.lease = exchange.lease
     if served.is_pooled:
         plan.party = ticket_of(exchange, served, plan.party)
     sink: JsonSink | StreamSink
@@ -490,6 +491,9 @@ async def pass_native(
     if served.is_pooled:
         job.party = ticket_of(exchange, served, job.party)
     async with served.backend.native(job, stream) as reply:
+        if exchange.lease is not None:
+            # Only the engine's own response says what it has used.
+            exchange.lease.generated = exchange.lease.tokens - exchange.lease.prompt
         if not 200 <= reply.status <= 599:
             raise EngineError(f"The engine responded with the invalid HTTP status {reply.status}.")
         content_type = reply.content_type.encode("latin-1")

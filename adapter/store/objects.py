@@ -30,6 +30,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    or_,
     select,
     tuple_,
 )
@@ -261,6 +262,8 @@ def ids_of(
     if query.after is not None:
         place, after = tuple_(*columns), tuple_(time_of(query.after), query.after)
         wanted.append(place < after if query.descending else place > after)
+    if query.grant is not None and query.grant.names is not None:
+        wanted.append(_permitted(first, query.grant.names, query.grant.prefixes))
     if since is not None:
         wanted.append(first.table.c.created_at >= since)
     order = [column.desc() if query.descending else column.asc() for column in columns]
@@ -299,6 +302,17 @@ def _also(first: Filter, other: Filter) -> ColumnElement[bool]:
         table.c.created_at == first.table.c.created_at,
         table.c.id == first.table.c.id,
     )
+
+
+def _permitted(first: Filter, names: Iterable[str], prefixes: Iterable[str]) -> ColumnElement[bool]:
+    """Return the condition that the model of an object has one of these names or beginnings."""
+    table = objects.alias()
+    allowed = or_(
+        table.c.model.in_([*map(column_of, names)]),
+        # LIKE would ignore case in SQLite.
+        *(func.substr(table.c.model, 1, len(one)) == one for one in map(column_of, prefixes)),
+    )
+    return exists().where(allowed, table.c.id == first.table.c.id)
 
 
 def read_chain(connection: Connection, files: Files, key: Key) -> list[Stored]:

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import orjson
 
+from ..limits.leases import Grant
 from ..parts import PART, ChunkedJson
 from .media import LISTS, Medium, dumps, extract
 
@@ -123,6 +124,7 @@ class Query:
         descending: True to begin with the newest object.
         model: only objects of this model.
         metadata: only objects with all these pairs.
+        grant: only objects of models that a key may use.
     """
 
     after: str | None = None
@@ -130,6 +132,7 @@ class Query:
     descending: bool = False
     model: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    grant: Grant | None = None
 
 
 class Page(NamedTuple, Generic[T]):

@@ -28,7 +28,7 @@ def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 def test_any_text_can_be_a_key(key: str) -> None:
     """Any text that fits into a header can be a key, also one with spaces inside."""
     check_key(key, "api_key")
-    assert Settings.load(None, api_key=(key,), engine_key=key).keys() == [key]
+    assert Settings.load(None, api_key=(key,), engine_key=key).api_keys() == [key]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_any_text_can_be_a_key(key: str) -> None:
 def test_a_key_that_cannot_work_is_refused(key: str, reason: str) -> None:
     """A key that no request can match, or that splits a header, is rejected and not shown."""
     with pytest.raises(UnusableKey, match=reason) as raised:
-        Settings.load(None, api_key=(key,)).keys()
+        Settings.load(None, api_key=(key,)).api_keys()
     assert SECRET not in str(raised.value)
     if key:
         with pytest.raises(UnusableKey, match=f"engine_key: a key .*{reason}"):
-            Settings.load(None, engine_key=key).keys()
+            Settings.load(None, engine_key=key).api_keys()
 
 
 def test_a_file_has_a_key_on_each_line(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_wrong_configuration_shows_no_key(tmp_path: Path, text: str) -> None:
     file = tmp_path / "latimer.toml"
     file.write_text(text + "\n")
     with pytest.raises(ValueError, match=r".") as raised:
-        Settings.load(file).keys()
+        Settings.load(file).api_keys()
     assert not any(secret in str(raised.value) for secret in (SECRET, "5313437"))
 
 

@@ -6,6 +6,7 @@ and their Git diff is the change that clients see.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from chaos.cases.engine import ENTRY, EVENTS
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.hosted import Limits
+from latimer.adapter.limits.config import digest_of
 from latimer.backends.base import Backend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
@@ -33,6 +35,7 @@ from latimer.schemas.openai.responses import ResponseRequest
 from pydantic import BaseModel
 from support import error_page
 from support.clients import adapting
+from support.engines.echo import Echo
 from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.llama_server import FakeLlamaServer
 from support.engines.mistakes import BODIES
@@ -257,6 +260,38 @@ async def test_errors_of_engines_stay(engine: str) -> None:
                 found[f"{fault} streamed"] = await error_of(client, "POST", C, streamed)
             fake.faults = {}
     compare(f"{engine}-faults", {name: error for name, error in found.items() if error})
+
+
+WAIT = re.compile(r"(?<=try again in )[0-9.ms]+(?=s\.)")
+KEYS: dict[str, dict[str, Any]] = {
+    "requests": {"requests_per_minute": 1},
+    "tokens": {"tokens_per_minute": 10},
+    "concurrent": {"concurrent": 1},
+    "models": {"models": ["other*"]},
+}
+
+
+async def test_errors_of_limits_stay(client_of: Any) -> None:
+    """The errors of models and limits of keys stay the same at each endpoint that has them."""
+    keys = {name: {"digest": digest_of(name), **table} for name, table in KEYS.items()}
+    found: Errors = {}
+    for path, body in (
+        (C, BASE[C]), (H, BASE[H]), (RESPONSES, {"input": "Hi"}), (E, BASE[E]), (R, BASE[R]),
+    ):  # fmt: skip
+        app = OpenAIAdapter(Echo("Hi", pause=0.05), model_names=["demo"], keys=keys)
+        async with client_of(app) as client:
+            for name in KEYS:
+                headers = {"authorization": f"Bearer {name}"}
+                asked = {**body, "model": "demo", "max_tokens": 5} if path in (C, H) else body
+                replies = await asyncio.gather(
+                    *(client.post(path, json={"model": "demo", **asked}, headers=headers)
+                      for _ in range(2))
+                )  # fmt: skip
+                reply = max(replies, key=lambda one: (one.status_code == 429, one.status_code))
+                text = WAIT.sub("TIME", reply.text)
+                found[f"{path} {name}"] = [reply.status_code, json.loads(text)["error"]]
+        await app.aclose()
+    compare("limits", found)
 
 
 async def test_the_page_of_errors_is_generated(client_of: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import click
 import pytest
@@ -303,11 +303,14 @@ def table(settings: type[Settings], group: str) -> str:
 
 def fleet_table(settings: type[Settings]) -> str:
     """Return the tables of the settings file as a table in Markdown."""
-    rows = [f"### {FLEET}", "", "Tables of the file only; [fleet.md](fleet.md) describes them.", ""]
+    pages = "[fleet.md](fleet.md) and [limits.md](limits.md) describe them"
+    rows = [f"### {FLEET}", "", f"Tables of the file only; {pages}.", ""]
     rows += ["| table | content |", "|---|---|"]
     for name, field in settings.model_fields.items():
         if option_of(field).is_table:
-            rows.append(f"| `[{name}.NAME]` | {(field.description or '').capitalize()} |")
+            title = f"{name}.NAME" if get_origin(field.annotation) is dict else name
+            text = field.description or ""
+            rows.append(f"| `[{title}]` | {text[:1].upper()}{text[1:]} |")
     return "\n".join(rows) + "\n"
 
 

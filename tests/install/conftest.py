@@ -73,6 +73,12 @@ def s3(install: Install) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def redis(install: Install) -> Environment:
+    """Return an environment with the package and the client of Redis."""
+    return install(".[redis]")
+
+
+@pytest.fixture(scope="session")
 def postgres(install: Install) -> Environment:
     """Return an environment with the package and the driver of PostgreSQL."""
     return install(".[postgres]")

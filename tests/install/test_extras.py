@@ -74,10 +74,18 @@ def test_s3_stores_media(s3: Environment, s3_variables: dict[str, str]) -> None:
     assert done.stdout == "True\n"
 
 
+def test_redis_has_its_client(redis: Environment) -> None:
+    """The limits of keys in Redis import."""
+    without = "latimer.adapter.limits.postgresql"
+    assert imported(redis, "latimer.adapter.limits", without=without) > 4
+
+
 def test_postgres_has_its_driver(postgres: Environment) -> None:
     """The driver of PostgreSQL is installed together with the library that it needs."""
     done = postgres.run("python", "-c", "import psycopg; print(psycopg.pq.__impl__)")
     assert done.stdout == "binary\n"
+    without = "latimer.adapter.limits.redis"
+    assert imported(postgres, "latimer.adapter.limits", without=without) > 4
 
 
 def test_conformance_judges(conformance: Environment, llama_server_url: str) -> None:

@@ -17,6 +17,8 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.auth import require_key
 from latimer.adapter.cli.protocol import MOST_HEAD
 from latimer.adapter.errors import (
+    LimitsUnavailable,
+    RateLimited,
     ShuttingDown,
     StoreUnavailable,
     WebSocketRefused,
@@ -71,6 +73,8 @@ OTHERS: tuple[LatimerError, ...] = (
     Busy("1024 requests are waiting for the engine.", 1.0),
     EngineError("llama-server responded with status 500."),
     EngineUnavailable("The engine has not responded yet."),
+    LimitsUnavailable("for the log"),
+    RateLimited("demo", "team-a", "tokens per min (TPM)", 200_000, 199_000, 1_060, 1.5),
     EngineSilent("The engine at http://127.0.0.1:8080 sent nothing for 60 s."),
     ShuttingDown(),
     StoreUnavailable("the database is locked by another process"),

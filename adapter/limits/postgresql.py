@@ -1,0 +1,204 @@
+"""Limits in PostgreSQL: one row for each key, with the state of its `leases.Account`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import orjson
+import psycopg
+from psycopg import Connection
+from typing_extensions import override
+
+from ..errors import LimitsUnavailable
+from .leases import NO_RATES, Account, Lease, LimitsError, Refusal
+from .shared import LEASE_SECONDS, Renew, Settle, SharedLimits, Step
+
+T = TypeVar("T")
+
+# Seconds to connect, at least two for libpq, and until a dead network ends a connection.
+_CONNECT_SECONDS, _DEAD_SECONDS = 2, 10
+# The number of the lock that makes the table once; any will do that nobody else uses.
+_LOCK = 0x6C61_7469_6D65
+
+# A crash of the server may lose what the last minute used, and nothing else: the table needs no
+# write-ahead log. The free space of its pages takes the next version of a row.
+_CREATE = (
+    "CREATE UNLOGGED TABLE IF NOT EXISTS latimer_limits "
+    "(name text PRIMARY KEY, state text NOT NULL) WITH (fillfactor = 50)"
+)
+_INSERT = (
+    "INSERT INTO latimer_limits (name, state) SELECT unnest(%s::text[]), '{}' "
+    "ON CONFLICT (name) DO NOTHING"
+)
+_SELECT = (
+    "SELECT name, state, extract(epoch FROM clock_timestamp())::float8 FROM latimer_limits "
+    "WHERE name = ANY(%s) ORDER BY name FOR UPDATE"
+)
+_UPDATE = (
+    "UPDATE latimer_limits SET state = new.state "
+    "FROM unnest(%s::text[], %s::text[]) AS new (name, state) WHERE latimer_limits.name = new.name"
+)
+
+
+class PostgresLimits(SharedLimits):
+    """A store of limits in PostgreSQL; see `SharedLimits`.
+
+    Args:
+        url: the address of the database, such as `postgresql://USER:PASSWORD@HOST/NAME`.
+    """
+
+    def __init__(self, url: str, admits: bool = True) -> None:
+        super().__init__(admits)
+        self._url = url
+        self._thread = ThreadPoolExecutor(1, "latimer-limits")
+        self._connection: Connection[Any] | None = None
+
+    @override
+    async def open(self) -> None:
+        await self._in_thread(self._ready)
+
+    @override
+    async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
+        return await self._in_thread(partial(self._transact, steps))
+
+    @override
+    async def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._thread.shutdown(wait=False)
+        if connection is not None:
+            connection.close()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Return the result of a function that waits for the database.
+
+        Raises:
+            LimitsUnavailable: the database does not answer; its connection is then closed.
+        """
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except RuntimeError:
+            raise LimitsUnavailable("it is closed") from None
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._cut()
+            running.add_done_callback(_ignore)
+            raise
+
+    def _cut(self) -> None:
+        """End a connection that a thread waits for."""
+        connection = self._connection
+        if connection is not None:
+            with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as one:
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _ready(self) -> Connection[Any]:
+        """Return the connection; a new one makes the table if it is missing."""
+        if self._connection is not None:
+            return self._connection
+        options: dict[str, Any] = {
+            "application_name": "latimer",
+            "connect_timeout": _CONNECT_SECONDS,
+            "tcp_user_timeout": _DEAD_SECONDS * 1000,
+            "keepalives_idle": _DEAD_SECONDS // 2,
+            "keepalives_interval": 1,
+            "keepalives_count": _DEAD_SECONDS // 2,
+        }
+        try:
+            connection = psycopg.connect(self._url, **options)
+        except psycopg.ProgrammingError:
+            # Its message has the value of a wrong option.
+            raise LimitsError("the URL is wrong") from None
+        except psycopg.Error as error:
+            raise LimitsUnavailable(_in_words(error)) from None
+        try:
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+                found = connection.execute("SELECT to_regclass('latimer_limits')").fetchone()
+                if found is None or found[0] is None:
+                    connection.execute(_CREATE)
+            # A commit that is lost is one that the clients do not see, too.
+            connection.execute("SET synchronous_commit TO off")
+            connection.execute("SET statement_timeout TO 1000")
+            connection.commit()
+        except psycopg.Error as error:
+            connection.close()
+            raise LimitsUnavailable(_in_words(error)) from None
+        self._connection = connection
+        return connection
+
+    def _transact(self, steps: Sequence[Step]) -> list[Any]:
+        """Do steps in one transaction, and return their results."""
+        connection = self._ready()
+        try:
+            with connection.transaction():
+                return self._done(connection, steps)
+        except psycopg.Error as error:
+            self._connection = None
+            connection.close()
+            raise LimitsUnavailable(_in_words(error)) from None
+
+    def _done(self, connection: Connection[Any], steps: Sequence[Step]) -> list[Any]:
+        names = sorted({step.grant.name for step in steps})
+        rows = connection.execute(_SELECT, [names]).fetchall()
+        if len(rows) < len(names):
+            connection.execute(_INSERT, [names])
+            rows = connection.execute(_SELECT, [names]).fetchall()
+        accounts = {name: (_account(orjson.loads(state)), time) for name, state, time in rows}
+        results = []
+        for step in steps:
+            account, time = accounts[step.grant.name]
+            account.limit(step.grant.rates)
+            results.append(self._apply(step, account, time))
+        states = [_state(account, time) for account, time in accounts.values()]
+        connection.execute(_UPDATE, [[*accounts], states])
+        return results
+
+    def _apply(self, step: Step, account: Account, time: float) -> Lease | Refusal | None:
+        if isinstance(step, Settle):
+            lease = step.lease
+            account.settle(time, lease.id, lease.at, lease.tokens, step.used)
+            return None
+        if isinstance(step, Renew):
+            account.renew(step.leases, time + LEASE_SECONDS)
+            return None
+        refusal = account.reserve(time, step.tokens, step.lease, time + LEASE_SECONDS)
+        if refusal is not None:
+            return refusal
+        requests, spent = account.requests, account.tokens
+        left = requests.limit - requests.used, spent.limit - spent.used
+        return Lease(self, step.grant, step.lease, spent.buckets[-1][0], step.tokens, left)
+
+
+def _account(state: Mapping[str, Any]) -> Account:
+    return Account(
+        NO_RATES, state.get("requests", ()), state.get("tokens", ()), state.get("leases", {})
+    )
+
+
+def _state(account: Account, time: float) -> str:
+    account.expire(time)
+    state = {
+        "requests": [*account.requests.buckets],
+        "tokens": [*account.tokens.buckets],
+        "leases": account.leases,
+    }
+    return orjson.dumps(state).decode()
+
+
+def _in_words(error: Exception) -> str:
+    """Return the first line of a message of the database, which shows no password."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _ignore(running: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of work that nobody waits for."""
+    if not running.cancelled():
+        running.exception()

@@ -1,0 +1,213 @@
+"""Limits that several processes share: what a database is asked, and what happens without it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ..errors import LimitsUnavailable
+from .leases import Grant, Lease, LeaseStore, Refusal
+from .memory import MemoryLimits
+
+log = logging.getLogger("latimer")
+
+# Seconds in which the database must answer, and in which it is not asked after it did not.
+ANSWER_SECONDS, DOWN_SECONDS = 1.0, 1.0
+# Seconds after which a lease expires by itself, and between two renewals of those of a process.
+LEASE_SECONDS, RENEW_SECONDS = 30.0, 10.0
+# Seconds to wait for another process that may be about to end a lease of the same key: a client
+# sends its next request when it has the answer, and that may be a moment before.
+GRACE = 0.05
+# The steps that a database is asked for together, at most.
+MOST_STEPS = 256
+
+LATE = "it did not answer in time"
+
+
+@dataclass(slots=True)
+class Reserve:
+    """Take a place, a request and tokens under the name of a lease, or nothing."""
+
+    grant: Grant
+    tokens: int
+    lease: str
+
+
+@dataclass(slots=True)
+class Settle:
+    """End a lease with the tokens that it used."""
+
+    lease: Lease
+    used: int
+
+    @property
+    def grant(self) -> Grant:
+        """The grant of the lease."""
+        return self.lease.grant
+
+
+@dataclass(slots=True)
+class Renew:
+    """Let leases of a key expire later."""
+
+    grant: Grant
+    leases: Sequence[str]
+
+
+Step: TypeAlias = Reserve | Settle | Renew
+
+
+class SharedLimits(LeaseStore):
+    """The base class of stores of limits in a database.
+
+    Steps run in their order, on one connection of each process. Those that wait while others run
+    are done together afterwards. Leases have an expiry, which their process renews: those of a
+    process that was killed end by themselves.
+
+    Args:
+        admits: True to count in this process alone while the database does not answer; False to
+            refuse requests then.
+    """
+
+    def __init__(self, admits: bool) -> None:
+        self._admits = admits
+        self._alone = MemoryLimits()
+        self._process = secrets.token_hex(6)
+        self._count = 0
+        self._is_down = False
+        self._down_until = 0.0
+        self._leases: dict[str, Lease] = {}
+        self._waiting: list[tuple[Step, asyncio.Future[Any]]] = []
+        self._working: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
+        """Do steps, and return their results: a `Lease` or a `Refusal` for each `Reserve`.
+
+        Raises:
+            LimitsUnavailable: the database does not answer.
+        """
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Close the connection."""
+
+    async def reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
+        """See `LeaseStore.reserve`."""
+        if time.monotonic() < self._down_until:
+            return await self._without(grant, tokens, LimitsUnavailable("it did not answer"))
+        try:
+            found = await self._asked(grant, tokens)
+            if isinstance(found, Refusal) and found.kind == "concurrent":
+                await asyncio.sleep(GRACE)
+                found = await self._asked(grant, tokens)
+        except LimitsUnavailable as error:
+            return await self._without(grant, tokens, error)
+        if isinstance(found, Lease):
+            self._leases[found.id] = found
+            if self._renewing is None or self._renewing.done():
+                self._renewing = asyncio.get_running_loop().create_task(self._keep())
+        return found
+
+    def settle(self, lease: Lease, used: int) -> None:
+        """See `LeaseStore.settle`; if that fails, the lease and its tokens expire by themselves."""
+        self._leases.pop(lease.id, None)
+        self._add(Settle(lease, used))
+
+    async def aclose(self) -> None:
+        """See `LeaseStore.aclose`."""
+        # The event loop of the tasks may have ended.
+        with suppress(RuntimeError, ValueError):
+            if self._renewing is not None:
+                self._renewing.cancel()
+            if self._working is not None and not self._working.done():
+                await asyncio.wait([self._working], timeout=ANSWER_SECONDS)
+        await self._close()
+
+    async def _asked(self, grant: Grant, tokens: int) -> Lease | Refusal:
+        """Ask the database; a lease that comes after the client has disconnected is ended."""
+        self._count += 1
+        asking = self._add(Reserve(grant, tokens, f"{self._process}-{self._count}"))
+        try:
+            found: Lease | Refusal = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(_end)
+            raise
+        return found
+
+    async def _without(
+        self, grant: Grant, tokens: int, error: LimitsUnavailable
+    ) -> Lease | Refusal:
+        if not self._admits:
+            raise error
+        return await self._alone.reserve(grant, tokens)
+
+    def _add(self, step: Step) -> asyncio.Future[Any]:
+        """Do a step soon; return its result."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((step, done))
+        if self._working is None or self._working.done():
+            self._working = loop.create_task(self._work())
+        return done
+
+    async def _work(self) -> None:
+        """Do what waits, until nothing does."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MOST_STEPS], self._waiting[MOST_STEPS:]
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    results = await self._run([step for step, _ in batch])
+            except TimeoutError:
+                self._fail(LimitsUnavailable(LATE), batch)
+            except Exception as error:
+                self._fail(error, batch)
+            else:
+                for (_, done), result in zip(batch, results, strict=True):
+                    done.set_result(result)
+                if self._is_down:
+                    self._is_down = False
+                    log.warning("the store of the limits answers again")
+
+    def _fail(self, error: Exception, batch: Sequence[tuple[Step, asyncio.Future[Any]]]) -> None:
+        """Ask the database no more for a moment; the log says so once."""
+        self._down_until = time.monotonic() + DOWN_SECONDS
+        if not isinstance(error, LimitsUnavailable):
+            error = LimitsUnavailable(f"{type(error).__name__}: {error}")
+        if not self._is_down:
+            self._is_down = True
+            result = "this process counts alone" if self._admits else "requests are refused"
+            log.error("the store of the limits does not answer, so %s: %s", result, error.detail)
+        for step, done in batch:
+            if isinstance(step, Reserve):
+                done.set_exception(error)
+                # The client may have disconnected.
+                done.exception()
+            else:
+                done.set_result(None)
+
+    async def _keep(self) -> None:
+        """Renew the leases of this process until it has none."""
+        while self._leases:
+            await asyncio.sleep(RENEW_SECONDS)
+            leases: dict[Grant, list[str]] = {}
+            for lease in self._leases.values():
+                leases.setdefault(lease.grant, []).append(lease.id)
+            for grant, ids in leases.items():
+                self._add(Renew(grant, ids))
+
+
+def _end(asking: asyncio.Future[Lease | Refusal]) -> None:
+    """End a lease that nobody waits for any more."""
+    if asking.exception() is None:
+        found = asking.result()
+        if isinstance(found, Lease):
+            found.settle(0)
