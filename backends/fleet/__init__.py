@@ -1,0 +1,1 @@
+"""Many engines: routing between them, and loading them on demand."""
