@@ -18,6 +18,7 @@ from typing_extensions import Unpack, override
 
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
+from ..backends.patience import REQUEST
 from .auth import Keys
 from .chat.instruct import FORMATS
 from .errors import (
@@ -141,6 +142,7 @@ class ErrorMiddleware:
         self._service = service
         self._keys = keys
         self._shares = share_prefixes
+        self._keepalive = service.keepalive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -156,6 +158,8 @@ class ErrorMiddleware:
             scope.setdefault("state", {})["key_digest"] = owner
             exchange.key = owner or ""
             exchange.owner = "" if self._shares else exchange.key
+            exchange.keepalive = self._keepalive
+            REQUEST.set(exchange)
         try:
             if self._service.has_ended:
                 raise ShuttingDown
@@ -172,13 +176,16 @@ class ErrorMiddleware:
                 raise
             await _shut_down(exchange)
         except Exception as error:
-            if exchange.started and isinstance(error, LatimerError):
+            if exchange.started and isinstance(error, LatimerError) and not exchange.has_waited:
                 raise
             await _fail(exchange, error)
         finally:
             if self._keys is not None:
                 # The exchange refers to the scope.
                 scope.pop(EXCHANGE, None)
+                REQUEST.set(None)
+                if exchange.held:
+                    exchange.release()
 
 
 def _is_cancelling() -> bool:

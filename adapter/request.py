@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -27,6 +27,9 @@ T = TypeVar("T")
 MAX_NESTING = limits.NESTING.maximum
 # Seconds of work before the server begins to watch for a disconnect.
 WATCH_AFTER = 0.02
+
+# The longest time before a stream says that it waits for an engine, in seconds.
+NOTE_AFTER = 3.0
 
 # The name of the exchange in the scope of its request.
 EXCHANGE = "latimer.exchange"
@@ -65,6 +68,10 @@ class Exchange(Request):
         size: the size of the request body in bytes, as far as it has been read.
         max_body: the largest size of the body.
         is_left: True if the work was cancelled because the client disconnected.
+        wants_stream: True if the request asks for a stream.
+        keepalive: seconds between the comments of a stream that waits for an engine; 0 sends none.
+        has_waited: True if the head of the response was sent because the request waits.
+        held: the engines that stay loaded until the end of the request (`backends/patience.py`).
     """
 
     def __init__(
@@ -81,6 +88,9 @@ class Exchange(Request):
         self.to_store: Mapping[str, Any] | None = None
         self.size = 0
         self.max_body = max_body
+        self.wants_stream = self.has_waited = False
+        self.keepalive = 0.0
+        self.held: dict[Hashable, Callable[[], None]] | None = {}
         self._parts: list[bytes] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -96,6 +106,7 @@ class Exchange(Request):
         found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
         found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
         found.started = found.streams = True
+        found.held = None
         return found
 
     async def read_body(self) -> list[bytes]:
@@ -180,6 +191,33 @@ class Exchange(Request):
         self.is_left = True
         task.cancel()
 
+    async def wait(
+        self, ready: asyncio.Future[Any], note: Callable[[], str], most: float | None
+    ) -> bool:
+        """Wait for an engine that is loaded; a stream gets comments meanwhile.
+
+        The first comment sends the head of the response. After that, errors are events.
+        """
+        if not self.wants_stream or not self.keepalive:
+            await asyncio.wait([ready], timeout=most)
+            return ready.done()
+        seconds = min(self.keepalive, NOTE_AFTER)
+        while not ready.done():
+            await asyncio.wait([ready], timeout=seconds)
+            if ready.done():
+                break
+            if not self.started:
+                await self.start(200, EVENT_STREAM)
+                self.has_waited = True
+            await self.chunk(b": %s\n\n" % as_ascii(note()).encode())
+        return True
+
+    def release(self) -> None:
+        """Let go of the engines that the request has kept loaded."""
+        held, self.held = self.held, None
+        for release in (held or {}).values():
+            release()
+
     async def reply(
         self,
         status: int,
@@ -203,7 +241,10 @@ class Exchange(Request):
         await self.chunk(b"", more=False)
 
     async def error(self, error: LatimerError) -> None:
-        """Send an error as a complete response."""
+        """Send an error as a complete response, or as the end of a stream that has waited."""
+        if self.has_waited:
+            await self.chunk(self.fault(error), more=False)
+            return
         if self.draft is not None and isinstance(error, RequestError):
             error = with_names(error, self.draft.names)
         status, body, headers = render(error)
@@ -211,6 +252,8 @@ class Exchange(Request):
 
     async def start(self, status: int, content_type: bytes, headers: Iterable[Header] = ()) -> None:
         """Send the status and the headers of a response; chunks follow."""
+        if self.has_waited:
+            return
         self.started = True
         milliseconds = int((time.perf_counter() - self._started_at) * 1000)
         head = [

@@ -76,6 +76,7 @@ def _read(
     body: Mapping[str, Any],
 ) -> T:
     request = parse(adapter, limits, body)
+    exchange.wants_stream = bool(body.get("stream"))
     stored = body.get("store")
     by_default = isinstance(request, Request) and request.is_stored_by_default
     if stored or (stored is None and by_default) or body.get("background"):

@@ -76,6 +76,7 @@ class EngineLoader(ABC):
         self.idle = idle
         self.is_pinned = is_pinned
         self.memory: Mapping[str, int] = dict(memory or {})
+        self._is_declared = memory is not None
         self.state: LoadState = "unloaded"
         self.failure = self.tail = ""
         self.since = time.monotonic()
@@ -106,6 +107,11 @@ class EngineLoader(ABC):
         """Return the bytes of memory that the engine takes now; None if they cannot be measured."""
         return None
 
+    def note_memory(self, kind: str, size: int) -> None:
+        """Note the largest measured size of the engine, unless its memory is declared."""
+        if not self._is_declared:
+            self.memory = {kind: max(size, self.memory.get(kind, 0))}
+
     async def load(self) -> None:
         """Load the engine, unless it is ready; join a load that has begun.
 
@@ -116,7 +122,7 @@ class EngineLoader(ABC):
             return
         task = self._task
         if task is None or task.done():
-            self._check_pause()
+            self.check()
             self._enter("loading")
             task = self._task = asyncio.create_task(self._load())
         # A caller that is cancelled does not cancel the load.
@@ -191,7 +197,12 @@ class EngineLoader(ABC):
         last = f"\n{tail}" if tail else ""
         log.warning("engine %s failed: %s; next attempt in %g s%s", self.name, reason, pause, last)
 
-    def _check_pause(self) -> None:
+    def check(self) -> None:
+        """Check that a load has not failed a moment ago.
+
+        Raises:
+            EngineUnavailable: it has.
+        """
         if self.state == "failed" and time.monotonic() < self._again:
             raise self._unavailable()
 
