@@ -16,9 +16,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast, get_args, get_origin
 
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
@@ -30,6 +39,14 @@ from pydantic_settings import (
 )
 
 from ..backends.base import Pooling
+from ..backends.fleet.config import (
+    EngineConfig,
+    MachineConfig,
+    ModelConfig,
+    Table,
+    contradictions,
+    served_by,
+)
 from ..backends.llama_cpp.options import BATCH, CACHE_DISK, PARALLEL, CacheType
 from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
@@ -55,8 +72,12 @@ ENVIRONMENT = "LATIMER_"
 # The groups of settings, in the order of the help.
 ENGINE, IN_PROCESS, STORE = "Engine", "In-process engine", "Store"
 CLIENTS, REQUESTS, SERVER = "Clients", "Requests", "Server"
+# The tables of the file, which are not options of the commands.
+FLEET = "Fleet"
 # The largest settings file, in bytes.
 MOST_FILE = 2**20
+# What may wait in front of an engine of a fleet, whose requests wait in one queue before it.
+_UNLIMITED = 2**20
 # A day, in seconds: event loops do not support much longer timers.
 DAY = 86_400
 # The shortest `keepalive`, in seconds.
@@ -85,6 +106,7 @@ class Option:
         check: raises a ValueError if a value is wrong.
         expected: the values that it may have, for errors.
         is_secret: True if no error and no repr shows its value.
+        is_table: True for tables of the file, which no flag can set.
     """
 
     group: str
@@ -100,6 +122,12 @@ class Option:
     check: Callable[[Any], object] | None = None
     expected: str | None = None
     is_secret: bool = False
+    is_table: bool = False
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Complete the JSON schema of the setting, which pydantic has made from its type."""
+        if self.convert is not None and "type" in schema:
+            schema["type"] = [schema["type"], "string"]
 
 
 _OPTION = frozenset(Option.__dataclass_fields__)
@@ -116,7 +144,11 @@ def setting(initial: Any, description: str, **properties: Any) -> Any:
     option = Option(**{name: properties.pop(name) for name in _OPTION & properties.keys()})
     if option.is_secret:
         properties["repr"] = False
-    extra: Any = {"option": option}
+    extra: Any = option
+    if option.is_table:
+        return Field(
+            default_factory=dict, description=description, json_schema_extra=extra, **properties
+        )
     return Field(initial, description=description, json_schema_extra=extra, **properties)
 
 
@@ -126,11 +158,16 @@ store_setting = partial(setting, group=STORE, to=("adapter",))
 client_setting = partial(setting, group=CLIENTS)
 request_setting = partial(setting, group=REQUESTS, to=("adapter",))
 server_setting = partial(setting, group=SERVER)
+table_setting = partial(setting, None, group=FLEET, is_table=True)
+
+# The properties of a key of a table that is not a setting too.
+_NONE = Option(group=FLEET)
 
 
 def option_of(field: FieldInfo) -> Option:
     """Return the properties of a setting that are not pydantic's."""
-    return cast("dict[str, Option]", field.json_schema_extra)["option"]
+    extra: Any = field.json_schema_extra
+    return extra if isinstance(extra, Option) else _NONE
 
 
 def type_of(field: FieldInfo) -> Any:
@@ -177,11 +214,31 @@ def _check_hosts(hosts: list[str]) -> None:
     LocalRules(hosts=hosts)
 
 
-class Settings(BaseSettings):
-    """The settings of `latimer serve` and `latimer check`, in the order of their help.
+class Checked(BaseModel):
+    """A model whose values are converted and checked as the `Option`s of its fields say."""
 
-    Lists are comma-separated in the environment and arrays in the file.
-    """
+    @field_validator("*", mode="before")
+    @classmethod
+    def _convert(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, str) and is_list(field):
+            return [word.strip() for word in value.split(",") if word.strip()]
+        if isinstance(value, bool) and type_of(field) in (int, float):
+            raise PydanticCustomError("int_type", "expected a number, but got a boolean")
+        convert = option_of(field).convert
+        return value if convert is None else convert(value)
+
+    @field_validator("*")
+    @classmethod
+    def _check(cls, value: Any, info: ValidationInfo) -> Any:
+        check = option_of(cls.model_fields[info.field_name or ""]).check
+        if check is not None and value is not None:
+            check(value)
+        return value
+
+
+class FlatSettings(Checked, BaseSettings):
+    """The settings that flags and the environment can set, in the order of their help."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT,
@@ -189,9 +246,6 @@ class Settings(BaseSettings):
         # An invalid value can be an API key.
         hide_input_in_errors=True,
     )
-
-    _file: Path | None = PrivateAttr(None)
-    _given: frozenset[str] = PrivateAttr(frozenset())
 
     # A URL can contain a password.
     model: str | None = engine_setting(
@@ -353,7 +407,7 @@ class Settings(BaseSettings):
         "API key that clients must send; repeatable.",
         to=("adapter",),
         argument="api_keys",
-        value=lambda self: self.keys(),
+        value=lambda self: self.api_keys(),
     )
     api_key_file: Path | None = client_setting(None, "File with one API key per line.")
     cors_origin: Words = client_setting(
@@ -449,24 +503,56 @@ class Settings(BaseSettings):
         "Accept requests only when the engine is ready; by default respond with 503 until then.",
     )
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _convert(cls, value: Any, info: ValidationInfo) -> Any:
-        field = cls.model_fields[info.field_name or ""]
-        if isinstance(value, str) and is_list(field):
-            return [word.strip() for word in value.split(",") if word.strip()]
-        if isinstance(value, bool) and type_of(field) in (int, float):
-            raise PydanticCustomError("int_type", "expected a number, but got a boolean")
-        convert = option_of(field).convert
-        return value if convert is None else convert(value)
 
-    @field_validator("*")
-    @classmethod
-    def _check(cls, value: Any, info: ValidationInfo) -> Any:
-        check = option_of(cls.model_fields[info.field_name or ""]).check
-        if check is not None and value is not None:
-            check(value)
-        return value
+def _with_settings(table: type[Table], settings: Sequence[str]) -> Any:
+    """Return a table that can have some settings too; unset ones are those of the whole file."""
+    fields: dict[str, Any] = {
+        name: (FlatSettings.model_fields[name].annotation, FlatSettings.model_fields[name])
+        for name in settings
+    }
+    return create_model(table.__name__, __base__=(table, Checked), __doc__=table.__doc__, **fields)
+
+
+def _in_group(*groups: str) -> list[str]:
+    return [
+        name
+        for name, field in FlatSettings.model_fields.items()
+        if option_of(field).group in groups and name != "model"
+    ]
+
+
+# The settings that a table of an engine, and one of a model, can have for itself.
+OF_ENGINE = _in_group(ENGINE, IN_PROCESS)
+OF_MODEL = [*_in_group(REQUESTS), "keepalive", "reasoning_field"]
+OF_MODEL.remove("share_prefixes")
+
+if TYPE_CHECKING:
+    EngineTable: TypeAlias = EngineConfig
+    ModelTable: TypeAlias = ModelConfig
+else:
+    EngineTable = _with_settings(EngineConfig, OF_ENGINE)
+    ModelTable = _with_settings(ModelConfig, OF_MODEL)
+
+
+class Settings(FlatSettings):
+    """The settings of `latimer serve` and `latimer check`.
+
+    Lists are comma-separated in the environment and arrays in the file. Tables are in the file
+    only.
+    """
+
+    _file: Path | None = PrivateAttr(None)
+    _given: frozenset[str] = PrivateAttr(frozenset())
+
+    engines: Annotated[dict[str, EngineTable], NoDecode] = table_setting(
+        "engines, at a URL, in this process, or started by Latimer."
+    )
+    machines: Annotated[dict[str, MachineConfig], NoDecode] = table_setting(
+        "machines, whose memory engines share."
+    )
+    models: Annotated[dict[str, ModelTable], NoDecode] = table_setting(
+        "models, the engines that serve them, and the rules for their requests."
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -500,13 +586,47 @@ class Settings(BaseSettings):
             raise WrongSettings(f"{in_words(error, place, file)}.") from None
         settings._file, settings._given = file, frozenset(given)
         settings.store_place()
+        settings._check_tables()
         return settings
+
+    def _check_tables(self) -> None:
+        """Raise `WrongSettings` if tables contradict each other, or a setting."""
+        found = [
+            f"{self._file}: {place}: {reason}"
+            for place, reason in contradictions(self.engines, self.machines, self.models)
+        ]
+        for name in ("model", "model_name", "backend") if self.engines else ():
+            if name in self.model_fields_set:
+                where = self.source_of(name)
+                found.append(f"{where}: it has no meaning with the tables of {self._file}; omit it")
+        if found:
+            raise WrongSettings("; ".join(found[:_MOST]) + ".")
+
+    def served(self) -> Mapping[str, ModelConfig]:
+        """Return the models of the fleet; empty without tables."""
+        return served_by(self.engines, self.models)
+
+    def for_engine(self, name: str, model: str | None = None) -> Settings:
+        """Return the settings of one engine of the fleet, as those of a single engine.
+
+        Args:
+            model: the engine's URL or file; by default that of its table.
+        """
+        table = self.engines[name]
+        own = {key: getattr(table, key) for key in OF_ENGINE if key in table.model_fields_set}
+        place = model if model is not None else table.url or table.file
+        return self.model_copy(update={**own, "model": place, "queue": _UNLIMITED})
+
+    def for_model(self, model: ModelConfig) -> Settings:
+        """Return the settings of one model of the fleet, as those of a single model."""
+        own = {key: getattr(model, key) for key in OF_MODEL if key in model.model_fields_set}
+        return self.model_copy(update=own)
 
     def arguments(self, of: str) -> dict[str, Any]:
         """Return keyword arguments of `OpenAIAdapter` (`adapter`), or of an engine's class.
 
         Raises:
-            ValueError: a setting is wrong, which `keys` and `adapters` find.
+            ValueError: a setting is wrong, which `api_keys` and `adapters` find.
         """
         found = {}
         for name, field in Settings.model_fields.items():
@@ -561,7 +681,7 @@ class Settings(BaseSettings):
                 ) from None
         return found
 
-    def keys(self) -> list[str]:
+    def api_keys(self) -> list[str]:
         """Return all API keys, from `api_key` and from `api_key_file`.
 
         Raises:
@@ -636,6 +756,7 @@ _KINDS: Mapping[str, str] = {
     "list": "a list of strings",
     "path": "the path of a file",
     "string": "a string",
+    "tuple": "a list of strings",
 }
 _BOUNDS = {
     "greater_than": "more than",
@@ -669,19 +790,50 @@ def in_words(error: ValidationError, place: Callable[[str], str], file: Path | N
 
 
 def _line(detail: Mapping[str, Any], place: Callable[[str], str], file: Path | None) -> str:
-    name, kind, value = str(detail["loc"][0]), detail["type"], detail["input"]
-    field = Settings.model_fields.get(name)
+    steps: list[Any] = [*detail["loc"]]
+    kind, value = detail["type"], detail["input"]
+    where, fields = "", Settings.model_fields
+    field = fields.get(name := str(steps.pop(0)))
+    where = place(name) if field is not None else ""
+    while field is not None and steps and (table := _table_of(field)) is not None:
+        if get_origin(field.annotation) is dict:
+            where += f".{printable(str(steps.pop(0))[:_LONGEST])}"
+        if not steps:
+            break
+        fields = table.model_fields
+        field = fields.get(name := str(steps.pop(0)))
+        if field is not None:
+            where += f".{name}"
     if field is None:
-        near = difflib.get_close_matches(name, Settings.model_fields, 1)
+        near = difflib.get_close_matches(name, fields, 1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
-        return f"{file}: unknown setting '{printable(name[:_LONGEST])}'{hint}"
-    indices = [f"[{step}]" for step in detail["loc"][1:] if isinstance(step, int)]
-    where = place(name) + "".join(indices)
+        if not where:
+            return f"{file}: unknown setting '{printable(name[:_LONGEST])}'{hint}"
+        return f"{where}.{printable(name[:_LONGEST])}: unknown setting{hint}"
+    where += "".join(f"[{step}]" for step in steps if isinstance(step, int))
     if kind == "value_error":
         return f"{where}: {detail['ctx']['error']}"
-    is_secret = option_of(field).is_secret or type_of(field) is SecretStr
-    shown = "" if is_secret else _shown(value)
+    if kind == "missing":
+        return f"{where} is missing"
+    if kind in ("string_too_short", "too_short"):
+        return f"{where} must not be empty"
+    hides = option_of(field).is_secret or type_of(field) is SecretStr or not field.repr
+    shown = "" if hides else _shown(value)
+    if _table_of(field) is not None and kind in (
+        "dict_type",
+        "model_type",
+        "model_attributes_type",
+    ):
+        return f"{where} must be a table{shown}"
     return f"{where} must be {_expected(field, kind, detail.get('ctx') or {})}{shown}"
+
+
+def _table_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the class of a field's table, or of its tables by name; None if it has none."""
+    kind = (
+        get_args(field.annotation)[-1] if get_origin(field.annotation) is dict else type_of(field)
+    )
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _expected(field: FieldInfo, kind: str, context: Mapping[str, Any]) -> str:
@@ -694,6 +846,8 @@ def _expected(field: FieldInfo, kind: str, context: Mapping[str, Any]) -> str:
         return "one of " + ", ".join(get_args(type_of(field)))
     if kind == "string_unicode":
         return "valid UTF-8"
+    if kind == "string_too_long":
+        return f"at most {context['max_length']} characters"
     if kind == "int_parsing_size":
         return "a smaller number"
     return _KINDS.get(kind.partition("_")[0], "another value")

@@ -22,6 +22,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("backends/*.py",),
     ("backends/grammar/*.py",),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
+    ("backends/fleet/*.py",),
     ("adapter/errors.py", "adapter/parts.py"),
     # Fields of other servers.
     ("adapter/dialects/*.py",),

@@ -27,7 +27,7 @@ def _loading(command: Callable[[Settings], None]) -> Callable[..., None]:
         try:
             settings = Settings.load(config, **flags)
             # They are used later only.
-            settings.keys()
+            settings.api_keys()
             settings.adapters()
         except UnusableKey as error:
             fail(str(error))

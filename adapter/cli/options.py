@@ -65,7 +65,9 @@ def help_of(field: FieldInfo) -> str:
     return f"{text}  [{own.default}]" if own.default else text
 
 
-serve = options([*Settings.model_fields])
+serve = options(
+    [name for name, field in Settings.model_fields.items() if not option_of(field).is_table]
+)
 check = options(
     [
         name

@@ -1,1 +1,1 @@
-"""Many engines: routing between them, and loading them on demand."""
+"""Several engines behind one model, and several models behind one server."""

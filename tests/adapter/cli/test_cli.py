@@ -246,7 +246,7 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\ntwo\n")
     settings = Settings.load(None, api_key=("zero",), api_key_file=file)
-    assert settings.keys() == ["zero", "one", "two"]
+    assert settings.api_keys() == ["zero", "one", "two"]
     assert "zero" not in repr(settings)
 
 
@@ -257,13 +257,13 @@ def test_a_key_that_is_empty_opens_no_server(
     """An empty variable or list of keys is an error, not a server without keys."""
     monkeypatch.setenv("LATIMER_API_KEY", empty)
     with pytest.raises(UnusableKey, match="no key is set"):
-        Settings.load(None).keys()
+        Settings.load(None).api_keys()
     monkeypatch.delenv("LATIMER_API_KEY")
     file = tmp_path / "latimer.toml"
     file.write_text("api_key = []\n")
     with pytest.raises(UnusableKey, match="no key is set"):
-        Settings.load(file).keys()
-    assert Settings.load(None).keys() == []
+        Settings.load(file).api_keys()
+    assert Settings.load(None).api_keys() == []
 
 
 def test_a_running_stream_ends_after_sigterm() -> None:
