@@ -2,7 +2,7 @@
 
     python launch.py PARENT COMMAND…
 
-On Linux the kernel kills the command when its parent ends, however that ends. Elsewhere the script
+On Linux the kernel kills the command when its parent ends, for any reason. Elsewhere the script
 only starts the command.
 """
 

@@ -12,14 +12,13 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
 
 from ..base import Backend
 from ..errors import EngineUnavailable
+from .replica import LoadState
 
 log = logging.getLogger("latimer")
 
-LoadState: TypeAlias = Literal["unloaded", "loading", "ready", "failed"]
 # Seconds before a failed load is repeated, and the longest such pause.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 # Seconds that an engine must be ready for, so that its end does not count as one more failure.
@@ -103,6 +102,11 @@ class EngineLoader(ABC):
     async def _stop(self) -> None:
         """Unload the engine, or end a load; return when its memory is free."""
 
+    @property
+    def is_ready(self) -> bool:
+        """True if the engine is loaded."""
+        return self.state == "ready"
+
     def measure(self) -> int | None:
         """Return the bytes of memory that the engine takes now; None if they cannot be measured."""
         return None
@@ -118,7 +122,7 @@ class EngineLoader(ABC):
         Raises:
             EngineUnavailable: the load failed, or failed a moment ago.
         """
-        if self.state == "ready":
+        if self.is_ready:
             return
         task = self._task
         if task is None or task.done():
@@ -127,7 +131,7 @@ class EngineLoader(ABC):
             task = self._task = asyncio.create_task(self._load())
         # A caller that is cancelled does not cancel the load.
         await asyncio.wait([task])
-        if self.state != "ready":
+        if not self.is_ready:
             raise self._unavailable()
 
     async def unload(self) -> None:
@@ -172,7 +176,7 @@ class EngineLoader(ABC):
         except Exception as error:
             await self._abandon()
             log.exception("loading %s failed", self.name)
-            self._fail(repr(error))
+            self._fail(repr(error), "")
         else:
             self.failure = self.tail = ""
             self._enter("ready")

@@ -5,8 +5,9 @@ A request keeps the engine loaded from its first call until its end.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from typing_extensions import override
 
@@ -26,11 +27,30 @@ from ..base import (
     TokenIds,
 )
 from ..patience import REQUEST
-from .machine import Member
+from .loading import EngineLoader
+
+
+class Usable(Hashable, Protocol):
+    """An engine that requests use while it is loaded (`machine.Member`)."""
+
+    loader: EngineLoader
+
+    @property
+    def is_ready(self) -> bool:
+        """True if a request can use it now."""
+        ...
+
+    async def take(self) -> None:
+        """Wait until the engine is loaded."""
+        ...
+
+    def release(self) -> None:
+        """Let another engine take its memory."""
+        ...
 
 
 class OnDemand(Backend):
-    """The backend of a member of a machine.
+    """The backend of an engine that is loaded when a request needs it.
 
     Args:
         member: the engine.
@@ -39,7 +59,7 @@ class OnDemand(Backend):
         known: its model, as it was last loaded; None before its first load.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Usable) -> None:
         self.member = member
         self.known: Model | None = None
         self._embeds: EmbeddingModel | None = None
@@ -58,8 +78,11 @@ class OnDemand(Backend):
         """Load the engine, and keep it loaded until the end of the request, or of the context."""
         member, request = self.member, REQUEST.get()
         if request is None or request.held is None:
-            async with member.use():
+            await member.take()
+            try:
                 yield self._backend
+            finally:
+                member.release()
             return
         if member not in request.held:
             await member.take()

@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
@@ -136,11 +137,9 @@ class EngineProcess(EngineLoader):
             raise LoadFailed(f"there is no program '{command[0]}'")
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command]
-        options = (
-            {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-            if sys.platform == "win32"
-            else {"start_new_session": True}
-        )
+        options: dict[str, Any] = {"start_new_session": True}
+        if sys.platform == "win32":
+            options = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         try:
             return await asyncio.create_subprocess_exec(
                 *command,

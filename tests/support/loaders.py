@@ -52,4 +52,4 @@ class SlowLoader(EngineLoader):
     async def _stop(self) -> None:
         assert not self.users, "an engine that was in use was unloaded"
         self.stops += 1
-        await asyncio.sleep(self._seconds / 4)
+        await asyncio.sleep(min(self._seconds, 0.1) / 4)

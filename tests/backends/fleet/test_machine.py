@@ -108,7 +108,8 @@ async def test_a_failed_load_fails_all_that_wait() -> None:
     loader = sized("a", seconds=0.05)
     loader.fails = "no such file"
     async with machine_of(loader) as [member]:
-        found = await asyncio.gather(*(request(member, 0) for _ in range(5)), return_exceptions=True)
+        work = [request(member, 0) for _ in range(5)]
+        found = await asyncio.gather(*work, return_exceptions=True)
         assert all(isinstance(error, EngineUnavailable) for error in found)
         assert "no such file" in str(found[0])
         with pytest.raises(EngineUnavailable, match="no such file") as raised:
@@ -166,7 +167,7 @@ async def test_an_idle_engine_is_unloaded() -> None:
 
 
 async def test_an_unload_waits_for_requests() -> None:
-    """An engine that is unloaded by hand finishes its requests first, and keeps new ones waiting."""
+    """An engine that is unloaded by hand finishes its requests first, and new ones wait."""
     loader = sized("a", seconds=0)
     async with machine_of(loader) as [member]:
         running = asyncio.create_task(request(member, 0.1))

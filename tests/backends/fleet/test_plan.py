@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from latimer.backends.fleet.machine import View, plan
+from latimer.backends.fleet.plan import View, plan
 
 GPU = {"gpu": 24}
 
@@ -42,7 +42,7 @@ def test_an_unused_engine_makes_room() -> None:
 
 
 def test_a_busy_engine_is_not_unloaded() -> None:
-    """A member that runs requests is never unloaded, however long others wait."""
+    """A member that runs requests is never unloaded, no matter how long others wait."""
     for waited in (0.0, 29.0, 31.0, 1e6):
         made = plan([loaded("a", 14, running=1), wanted("b", 20, waited)], GPU)
         assert (made.load, made.unload) == ([], [])
