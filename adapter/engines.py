@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from ..backends.identity import LazyBackend
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
+from ..backends.llama_server.command import find_program
+from .on_demand import child_of, is_in_process, unsupported
 from .settings import BackendName, Need, Settings, reason_of
 from .store.config import OFF, StoreConfig
 from .store.errors import StoreError, StoreUnavailable, in_words
@@ -36,6 +39,10 @@ _EXAMPLE = "http://127.0.0.1:8080"
 _ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
 # The first bytes of a GGUF file.
 _MAGIC = b"GGUF"
+NO_PROGRAM = (
+    "There is no llama-server on the PATH. Install llama.cpp, or its server as a Python package "
+    "with pip install xllamacpp."
+)
 # Seconds that detecting the engine may take.
 _PROBE_SECONDS = 10.0
 
@@ -54,7 +61,7 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
             raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
         name = "unknown" if settings.backend == "auto" else settings.backend
         return LazyBackend(_finder(settings, model), name)
-    if settings.backend not in ("auto", "llama-cpp"):
+    if settings.backend not in ("auto", "llama-cpp") and not _is_file_of_server(settings):
         address = _EXAMPLES.get(settings.backend, _EXAMPLE)
         wanted = f"The backend {settings.backend} needs the URL of its engine, such as {address}"
         raise WrongSetup(
@@ -62,6 +69,12 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         )
     if model is not None:
         _check_file(model)
+    if not is_in_process(settings):
+        program = find_program()
+        if program is None:
+            raise WrongSetup(NO_PROGRAM)
+        file = DEMO_MODEL if model is None else Path(model)
+        return child_of(settings, program, file, partial(_llama_server, settings))
     if not all(map(find_spec, EXTRA)):
         raise WrongSetup(MISSING)
     try:
@@ -71,22 +84,42 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         raise WrongSetup(error.message) from error
 
 
+def _is_file_of_server(settings: Settings) -> bool:
+    """Return True if a llama-server that Latimer starts has to serve a file."""
+    return settings.backend == "llama-server" and settings.model is not None
+
+
+def _llama_server(settings: Settings, address: str, key: str) -> Backend:
+    return LlamaServer(address, **{**settings.arguments("llama-server"), "key": key})
+
+
 def is_elsewhere(settings: Settings) -> bool:
     """Return True if the engine is at a URL, so that it may start later."""
     return settings.model is not None and _ADDRESS.match(settings.model) is not None
 
 
 def unused(settings: Settings) -> list[str]:
-    """Return a line for each reason why settings have no effect, with their names."""
+    """Return lines about the engine that was chosen, and about settings without effect."""
     reasons: list[tuple[Need, str]] = [
         ("a GGUF file", "only for a GGUF file")
         if is_elsewhere(settings)
         else ("an engine at a URL", "only for an engine at a URL")
     ]
+    lines = []
+    if not is_elsewhere(settings) and not is_in_process(settings):
+        program = find_program()
+        if settings.backend == "auto" and program is not None:
+            lines.append(
+                f"{program[-1]} serves the model in a process of its own, because "
+                "llama-cpp-python is not installed."
+            )
+        places = unsupported(settings)
+        if places:
+            lines.append(f"Ignored: {', '.join(places)} (not supported by llama-server).")
     if settings.store == OFF:
         reasons.append(("a store", "the store is off"))
     unused = [(settings.unused(need), why) for need, why in reasons]
-    return [f"Ignored: {', '.join(places)} ({why})." for places, why in unused if places]
+    return [*lines, *(f"Ignored: {', '.join(places)} ({why})." for places, why in unused if places)]
 
 
 def _check_file(model: str) -> None:

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from ...backends.base import Backend
 from ...backends.errors import LatimerError
+from ...backends.fleet.groups import end_orphans, kill_all, state_folder
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, unused
@@ -65,6 +66,8 @@ async def serve(settings: Settings) -> None:
         SystemExit: the server could not start.
     """
     end_at_once()
+    for name in end_orphans(state_folder()):
+        say(f"Ended the engine {name}, which an earlier Latimer had started.")
     _allow_connections()
     _hide_ends_of_work()
     sockets = _sockets(settings)
@@ -330,9 +333,14 @@ class _Server(uvicorn.Server):
 
 def _end_within(seconds: float) -> None:
     """End the process after this time, in case an engine or a thread does not stop."""
-    timer = threading.Timer(seconds, os._exit, [0])
+    timer = threading.Timer(seconds, _exit)
     timer.daemon = True
     timer.start()
+
+
+def _exit() -> None:
+    kill_all()
+    os._exit(0)
 
 
 class _Progress:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import EngineUnavailable, LatimerError
 from ..patience import wait
+from .config import MEMORY
 from .loading import EngineLoader, not_loaded
 from .on_demand import OnDemand
 from .plan import FIRST_LOAD, MOST_WAIT, View, plan
@@ -22,8 +23,8 @@ from .replica import LoadState
 
 # Seconds that a request waits for an engine, unless it streams.
 LOAD_WAIT = 600.0
-# The memory of a machine that has one, and the host memory of a machine that has several.
-MEMORY, RAM = "memory", "ram"
+# The host memory of a machine that has several memories.
+RAM = "ram"
 
 
 class Member:

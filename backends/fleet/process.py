@@ -20,6 +20,7 @@ from typing_extensions import override
 from ..base import Backend
 from ..errors import LatimerError
 from . import launch
+from .config import PORT
 from .groups import MARK, Group, new_mark, state_folder
 from .loading import POLL, EngineLoader, LoadFailed
 
@@ -27,8 +28,6 @@ from .loading import POLL, EngineLoader, LoadFailed
 TERM, KILL = 10.0, 5.0
 # The bytes of an engine's output that are kept, and the lines of them that describe a failure.
 KEPT, LINES = 2**16, 20
-# The text in a command that is replaced by the port.
-PORT = "{port}"
 _HOST = "127.0.0.1"
 
 
