@@ -21,6 +21,7 @@ from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
 from ..backends.llama_server.command import find_program
+from ..backends.llama_server.router import is_router, names_in, not_an_engine
 from .on_demand import child_of, is_in_process, unsupported
 from .settings import BackendName, Need, Settings, reason_of
 from .store.config import OFF, StoreConfig
@@ -209,6 +210,9 @@ async def _probe(address: str, key: str | None) -> BackendName:
                 return "koboldcpp"
             if status != 503:
                 status, body = await _get(client, "/props")
+            if is_router(body):
+                _, models = await _get(client, "/models")
+                raise not_an_engine(address, names_in(models) if "data" in models else [])
             if body.get("default_generation_settings"):
                 return "llama-server"
     except TimeoutError:

@@ -46,7 +46,12 @@ async def engine(
         pid = found.pid
         await found.aclose()
         assert pid is None or not groups.Group(pid, "", None).members()
-        assert not [*folder.rglob("*.json")]
+        assert not records(folder)
+
+
+def records(folder: Path) -> list[Path]:
+    """Return the records of engines that are left."""
+    return [*folder.rglob("*.json")]
 
 
 async def texts(backend: Backend) -> bytes:
@@ -246,7 +251,7 @@ def test_an_engine_ends_with_a_killed_latimer(tmp_path: Path) -> None:
 
 
 def test_orphans_end_at_the_next_start(tmp_path: Path) -> None:
-    """What a killed Latimer leaves behind is ended by the next one, with all its children."""
+    """An engine that a killed Latimer leaves behind is ended by the next one, with children."""
     pid = killed(tmp_path, False, "sh", "-c", "sleep 60 & sleep 60")
     assert len(alive(pid)) >= 1
     assert groups.end_orphans(tmp_path) == ["orphan"]
