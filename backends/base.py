@@ -353,6 +353,7 @@ class Model:
         media: the kinds of input that it accepts besides text.
         sizes: the sizes of the model that are known, by llama-server's names for them: `n_params`,
             `n_vocab`, `n_ctx_train` …
+        places: the number of calls that the engine runs at a time.
     """
 
     name: str
@@ -366,6 +367,7 @@ class Model:
     media: frozenset[MediaKind] = frozenset()
     # Facts for clients only; models are keys of caches on the path of every request.
     sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    places: int = field(default=1, compare=False)
 
 
 # How the vectors of an input's tokens become one; `rank` makes a score of them.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 
 from .errors import Busy
@@ -69,15 +69,23 @@ class Ticket:
         turn: the progress of its calls, for an engine that orders them itself.
         jobs: the number of its jobs that an engine runs or has queued.
         tier: its place among other requests that wait.
+        key: the digest of its API key; keys that wait for the same model share it fairly.
+        weight: the share of its key, compared with other keys.
+        session: the conversation that it belongs to, as its client names it; empty if unknown.
+        routed: gets the name of the engine that runs a call, and `hit`, `miss` or `none` for what
+            the engine has in its prompt cache; before the first event of the call.
     """
 
-    __slots__ = ("admitted", "jobs", "tier", "turn")
+    __slots__ = ("admitted", "jobs", "key", "routed", "session", "tier", "turn", "weight")
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
         self.jobs = 0
         self.tier = tier
         self.turn = 0
+        self.key = self.session = ""
+        self.weight = 1.0
+        self.routed: Callable[[str, str], None] | None = None
 
 
 class AdmissionQueue:

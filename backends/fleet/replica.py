@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeAlias
 
-from ..base import Backend
+from ..base import Backend, Model
+from ..errors import LatimerError
+from .affinity import TOKENS, Prefixes
+from .breaker import Breaker
 
 # `ready`: it gets requests. `unavailable`: it does not answer, or serves another model. `draining`:
 # its requests run to their end, and it gets no others. The others concern a `Loader`.
@@ -53,3 +57,133 @@ class Loader(Protocol):
     async def unload(self) -> None:
         """Unload the model, and return when its memory is free; nothing runs on it."""
         ...
+
+
+# The weight of the last measurement in a mean.
+_NEW = 0.2
+# The blocks that a prompt cache of unknown size has for each token of its context.
+_CACHED = 4
+
+
+class Replica:
+    """One engine of a model.
+
+    Args:
+        places: the number of calls that run at a time; by default what the engine reports.
+        loader: loads and unloads the engine's model; None for an engine that others run.
+
+    Attributes:
+        reason: why it gets no requests; empty if it does.
+        running: the places that are taken; it can be more than there are, for many choices.
+        model: what the engine serves; None until it has answered.
+        prefixes: what the engine probably has in its prompt cache.
+        token_seconds: the seconds for a prompt token that is not cached; 0 if unknown.
+        call_seconds: the seconds for a call; 0 if unknown.
+        reports_cache: True if it has reported tokens from its prompt cache.
+        used_at: the time of the end of its last call.
+        waiting_first: cancels the calls that wait for their first event.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        places: int | None = None,
+        loader: Loader | None = None,
+    ) -> None:
+        self.name = name
+        self.backend = backend
+        self.loader = loader
+        self.state: State = "unavailable" if loader is None else loader.state
+        self.reason = "it was not asked yet"
+        self.running = 0
+        self.model: Model | None = None
+        self.breaker = Breaker()
+        self.prefixes = Prefixes()
+        self.token_seconds = self.call_seconds = 0.0
+        self.reports_cache = False
+        self.used_at = time.monotonic()
+        self.waiting_first: set[Callable[[LatimerError], None]] = set()
+        self._declared = places
+        self._pools: list[Callable[[], None]] = []
+
+    @property
+    def places(self) -> int:
+        """The number of calls that run at a time."""
+        if self._declared is not None:
+            return self._declared
+        return self.model.places if self.model is not None else 1
+
+    @property
+    def free(self) -> int:
+        """The number of calls that may start now."""
+        if self.state != "ready":
+            return 0
+        # After an ejection, one call tries the engine.
+        places = 1 if self.breaker.is_trying else self.places
+        return places - self.running
+
+    @property
+    def is_loadable(self) -> bool:
+        """True if its model can be loaded, or loads now."""
+        return self.loader is not None and self.state in ("unloaded", "loading")
+
+    def join(self, changed: Callable[[], None]) -> None:
+        """Call a function of a pool whenever a place or the state changes."""
+        self._pools.append(changed)
+
+    def leave(self, changed: Callable[[], None]) -> None:
+        """Call a function no longer."""
+        self._pools.remove(changed)
+
+    def set(self, state: State, reason: str = "") -> None:
+        """Change the state, and tell the pools."""
+        self.state, self.reason = state, reason
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell the pools that a place or the state has changed."""
+        pools = self._pools
+        for changed in [*pools]:
+            changed()
+        if len(pools) > 1:
+            # The pools of an engine that several models share take turns.
+            pools.append(pools.pop(0))
+
+    def take(self, places: int) -> None:
+        """Take places for a call."""
+        self.running += places
+
+    def give_back(self, places: int) -> None:
+        """Give the places of a call back."""
+        self.running -= places
+        self.used_at = time.monotonic()
+        self.tell()
+
+    def learn(self, model: Model) -> None:
+        """Note what the engine serves."""
+        if self.model != model:
+            self.prefixes.clear()
+        self.model = model
+        self.prefixes.resize(_CACHED * self.places * model.context // TOKENS)
+
+    def measure(self, prompt: float, tokens: int, whole: float) -> None:
+        """Note how long a call took.
+
+        Args:
+            prompt: the seconds before its first event.
+            tokens: the prompt tokens that were evaluated in that time.
+            whole: the seconds of the whole call.
+        """
+        if tokens >= TOKENS:
+            self.token_seconds = _mean(self.token_seconds, prompt / tokens)
+        self.call_seconds = _mean(self.call_seconds, whole)
+
+    def lose(self, error: LatimerError) -> None:
+        """Cancel the calls that wait for their first event; another engine can run them."""
+        for cancel in [*self.waiting_first]:
+            cancel(error)
+
+
+def _mean(old: float, new: float) -> float:
+    return new if not old else (1 - _NEW) * old + _NEW * new

@@ -218,4 +218,5 @@ def _model(
         modified=int(parts[0].stat().st_mtime),
         media=media,
         sizes=model.sizes(),
+        places=options.limit,
     )

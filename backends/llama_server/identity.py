@@ -110,6 +110,7 @@ class Identity(NamedTuple):
             modified=int(time.time()),
             media=self.media,
             sizes=self.sizes,
+            places=self.slots,
         )
 
 

@@ -1,0 +1,106 @@
+"""When an engine that fails gets no requests, and how many requests are sent again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+# Consecutive failures after which an engine is ejected.
+FAILURES = 5
+# Seconds of the first ejection; each further one is longer by as much, up to the longest.
+EJECTION, LONGEST = 30.0, 300.0
+
+Clock = Callable[[], float]
+
+
+class Breaker:
+    """The failures of one engine that answers; one that does not answer needs no count.
+
+    Attributes:
+        until: the end of the ejection; 0 if it is not ejected.
+        is_trying: True after an ejection, until one call has succeeded or failed.
+    """
+
+    __slots__ = ("_clock", "_ejected_at", "_ejections", "_failures", "is_trying", "until")
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._ejections = 0
+        self._ejected_at = 0.0
+        self.until = 0.0
+        self.is_trying = False
+
+    def succeed(self) -> None:
+        """Count a call that the engine has answered."""
+        self._failures = 0
+        self.is_trying = False
+
+    def fail(self) -> bool:
+        """Count a failed call; return True if the engine should be ejected now."""
+        self._failures += 1
+        return self.is_trying or self._failures >= FAILURES
+
+    def eject(self) -> float:
+        """Begin an ejection, and return its length in seconds."""
+        now = self._clock()
+        if now - self._ejected_at > LONGEST:
+            self._ejections = 0
+        self._ejections += 1
+        self._failures = 0
+        self.is_trying = False
+        seconds = min(EJECTION * self._ejections, LONGEST)
+        self._ejected_at = self.until = now + seconds
+        return seconds
+
+    def is_over(self) -> bool:
+        """Return True if an ejection has ended; the next call then tries the engine."""
+        if not self.until or self._clock() < self.until:
+            return False
+        self.until = 0.0
+        self.is_trying = True
+        return True
+
+
+class RetryBudget:
+    """The number of calls that may be sent again, so that retries never multiply the load.
+
+    Args:
+        share: the calls sent again, as a share of all calls of the last `seconds`.
+        a_second: calls that may be sent again in each second, in addition.
+        least: the smallest number of calls that may be sent again at once.
+    """
+
+    def __init__(
+        self,
+        share: float = 0.2,
+        a_second: float = 10.0,
+        least: float = 3.0,
+        seconds: float = 10.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._share = share
+        self._a_second = a_second
+        self._seconds = seconds
+        self._clock = clock
+        self._balance = least
+        self._least = least
+        self._at = clock()
+        self._calls = 0
+
+    def count(self) -> None:
+        """Count a call that is sent for the first time."""
+        self._calls += 1
+
+    def take(self) -> bool:
+        """Return True if one more call may be sent again, which is then counted."""
+        now = self._clock()
+        passed, self._at = now - self._at, now
+        most = max(self._least, self._a_second * self._seconds)
+        earned = passed * self._a_second + self._calls * self._share
+        self._calls = 0
+        self._balance = min(most, max(self._balance, 0.0) + earned)
+        if self._balance < 1:
+            return False
+        self._balance -= 1
+        return True

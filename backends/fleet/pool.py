@@ -1,0 +1,891 @@
+"""A model over several engines: one queue in front of them, and a choice when a place is free."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
+
+from typing_extensions import override
+
+from ..base import (
+    Backend,
+    Batch,
+    Capabilities,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
+    Finish,
+    Generation,
+    Model,
+    NativeReply,
+    Ranking,
+    Scores,
+    Special,
+    Stream,
+    Text,
+    TokenIds,
+)
+from ..errors import (
+    Busy,
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    LatimerError,
+    RequestError,
+)
+from ..queue import QUEUE, Ticket
+from .affinity import TOKENS, Blocks, blocks_of
+from .breaker import RetryBudget
+from .config import Affinity
+from .queue import COMPLETION, PROMPT, Line, Shares
+from .replica import Replica
+
+log = logging.getLogger("latimer")
+
+T = TypeVar("T")
+Job = Generation | Embedding | Ranking
+
+# Seconds between looks at engines that do not answer, and at those that do.
+AGAIN, LOOK = 1.0, 5.0
+# Seconds that an engine may take to answer such a look, and the looks without an answer after which
+# it gets no requests.
+SILENCE, SILENT_LOOKS = 5.0, 2
+# Seconds that a request waits for an engine to answer again, if none does.
+PATIENCE = 5.0
+# Calls that may wait for a busy engine which has their prompt, while another has a free place; and
+# the seconds that they wait at most.
+MOST_PARKED, LONGEST_PARKED = 16, 5.0
+# What a busy engine counts against one that has more of a prompt cached, as a share of the prompt.
+LOAD = 1.0
+# Tokens that an answer has, as long as none has ended.
+_ANSWER = 128.0
+
+
+class Place:
+    """A call that waits for a place, or has one.
+
+    Attributes:
+        party: its request.
+        width: the places that it takes: one for each choice.
+        tokens: the approximate number of tokens in its prompt.
+        blocks: the hashes of its prompt.
+        failed: the engines that have failed it.
+        replica: the engine that it runs on.
+        matched: the blocks of its prompt that the engine had.
+        until: the time until which it waits for a busy engine that has its prompt, or 0.
+    """
+
+    __slots__ = (
+        "blocks", "charged", "failed", "future", "matched", "party", "replica", "since", "taken",
+        "tokens", "until", "width",
+    )  # fmt: skip
+
+    def __init__(self, party: Ticket, width: int, tokens: int, blocks: Blocks) -> None:
+        self.party = party
+        self.width = width
+        self.tokens = tokens
+        self.blocks = blocks
+        self.failed: set[Replica] = set()
+        self.replica: Replica | None = None
+        self.taken = 0
+        self.matched = 0
+        self.charged = 0.0
+        self.until = 0.0
+        self.since = 0.0
+        self.future: asyncio.Future[Replica] | None = None
+
+
+class Pool(Backend):
+    """A model that several engines serve.
+
+    Args:
+        name: the name of the model, for messages.
+        replicas: the engines, of which each may belong to other pools too.
+        queue: the largest number of waiting requests; others are rejected.
+        affinity: how an engine is chosen among those with a free place.
+
+    Attributes:
+        demand: called when calls wait and no engine is ready, but one can load the model; by
+            default, the first such engine loads it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        replicas: Sequence[Replica],
+        queue: int = QUEUE,
+        affinity: Affinity = "prefix",
+    ) -> None:
+        self.name = name
+        self.replicas: list[Replica] = [*replicas]
+        self.queue = queue
+        self.affinity: Affinity = affinity
+        self.budget = RetryBudget()
+        self.demand: Callable[[], None] = self._load_first
+        self._shares = Shares()
+        self._line: Line[Place] = Line(self._shares)
+        self._parked: list[Place] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._known: Model | None = None
+        self._capabilities: Capabilities | None = None
+        self._answer = _ANSWER
+        self._call_seconds = 1.0
+        self._tasks: dict[object, asyncio.Task[None]] = {}
+        self._looked: dict[Replica, float] = {}
+        self._silent: dict[Replica, int] = {}
+        self._is_granting = self._is_closed = False
+        for replica in replicas:
+            replica.join(self.grant)
+
+    # The engines.
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        """The capabilities of all engines, which are equal."""
+        if self._capabilities is not None:
+            return self._capabilities
+        return self.replicas[0].backend.capabilities
+
+    @property
+    def known(self) -> Model | None:
+        """The model as an engine last reported it; None if none has answered yet."""
+        return self._known
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting requests."""
+        return len(self._line) + len(self._parked)
+
+    @property
+    def oldest(self) -> float:
+        """The seconds that the first waiting call has waited for."""
+        waiting = [place.since for place in self._calls()]
+        return time.monotonic() - min(waiting) if waiting else 0.0
+
+    def update(self, replicas: Sequence[Replica], queue: int, affinity: Affinity) -> None:
+        """Change the engines and the rules; what runs goes on where it is."""
+        for replica in self.replicas:
+            if replica not in replicas:
+                replica.leave(self.grant)
+        for replica in replicas:
+            if replica not in self.replicas:
+                replica.join(self.grant)
+        self.replicas = [*replicas]
+        self.queue, self.affinity = queue, affinity
+        self.start()
+        self.grant()
+
+    def start(self) -> None:
+        """Begin to look after the engines."""
+        task = self._tasks.get(self)
+        if self._is_closed or (task is not None and not task.done()):
+            return
+        self._tasks[self] = asyncio.create_task(self._look_after())
+
+    async def _look_after(self) -> None:
+        """Ask each engine from time to time, before a request needs it."""
+        while True:
+            now = time.monotonic()
+            for replica in [*self.replicas]:
+                if replica.state == "unavailable":
+                    due = not replica.breaker.until or replica.breaker.is_over()
+                    wait = AGAIN
+                else:
+                    due, wait = replica.state == "ready", LOOK
+                if due and now - self._looked.get(replica, -LOOK) >= wait:
+                    self.ask(replica)
+            await asyncio.sleep(AGAIN / 4)
+
+    def ask(self, replica: Replica) -> asyncio.Task[None]:
+        """Ask an engine whether it is ready, and what it serves; return the running question."""
+        task = self._tasks.get(replica)
+        if task is None or task.done():
+            self._looked[replica] = time.monotonic()
+            task = self._tasks[replica] = asyncio.create_task(self._ask(replica))
+        return task
+
+    async def _ask(self, replica: Replica) -> None:
+        try:
+            async with asyncio.timeout(SILENCE):
+                await replica.backend.health()
+                model = await replica.backend.model()
+        except TimeoutError:
+            looks = self._silent[replica] = self._silent.get(replica, 0) + 1
+            if looks >= SILENT_LOOKS or replica.state != "ready":
+                error = EngineSilent(f"The engine {replica.name} does not answer.")
+                self._set_aside(replica, error)
+                replica.lose(error)
+        except Busy:
+            pass
+        except LatimerError as error:
+            self._set_aside(replica, error)
+        else:
+            self._silent.pop(replica, None)
+            self._admit(replica, model)
+
+    def _admit(self, replica: Replica, model: Model) -> None:
+        """Let an engine that answers serve requests, if it has the pool's model."""
+        if replica not in self.replicas or replica.state not in ("ready", "unavailable"):
+            return
+        reason = self._difference(replica, model)
+        if reason and not any(
+            other.state == "ready" and other is not replica for other in self.replicas
+        ):
+            # No other engine has the model any more.
+            log.warning("model %s: %s; all requests get it now", self.name, reason)
+            self._known = self._capabilities = None
+            reason = ""
+        if reason:
+            if replica.reason != reason:
+                log.warning("engine %s is not used for %s: %s", replica.name, self.name, reason)
+            replica.set("unavailable", reason)
+            return
+        if self._known is None:
+            self._known, self._capabilities = model, replica.backend.capabilities
+        replica.learn(model)
+        if replica.state != "ready" and not replica.breaker.until:
+            replica.set("ready")
+
+    def _difference(self, replica: Replica, model: Model) -> str:
+        """Return how an engine differs from the others; empty if it does not."""
+        known = self._known
+        if known is None or known == model:
+            return ""
+        for what, own, others in (
+            ("its chat template", model.template, known.template),
+            ("its BOS token", (model.bos_token, model.adds_bos), (known.bos_token, known.adds_bos)),
+            ("its end token", model.eos_token, known.eos_token),
+            ("the media that it accepts", model.media, known.media),
+            ("its size", _weights(model), _weights(known)),
+            ("what it can do", replica.backend.capabilities, self.capabilities),
+        ):
+            if own != others:
+                return f"it serves another model ({model.name}): {what} is not that of the others"
+        if model.context < known.context:
+            return f"its context is {model.context} tokens, less than {known.context}"
+        return ""
+
+    def _set_aside(self, replica: Replica, error: LatimerError) -> None:
+        """Send no requests to an engine until it answers."""
+        if replica.state == "ready":
+            log.warning("engine %s is not used: %s", replica.name, error.message)
+            replica.prefixes.clear()
+        if replica.state in ("ready", "unavailable"):
+            replica.set("unavailable", error.message)
+
+    def _failed(self, replica: Replica, error: LatimerError) -> None:
+        """Count an engine's failure."""
+        if isinstance(error, EngineUnavailable):
+            if replica.state == "ready":
+                self._set_aside(replica, error)
+                self.ask(replica)
+        elif replica.breaker.fail():
+            others = any(one.state == "ready" for one in self.replicas if one is not replica)
+            if others and replica.state == "ready":
+                seconds = replica.breaker.eject()
+                log.warning(
+                    "engine %s is not used for %d s after %s", replica.name, seconds, error.message
+                )
+                replica.set("unavailable", f"it failed several times: {error.message}")
+            else:
+                replica.breaker.succeed()
+
+    def _load_first(self) -> None:
+        """Load the model on the first engine that can."""
+        replica = next((one for one in self.replicas if one.state == "unloaded"), None)
+        if replica is not None and not any(one.state == "loading" for one in self.replicas):
+            replica.set("loading")
+            self._tasks[replica, "load"] = asyncio.create_task(self._load(replica))
+
+    async def _load(self, replica: Replica) -> None:
+        assert replica.loader is not None
+        try:
+            await replica.loader.load()
+            model = await replica.backend.model()
+        except LatimerError as error:
+            replica.set("failed", error.message)
+        else:
+            replica.state = "unavailable"
+            self._admit(replica, model)
+
+    # Places.
+
+    def _calls(self) -> Iterator[Place]:
+        yield from self._parked
+        yield from self._line
+
+    def _place(self, job: Job) -> Place:
+        """Return the place that a job needs."""
+        party = job.party or Ticket()
+        if not isinstance(job, Generation):
+            return Place(party, 1, 0, ())
+        content = job.prompt.content
+        tokens = len(content.text) // 4 if isinstance(content, Text) else len(content)
+        blocks: Blocks = ()
+        if self.affinity == "prefix":
+            blocks = blocks_of(content, (self.name, job.owner))
+        return Place(party, len(job.seeds), tokens, blocks)
+
+    async def _take(self, place: Place) -> Replica:
+        """Wait for a place on an engine.
+
+        Raises:
+            Busy: too many requests wait.
+            EngineUnavailable: no engine can run the call.
+        """
+        party = place.party
+        if not self.waiting:
+            replica = self._choose(place, time.monotonic(), parks=False)
+            if replica is not None:
+                self._shares.enter(party.key)
+                self._occupy(place, replica)
+                return replica
+        if not self._can_wait(place):
+            await self._revive()
+            if not self._can_wait(place):
+                raise self._unavailable()
+        if not party.admitted and party not in self._line and self.waiting >= self.queue:
+            seconds = min(max(self._call_seconds * self.waiting / max(self._places(), 1), 0.1), 60)
+            raise Busy(
+                f"{self.waiting} requests are already waiting for the model. Send the request "
+                "again later.",
+                seconds,
+            )
+        party.admitted = True
+        place.since = time.monotonic()
+        place.future = asyncio.get_running_loop().create_future()
+        self._shares.enter(party.key)
+        self._line.push(place)
+        self.grant()
+        try:
+            return await place.future
+        except BaseException:
+            if place.replica is None:
+                if not self._line.remove(place) and place in self._parked:
+                    self._parked.remove(place)
+                self._shares.leave(party.key)
+            else:
+                # The place was already given to this call.
+                self._release(place)
+            raise
+
+    def _places(self) -> int:
+        return sum(one.places for one in self.replicas if one.state == "ready")
+
+    def _can_wait(self, place: Place) -> bool:
+        """Return True if an engine may run a call now or later."""
+        return any(
+            (one.state == "ready" and one not in place.failed) or one.is_loadable
+            for one in self.replicas
+        )
+
+    async def _revive(self) -> None:
+        """Ask the engines that do not answer, and wait for the first one that does."""
+        asked = {self.ask(one) for one in self.replicas if one.state == "unavailable"}
+        asked = {task for task in asked if not task.done()}
+        end = time.monotonic() + PATIENCE
+        while asked and not any(one.state == "ready" for one in self.replicas):
+            done, asked = await asyncio.wait(
+                asked, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                return
+
+    def _unavailable(self) -> EngineUnavailable:
+        reasons = [f"{one.name}: {one.reason}" for one in self.replicas if one.reason]
+        message = f"No engine of the model {self.name} is available."
+        return EngineUnavailable(" ".join([message, *reasons]) if reasons else message)
+
+    def _fail_waiting(self) -> None:
+        """Fail the calls that no engine can run."""
+        for place in [*self._calls()]:
+            if not self._can_wait(place):
+                self._fail(place)
+
+    def _fail(self, place: Place) -> None:
+        if place.future is not None and not place.future.done():
+            place.future.set_exception(self._unavailable())
+
+    def grant(self) -> None:
+        """Give free places to waiting calls."""
+        if self._is_granting or not self.waiting:
+            return
+        self._is_granting = True
+        try:
+            self._grant()
+        finally:
+            self._is_granting = False
+
+    def _grant(self) -> None:
+        now = time.monotonic()
+        for place in [*self._parked]:
+            if self._is_over(place):
+                self._parked.remove(place)
+            elif not self._can_wait(place):
+                self._fail(place)
+            elif replica := self._choose(place, now, parks=True):
+                self._parked.remove(place)
+                self._give(place, replica)
+        while any(one.free > 0 for one in self.replicas):
+            next_one = self._line.pop()
+            if next_one is None:
+                break
+            if self._is_over(next_one):
+                continue
+            parks = len(self._parked) < MOST_PARKED
+            found = self._choose(next_one, now, parks)
+            if found is not None:
+                self._give(next_one, found)
+            else:
+                self._parked.append(next_one)
+                if not parks:
+                    break
+        if not any(one.state == "ready" for one in self.replicas):
+            self.demand()
+            self._fail_waiting()
+        self._set_timer(now)
+
+    @staticmethod
+    def _is_over(place: Place) -> bool:
+        return place.future is None or place.future.done()
+
+    def _give(self, place: Place, replica: Replica) -> None:
+        assert place.future is not None
+        self._occupy(place, replica)
+        place.future.set_result(replica)
+
+    def _set_timer(self, now: float) -> None:
+        """Look again when the first parked call has waited long enough."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        ends = [place.until for place in self._parked if place.until > now]
+        if ends:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(min(ends) - now, self.grant)
+
+    def _occupy(self, place: Place, replica: Replica) -> None:
+        place.replica = replica
+        place.taken = min(place.width, replica.places)
+        replica.take(place.taken)
+        party = place.party
+        place.charged = PROMPT * place.tokens + COMPLETION * self._answer * place.width
+        self._shares.charge(party.key, place.charged, party.weight)
+
+    def _release(self, place: Place) -> None:
+        """Give a place back; the cost of a call that has not ended stays as estimated."""
+        replica = place.replica
+        if replica is not None:
+            place.replica = None
+            self._shares.leave(place.party.key)
+            replica.give_back(place.taken)
+
+    def _choose(self, place: Place, now: float, parks: bool) -> Replica | None:
+        """Return the engine for a call; None if it has to wait.
+
+        Args:
+            parks: it may wait for a busy engine that has its prompt.
+        """
+        free = [one for one in self.replicas if one.free > 0 and one not in place.failed]
+        if not free:
+            return None
+        session = self._session(place)
+        if not place.blocks and session is None:
+            return free[0] if len(free) == 1 else min(free, key=_load)
+        best, matched = self._best(free, place, session)
+        if parks and (not place.until or place.until > now):
+            seconds = self._worth_waiting(place, session, matched)
+            if seconds > 0:
+                place.until = place.until or now + min(seconds, LONGEST_PARKED)
+                return None
+        place.matched = matched
+        return best
+
+    def _session(self, place: Place) -> tuple[str, str] | None:
+        name = place.party.session
+        return (place.party.key, name) if name and self.affinity != "none" else None
+
+    @staticmethod
+    def _best(
+        free: Sequence[Replica], place: Place, session: tuple[str, str] | None
+    ) -> tuple[Replica, int]:
+        """Return the engine with the least to do for a call, and the blocks that it has."""
+        count = len(place.blocks)
+        best, fewest, found = free[0], (float("inf"), 0), 0
+        for replica in free:
+            matched = replica.prefixes.match(place.blocks) if count else 0
+            if session is not None and not matched and replica.prefixes.has_session(session):
+                # Its prompt has changed at the beginning, or is not known.
+                matched = max(count, 1)
+            rest = 1 - matched / max(count, 1)
+            cost = (rest + LOAD * _load(replica)[0], len(replica.prefixes))
+            if cost < fewest:
+                best, fewest, found = replica, cost, matched
+        return best, found
+
+    def remember(self, place: Place, replica: Replica) -> None:
+        """Note that an engine evaluates a prompt, and runs the session from now on."""
+        if place.blocks:
+            replica.prefixes.add(place.blocks)
+        session = self._session(place)
+        if session is not None:
+            for other in self.replicas:
+                if other is not replica:
+                    other.prefixes.drop_session(session)
+            replica.prefixes.add_session(session)
+
+    def _worth_waiting(self, place: Place, session: tuple[str, str] | None, matched: int) -> float:
+        """Return the seconds for which a call waits for a busy engine that has its prompt."""
+        longest = 0.0
+        for replica in self.replicas:
+            if replica.state != "ready" or replica.free > 0 or replica in place.failed:
+                continue
+            has = replica.prefixes.match(place.blocks)
+            if session is not None and not place.blocks:
+                has = int(replica.prefixes.has_session(session))
+            gain = (has - matched) * TOKENS * replica.token_seconds
+            if gain > replica.call_seconds / max(replica.places, 1):
+                longest = max(longest, gain)
+        return longest
+
+    # Calls.
+
+    @override
+    async def model(self) -> Model:
+        """Return the model as an engine last reported it.
+
+        Raises:
+            EngineUnavailable: no engine has answered yet.
+        """
+        if self._known is None:
+            self.start()
+            await self._learn()
+        return self._known  # type: ignore[return-value]
+
+    async def _learn(self) -> None:
+        if not any(one.is_loadable for one in self.replicas):
+            await self._revive()
+        elif not any(one.state == "ready" for one in self.replicas):
+            place = Place(Ticket(), 1, 0, ())
+            await self._take(place)
+            self._release(place)
+        if self._known is None:
+            raise self._unavailable()
+
+    @override
+    def open(self, job: Generation) -> Stream:
+        """Run a job on the engine that is chosen when a place is free."""
+        return _Run(self, job)
+
+    @override
+    @asynccontextmanager
+    async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
+        place = self._place(job)
+        self.budget.count()
+        while True:
+            replica = await self._begin(place, job)
+            context = replica.backend.native(job, stream)
+            try:
+                reply = await context.__aenter__()
+                break
+            except BaseException as error:
+                await self._after(place, error)
+        try:
+            yield reply
+        finally:
+            try:
+                await context.__aexit__(None, None, None)
+            finally:
+                self._release(place)
+
+    async def _begin(self, place: Place, job: Job) -> Replica:
+        """Take a place for a job; the job is for the model of its engine from now on."""
+        replica = await self._take(place)
+        model = replica.model
+        if model is not None and job.fingerprint:
+            job.fingerprint = model.fingerprint
+        if place.party.routed is not None:
+            hit = "hit" if place.matched else "miss"
+            place.party.routed(replica.name, hit if self.affinity != "none" else "none")
+        return replica
+
+    async def _after(self, place: Place, error: BaseException) -> None:
+        """Decide what follows an error before the first event; raise it if it is the client's.
+
+        The next place of the call is on another engine.
+        """
+        replica = place.replica
+        self._release(place)
+        if replica is None or not isinstance(error, LatimerError):
+            raise error
+        if isinstance(error, RequestError):
+            replica.breaker.succeed()
+            raise error
+        if not isinstance(error, Busy):
+            self._failed(replica, error)
+        place.failed.add(replica)
+        place.matched, place.until = 0, 0.0
+        if not self._can_wait(place):
+            await self._revive_for(place, error)
+        if not self._can_wait(place) or not self.budget.take():
+            raise error
+
+    async def _revive_for(self, place: Place, error: LatimerError) -> None:
+        """Wait for another engine that does not answer, if there is one."""
+        if any(one.state == "unavailable" and one not in place.failed for one in self.replicas):
+            await self._revive()
+        del error
+
+    def settle(self, place: Place, replica: Replica, finishes: Sequence[Finish]) -> None:
+        """Correct what was estimated about a call, at its end."""
+        party, first = place.party, finishes[0]
+        generated = sum(finish.completion_tokens for finish in finishes)
+        cost = PROMPT * first.prompt_tokens + COMPLETION * generated
+        self._shares.charge(party.key, cost - place.charged, party.weight)
+        self._answer = 0.9 * self._answer + 0.1 * generated / len(finishes)
+        replica.breaker.succeed()
+
+    async def _call(self, job: Embedding | Ranking, work: Callable[[Backend], Awaitable[T]]) -> T:
+        """Run a job with one result."""
+        place = self._place(job)
+        self.budget.count()
+        while True:
+            replica = await self._begin(place, job)
+            try:
+                found = await work(replica.backend)
+            except BaseException as error:
+                await self._after(place, error)
+            else:
+                replica.breaker.succeed()
+                self._release(place)
+                return found
+
+    @override
+    async def embed(self, job: Embedding) -> Embeddings:
+        return await self._call(job, lambda backend: backend.embed(job))
+
+    @override
+    async def rank(self, job: Ranking) -> Scores:
+        return await self._call(job, lambda backend: backend.rank(job))
+
+    async def _any(self, work: Callable[[Backend], Awaitable[T]]) -> T:
+        """Ask a question that every engine can answer, and that takes no place."""
+        if not any(one.state == "ready" for one in self.replicas):
+            await self._learn()
+        error: LatimerError | None = None
+        for replica in sorted(self.replicas, key=lambda one: one.state != "ready"):
+            if replica.state not in ("ready", "draining"):
+                continue
+            try:
+                return await work(replica.backend)
+            except RequestError:
+                raise
+            except LatimerError as failure:
+                error = failure
+                if not isinstance(failure, Busy):
+                    self._failed(replica, failure)
+        raise error or self._unavailable()
+
+    @override
+    async def embedding_model(self) -> EmbeddingModel | None:
+        return await self._any(lambda backend: backend.embedding_model())
+
+    @override
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
+        return await self._any(
+            lambda backend: backend.tokenize(
+                text, add_special=add_special, parse_special=parse_special
+            )
+        )
+
+    @override
+    async def detokenize(self, ids: TokenIds) -> bytes:
+        return await self._any(lambda backend: backend.detokenize(ids))
+
+    @override
+    async def token_bytes(self) -> Sequence[bytes] | None:
+        return await self._any(lambda backend: backend.token_bytes())
+
+    @override
+    async def special_tokens(self) -> Sequence[Special]:
+        return await self._any(lambda backend: backend.special_tokens())
+
+    @override
+    async def health(self) -> None:
+        """Check that an engine is ready, or can load the model; none is asked."""
+        self.start()
+        if not any(one.state == "ready" or one.is_loadable for one in self.replicas):
+            if self._known is None:
+                await self._learn()
+            else:
+                raise self._unavailable()
+
+    @override
+    async def aclose(self) -> None:
+        """End what waits, and look after the engines no longer; their owner closes them."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for place in [*self._calls()]:
+            if place.future is not None and not place.future.done():
+                place.future.set_exception(EngineUnavailable("The model is no longer served."))
+        for replica in self.replicas:
+            replica.leave(self.grant)
+
+
+class _Run(AbstractAsyncContextManager[AsyncIterator[Batch]]):
+    """A job on one engine, or on another one if that fails before its first event."""
+
+    __slots__ = (
+        "_began",
+        "_finishes",
+        "_first_at",
+        "_inner",
+        "_job",
+        "_lost",
+        "_next",
+        "_place",
+        "_pool",
+        "_task",
+        "_use",
+    )  # fmt: skip
+
+    def __init__(self, pool: Pool, job: Generation) -> None:
+        self._pool = pool
+        self._job = job
+        self._place = pool._place(job)
+        self._inner: Stream | None = None
+        self._next: Callable[[], Awaitable[Batch]] | None = None
+        self._finishes: list[Finish] = []
+        self._began = self._first_at = 0.0
+        self._use = 0
+        self._lost: LatimerError | None = None
+        self._task: asyncio.Task[object] | None = None
+
+    async def __aenter__(self) -> AsyncIterator[Batch]:
+        self._pool.budget.count()
+        await self._start()
+        return self._batches()
+
+    async def _start(self) -> None:
+        """Enter the job's context on an engine; try others while they fail."""
+        pool, place = self._pool, self._place
+        while True:
+            replica = await pool._begin(place, self._job)
+            self._use = replica.prefixes.last_use(place.blocks, place.matched)
+            pool.remember(place, replica)
+            self._began = time.monotonic()
+            inner = replica.backend.open(self._job)
+            try:
+                batches = await self._guarded(inner.__aenter__())
+            except BaseException as error:
+                await pool._after(place, error)
+                continue
+            self._inner = inner
+            self._next = aiter(batches).__anext__
+            return
+
+    async def _guarded(self, step: Awaitable[T]) -> T:
+        """Wait for a step before the first event; it fails if the engine is lost."""
+        replica = self._place.replica
+        if replica is None:
+            return await step
+        self._task, self._lost = asyncio.current_task(), None
+        replica.waiting_first.add(self._lose)
+        try:
+            return await step
+        except asyncio.CancelledError:
+            lost = self._lost
+            if lost is None or self._task is None or self._task.uncancel() > 0:
+                raise
+            raise lost from None
+        finally:
+            self._task = None
+            replica.waiting_first.discard(self._lose)
+
+    def _lose(self, error: LatimerError) -> None:
+        """Cancel the step that waits for a lost engine."""
+        if self._task is not None and self._lost is None:
+            self._lost = error
+            self._task.cancel()
+
+    async def _batches(self) -> AsyncIterator[Batch]:
+        first = await self._first()
+        if first is None:
+            return
+        self._first_at = time.monotonic()
+        batch = first
+        finishes, step = self._finishes, self._next
+        assert step is not None
+        while True:
+            if isinstance(batch[-1], Finish):
+                finishes += [event for event in batch if isinstance(event, Finish)]
+            yield batch
+            try:
+                batch = await step()
+            except StopAsyncIteration:
+                return
+            except EngineError as error:
+                if self._place.replica is not None:
+                    self._pool._failed(self._place.replica, error)
+                raise
+
+    async def _first(self) -> Batch | None:
+        """Return the first batch, of an engine that has one; None if the job has no events."""
+        pool, place = self._pool, self._place
+        while True:
+            assert self._next is not None
+            try:
+                return await self._guarded(self._next())
+            except StopAsyncIteration:
+                return None
+            except Exception as error:
+                inner, self._inner = self._inner, None
+                if inner is not None:
+                    await inner.__aexit__(type(error), error, error.__traceback__)
+                await pool._after(place, error)
+                await self._start()
+
+    async def __aexit__(self, *error: object) -> None:
+        inner, self._inner = self._inner, None
+        replica, place = self._place.replica, self._place
+        try:
+            if inner is not None:
+                await inner.__aexit__(*error)  # type: ignore[arg-type]
+        finally:
+            if replica is not None:
+                if len(self._finishes) >= place.width:
+                    self._settle(replica)
+                self._pool._release(place)
+
+    def _settle(self, replica: Replica) -> None:
+        place, finishes = self._place, self._finishes
+        self._pool.settle(place, replica, finishes)
+        first = finishes[0]
+        now = time.monotonic()
+        rest = first.prompt_tokens - first.cached_tokens
+        replica.reports_cache = replica.reports_cache or first.cached_tokens > 0
+        replica.measure(self._first_at - self._began, rest, now - self._began)
+        if place.matched and place.blocks:
+            expected = first.prompt_tokens * place.matched / len(place.blocks)
+            if first.cached_tokens < expected / 2 and replica.reports_cache:
+                # The engine has forgotten this prompt, and those that it used before.
+                replica.prefixes.forget_before(self._use)
+
+
+def _load(replica: Replica) -> tuple[float, float]:
+    """Return how busy an engine is, and the time of its last call."""
+    return replica.running / max(replica.places, 1), replica.used_at
+
+
+def _weights(model: Model) -> tuple[int | None, ...]:
+    """Return the sizes that distinguish models of one name."""
+    return tuple(model.sizes.get(name) for name in ("n_vocab", "n_params", "size"))

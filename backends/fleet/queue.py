@@ -1,0 +1,131 @@
+"""The order in which calls wait for a place: tier, then key, then request, then arrival."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from ..queue import FairOrder, Ticket, Tier
+
+# The cost of a prompt token and of a generated token, for the shares of keys.
+PROMPT, COMPLETION = 1.0, 2.0
+
+
+class Waiting(Protocol):
+    """A call that waits; `party` is its request."""
+
+    party: Ticket
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class Shares:
+    """What each key has used: virtual token counters (arXiv 2401.00588).
+
+    The key with the lowest counter is next. A key that returns after it had nothing to run is
+    lifted to the lowest counter of the others, so that nobody saves up.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+        # The calls of each key that wait or run.
+        self._calls: dict[str, int] = {}
+
+    def used(self, key: str) -> float:
+        """Return the counter of a key."""
+        return self._used.get(key, 0.0)
+
+    def enter(self, key: str) -> None:
+        """Count a call of a key that waits or runs from now on."""
+        calls = self._calls.get(key, 0)
+        if not calls:
+            others = [self._used[other] for other in self._calls]
+            if others:
+                self._used[key] = max(self.used(key), min(others))
+            else:
+                # Nobody competes, so that all begin anew.
+                self._used = {key: 0.0}
+        self._calls[key] = calls + 1
+
+    def leave(self, key: str) -> None:
+        """Count the end of a call."""
+        calls = self._calls[key] - 1
+        if calls:
+            self._calls[key] = calls
+        else:
+            del self._calls[key]
+
+    def charge(self, key: str, cost: float, weight: float) -> None:
+        """Add the cost of tokens to a key's counter; a negative one corrects an estimate."""
+        self._used[key] = self._used.get(key, 0.0) + cost / weight
+
+
+class Line(Generic[W]):
+    """Calls that wait; its length is the number of waiting requests."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._order = FairOrder()
+        # The calls of each request, the requests of each key, and the keys of each tier.
+        self._tiers: dict[Tier, dict[str, OrderedDict[Ticket, deque[W]]]] = {}
+        self._requests = 0
+
+    def __len__(self) -> int:
+        return self._requests
+
+    def __iter__(self) -> Iterator[W]:
+        for keys in self._tiers.values():
+            for requests in keys.values():
+                for calls in requests.values():
+                    yield from calls
+
+    def __contains__(self, party: Ticket) -> bool:
+        return party in self._tiers.get(party.tier, {}).get(party.key, ())
+
+    def push(self, call: W) -> None:
+        """Add a call after the others of its request."""
+        party = call.party
+        keys = self._tiers.setdefault(party.tier, {})
+        requests = keys.setdefault(party.key, OrderedDict())
+        calls = requests.get(party)
+        if calls is None:
+            calls = requests[party] = deque()
+            self._requests += 1
+        calls.append(call)
+
+    def pop(self) -> W | None:
+        """Remove and return the call whose turn is next; None if none waits."""
+        if not self._tiers:
+            return None
+        tier = self._order.next(self._tiers)
+        keys = self._tiers[tier]
+        key = min(keys, key=self._shares.used) if len(keys) > 1 else next(iter(keys))
+        party, calls = next(iter(keys[key].items()))
+        call = calls.popleft()
+        if calls:
+            keys[key].move_to_end(party)
+        else:
+            self._drop(party)
+        self._order.count(tier, self._tiers)
+        return call
+
+    def remove(self, call: W) -> bool:
+        """Remove a call that waits no longer; return False if it does not wait here."""
+        party = call.party
+        if party not in self or call not in (calls := self._tiers[party.tier][party.key][party]):
+            return False
+        calls.remove(call)
+        if not calls:
+            self._drop(party)
+        return True
+
+    def _drop(self, party: Ticket) -> None:
+        keys = self._tiers[party.tier]
+        del keys[party.key][party]
+        self._requests -= 1
+        if not keys[party.key]:
+            del keys[party.key]
+            if not keys:
+                del self._tiers[party.tier]

@@ -1,0 +1,176 @@
+"""Tests of where a prompt runs: hashes of prefixes, their table, sessions, and busy engines."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+from latimer.backends.base import Text
+from latimer.backends.fleet.affinity import MOST_BLOCKS, Prefixes, blocks_of
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.queue import Ticket
+from support.engines.fleet import Engine, job, pool_of
+from support.jobs import run
+
+
+async def said(pool: Pool, text: str, owner: str = "", session: str = "") -> str:
+    """Return the name of the engine that ran a prompt."""
+    party = Ticket()
+    party.session = session
+    texts, _ = await run(pool, replace(job(text, owner), party=party))
+    return texts[0].decode()
+
+
+def test_equal_prefixes_have_equal_hashes() -> None:
+    """Prompts have as many hashes in common as whole blocks, and none for another owner."""
+    text = "".join(random.Random(1).choices("abcdef ", k=1000))
+    whole = blocks_of(Text(text), "owner")
+    assert len(whole) == 15
+    other = blocks_of(Text(text[:640] + "x" + text[641:]), "owner")
+    assert [a == b for a, b in zip(whole, other, strict=True)] == [True] * 10 + [False] * 5
+    assert not set(whole) & set(blocks_of(Text(text), "another"))
+    ids = tuple(range(100))
+    assert blocks_of(ids, "owner")[:3] == blocks_of(ids[:50], "owner")
+    assert blocks_of((), "owner") == []
+    assert len(blocks_of(Text("x" * 1_000_000), "")) == MOST_BLOCKS
+
+
+def test_the_table_is_bounded_and_keeps_beginnings() -> None:
+    """The least recently used blocks are forgotten first, and never one before its successor."""
+    table = Prefixes(100)
+    prompts = [[hash((index, step)) for step in range(40)] for index in range(4)]
+    for blocks in prompts:
+        table.add(blocks)
+        assert len(table) <= 100
+    assert [table.match(blocks) for blocks in prompts] == [0, 20, 40, 40]
+    for blocks in prompts:
+        known = [block in table._used for block in blocks]
+        assert known == sorted(known, reverse=True)
+
+
+def test_a_forgotten_prompt_takes_older_ones_with_it() -> None:
+    """If an engine has forgotten a prompt, it has forgotten those that were used before it."""
+    table = Prefixes()
+    prompts = [[hash((index, step)) for step in range(10)] for index in range(3)]
+    for blocks in prompts:
+        table.add(blocks)
+    table.forget_before(table.last_use(prompts[1], 10))
+    assert [table.match(blocks) for blocks in prompts] == [0, 0, 10]
+
+
+async def test_a_conversation_stays_where_its_prompt_is() -> None:
+    """Each turn of a conversation runs on the engine that has its earlier turns."""
+    engines = [Engine(str(index), 4) for index in range(4)]
+    pool = await pool_of(*engines)
+    chance = random.Random(2)
+    conversations = ["".join(chance.choices("abcdefg ", k=800)) for _ in range(40)]
+    first = [await said(pool, text) for text in conversations]
+    assert len(set(first)) == 4
+    for turn in range(4):
+        conversations = [f"{text} {turn} and so on" * 1 for text in conversations]
+        assert [await said(pool, text) for text in conversations] == first
+
+
+async def test_owners_share_no_prefixes() -> None:
+    """The same prompt of another owner is not known to be anywhere."""
+    pool = await pool_of(Engine("one"), Engine("other"))
+    notes: list[str] = []
+    for owner in ("a", "b", "a"):
+        party = Ticket()
+        party.routed = lambda _engine, hit: notes.append(hit)
+        await run(pool, replace(job("x" * 500, owner), party=party))
+    assert notes == ["miss", "miss", "hit"]
+
+
+@pytest.mark.parametrize("affinity", ["prefix", "session"])
+async def test_a_session_stays_where_it_was(affinity: str) -> None:
+    """Requests of one session run on one engine, even if their prompts have nothing in common."""
+    engines = [Engine(str(index), 4) for index in range(4)]
+    pool = await pool_of(*engines, affinity=affinity)
+    chance = random.Random(3)
+    for session in ("a", "b", "c", "d"):
+        names = {
+            await said(pool, "".join(chance.choices("abcdefg ", k=500)), session=session)
+            for _ in range(5)
+        }
+        assert len(names) == 1
+    assert len({len(engine.jobs) for engine in engines}) == 1
+
+
+async def test_load_goes_before_a_short_prefix() -> None:
+    """A prefix that many prompts share does not send all of them to one engine."""
+    engines = [Engine(str(index), 4) for index in range(4)]
+    pool = await pool_of(*engines)
+    await said(pool, "system " * 20)
+    for engine in engines:
+        engine.gate.clear()
+    chance = random.Random(4)
+    texts = ["system " * 20 + "".join(chance.choices("abcdefg ", k=800)) for _ in range(12)]
+    tasks = [asyncio.create_task(said(pool, text)) for text in texts]
+    await asyncio.sleep(0.02)
+    assert max(engine.runs for engine in engines) <= 4
+    assert min(engine.runs for engine in engines) >= 2
+    for engine in engines:
+        engine.gate.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_call_waits_for_a_busy_engine_if_that_is_sooner() -> None:
+    """A call waits for the engine that has its prompt only if evaluating it takes longer."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    pool = await pool_of(one, other)
+    text = "".join(random.Random(5).choices("abcdefg ", k=4000))
+    has = pool.replicas[0] if await said(pool, text) == "one" else pool.replicas[1]
+    busy = one if has.name == "one" else other
+    for seconds, expected in ((0.0001, False), (0.01, True)):
+        # A prompt of 1,000 tokens, and calls of two seconds.
+        has.token_seconds, has.call_seconds = seconds, 2.0
+        busy.gate.clear()
+        first = asyncio.create_task(said(pool, text))
+        await asyncio.sleep(0.01)
+        second = asyncio.create_task(said(pool, text + " more"))
+        await asyncio.sleep(0.01)
+        assert second.done() is not expected
+        assert (busy.runs, pool.waiting) == (1, int(expected))
+        busy.gate.set()
+        assert (await first, await second == has.name) == (has.name, expected)
+        await said(pool, text)
+        for replica in pool.replicas:
+            if replica is not has:
+                replica.prefixes.clear()
+
+
+async def test_a_parked_call_takes_another_engine_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call waits for a busy engine for a bounded time, and then runs on another one."""
+    monkeypatch.setattr("latimer.backends.fleet.pool.LONGEST_PARKED", 0.05)
+    one, other = Engine("one", 1), Engine("other", 1)
+    pool = await pool_of(one, other)
+    text = "".join(random.Random(6).choices("abcdefg ", k=4000))
+    busy = one if await said(pool, text) == "one" else other
+    has = next(replica for replica in pool.replicas if replica.backend is busy)
+    has.token_seconds, has.call_seconds = 1.0, 1.0
+    busy.gate.clear()
+    first = asyncio.create_task(said(pool, text))
+    await asyncio.sleep(0.01)
+    assert await asyncio.wait_for(said(pool, text), 2) != busy.name
+    busy.gate.set()
+    assert await first == busy.name
+
+
+async def test_the_reported_cache_corrects_the_table() -> None:
+    """An engine that reports fewer cached tokens than expected has forgotten older prompts."""
+    one = Engine("one", 4)
+    pool = await pool_of(one)
+    one.cached = 2**20
+    texts = ["".join(random.Random(seed).choices("abcdefg ", k=1000)) for seed in range(5)]
+    for text in texts:
+        await said(pool, text)
+    table = pool.replicas[0].prefixes
+    known = [table.match(blocks_of(Text(text), ("demo", ""))) for text in texts]
+    assert known == [15] * 5
+    one.cached = 0
+    await said(pool, texts[2])
+    known = [table.match(blocks_of(Text(text), ("demo", ""))) for text in texts]
+    assert known == [0, 0, 15, 15, 15]

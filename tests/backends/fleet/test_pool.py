@@ -1,0 +1,374 @@
+"""Tests of a model over several engines: places, failover, draining, and what is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from latimer.backends.base import Generation
+from latimer.backends.errors import Busy, EngineError, EngineUnavailable, Refused, RequestError
+from latimer.backends.fleet import pool as module
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
+from latimer.backends.queue import Ticket
+from support.engines.fleet import Engine, job, pool_of
+from support.jobs import run
+
+
+async def said(pool: Pool, one: Generation | None = None) -> str:
+    """Return the name of the engine that ran a job."""
+    texts, finishes = await run(pool, one or job())
+    assert len(finishes) == len(texts)
+    return b"".join(texts).decode()
+
+
+def idle(pool: Pool) -> bool:
+    """Return True if no place is taken, and nobody waits."""
+    shares = pool._shares._calls
+    return not any(one.running for one in pool.replicas) and not pool.waiting and not shares
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the times after which engines are asked again."""
+    monkeypatch.setattr(module, "AGAIN", 0.05)
+    monkeypatch.setattr(module, "LOOK", 0.1)
+    monkeypatch.setattr(module, "SILENCE", 0.1)
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+
+
+async def test_an_engine_gets_as_many_calls_as_it_has_places() -> None:
+    """Calls wait for a free place of any engine, and each engine runs at most its places."""
+    one, other = Engine("one", 2), Engine("other", 3)
+    pool = await pool_of(one, other)
+    for engine in (one, other):
+        engine.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(20)]
+    await asyncio.sleep(0.02)
+    assert (one.runs, other.runs, pool.waiting) == (2, 3, 15)
+    one.gate.set()
+    await asyncio.sleep(0.05)
+    assert other.runs == 3
+    other.gate.set()
+    assert len(await asyncio.gather(*tasks)) == 20
+    assert (one.most, other.most) == (2, 3)
+    assert idle(pool)
+
+
+async def test_the_engine_is_chosen_when_a_place_is_free() -> None:
+    """A call that waits gets the first free place, whichever engine it is on."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    pool = await pool_of(one, other, affinity="none")
+    one.gate.clear()
+    other.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    other.gate.set()
+    done = await asyncio.wait_for(asyncio.gather(*tasks[1:]), 2)
+    assert [*done] == ["other", "other"]
+    one.gate.set()
+    assert await tasks[0] == "one"
+
+
+async def test_a_failure_before_the_first_event_is_hidden() -> None:
+    """A job whose engine fails before its first event runs on another engine."""
+    one, other = Engine("one", 4), Engine("other", 4)
+    pool = await pool_of(one, other)
+    for error in (EngineUnavailable("It is gone."), EngineError("It is broken.")):
+        one.fails = one.error = error
+        assert {await said(pool) for _ in range(6)} == {"other"}
+    assert idle(pool)
+
+
+async def test_a_failure_after_the_first_event_is_shown() -> None:
+    """A job that has begun is never sent to another engine."""
+    one, other = Engine("one", 4), Engine("other", 4)
+    pool = await pool_of(one, other)
+    one.breaks = other.breaks = EngineError("It is broken.")
+    with pytest.raises(EngineError, match="broken"):
+        await said(pool)
+    assert len(one.jobs) + len(other.jobs) == 1
+    assert idle(pool)
+
+
+@pytest.mark.parametrize("error", [Refused("prompt", "no"), RequestError("prompt", "x")])
+async def test_errors_of_the_request_are_not_tried_again(error: RequestError) -> None:
+    """An error of the request is raised at once, and counts against no engine."""
+    one, other = Engine("one"), Engine("other")
+    pool = await pool_of(one, other)
+    one.fails = other.fails = error
+    for _ in range(10):
+        with pytest.raises(type(error)):
+            await said(pool)
+    assert len(one.jobs) + len(other.jobs) == 10
+    one.fails = other.fails = None
+    assert {one.state for one in pool.replicas} == {"ready"}
+    assert idle(pool)
+
+
+async def test_an_engine_that_fails_is_ejected_but_never_the_last() -> None:
+    """Five failures in a row eject an engine; the last one that is ready goes on."""
+    one, other = Engine("one", 8), Engine("other", 8)
+    pool = await pool_of(one, other, affinity="none")
+    one.fails = EngineError("It is broken.")
+    for _ in range(30):
+        assert await said(pool) == "other"
+    assert len(one.jobs) == 5
+    assert [replica.state for replica in pool.replicas] == ["unavailable", "ready"]
+    other.fails = EngineError("It is broken, too.")
+    for _ in range(10):
+        with pytest.raises(EngineError):
+            await said(pool)
+    assert pool.replicas[1].state == "ready"
+    other.fails = None
+    assert await said(pool) == "other"
+
+
+async def test_retries_have_a_budget() -> None:
+    """If every call fails, at most a share of the calls is sent again."""
+    engines = [Engine(str(index), 64) for index in range(3)]
+    pool = await pool_of(*engines)
+    for engine in engines:
+        engine.fails = Busy("It is full.", 1.0)
+    for _ in range(100):
+        with pytest.raises(Busy):
+            await said(pool)
+    assert 100 <= sum(len(engine.jobs) for engine in engines) <= 100 + 3 + 20 + 10
+
+
+async def test_an_engine_that_returns_gets_requests_again() -> None:
+    """An engine that does not answer is asked again, and used as soon as it does."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    pool = await pool_of(one, other, affinity="none")
+    one.fails = one.error = EngineUnavailable("It is gone.")
+    for _ in range(3):
+        assert await said(pool) == "other"
+    pool.start()
+    one.fails = one.error = None
+    await asyncio.sleep(0.3)
+    assert {await said(pool) for _ in range(4)} == {"one", "other"}
+    await pool.aclose()
+
+
+async def test_a_request_waits_for_the_first_engine_that_answers() -> None:
+    """If no engine answered before, a request asks all of them before it fails."""
+    one, other = Engine("one"), Engine("other")
+    one.error = other.error = EngineUnavailable("It starts.")
+    pool = await pool_of(one, other)
+    with pytest.raises(EngineUnavailable, match="No engine of the model demo"):
+        await said(pool)
+    other.error = None
+    assert await said(pool) == "other"
+    assert idle(pool)
+
+
+async def test_another_model_is_noticed_before_it_answers() -> None:
+    """An engine that returns with another model gets no job of the pool's model."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    pool = await pool_of(one, other)
+    one.facts = replace(one.facts, name="evil", template="another", fingerprint="fp_evil")
+    one.fails = EngineUnavailable("It has loaded another model.")
+    for _ in range(4):
+        assert await said(pool) == "other"
+    one.fails = None
+    await asyncio.sleep(0.01)
+    assert pool.replicas[0].state == "unavailable"
+    assert "another model (evil): its chat template" in pool.replicas[0].reason
+    # It is the only one left: the pool serves its model from now on.
+    other.fails = other.error = EngineUnavailable("It is gone.")
+    with pytest.raises(EngineUnavailable):
+        await said(pool)
+    assert await said(pool) == "one"
+    assert (await pool.model()).name == "evil"
+
+
+async def test_each_engine_gets_its_own_fingerprint() -> None:
+    """Engines of one model can have different fingerprints, and each job names its engine's."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    one.facts = replace(one.facts, fingerprint="fp_one")
+    other.facts = replace(other.facts, fingerprint="fp_other")
+    pool = await pool_of(one, other, affinity="none")
+    assert {await said(pool) for _ in range(4)} == {"one", "other"}
+    assert {one.fingerprint for one in one.jobs} == {"fp_one"}
+    assert {one.fingerprint for one in other.jobs} == {"fp_other"}
+    assert (await pool.model()).fingerprint in ("fp_one", "fp_other")
+
+
+async def test_a_smaller_context_is_left_out() -> None:
+    """An engine with a smaller context is not used, with the reason."""
+    one, other = Engine("one"), Engine("other")
+    pool = await pool_of(one)
+    other.facts = replace(other.facts, context=16)
+    pool.update([*pool.replicas, Replica("other", other)], 8, "none")
+    await pool.ask(pool.replicas[1])
+    assert pool.replicas[1].reason == "its context is 16 tokens, less than 4096"
+    assert {await said(pool) for _ in range(4)} == {"one"}
+    await pool.aclose()
+
+
+async def test_a_full_queue_is_a_429() -> None:
+    """A request beyond the queue is rejected, and those that wait are served."""
+    one = Engine("one", 1)
+    pool = await pool_of(one, queue=2)
+    one.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(Busy) as caught:
+        await said(pool)
+    assert 0 < (caught.value.retry_after or 0) <= 60
+    one.gate.set()
+    assert await asyncio.gather(*tasks) == ["one"] * 3
+    assert idle(pool)
+
+
+async def test_a_request_may_have_more_calls_than_the_queue() -> None:
+    """The calls of a request that waits already are not rejected."""
+    one = Engine("one", 1)
+    pool = await pool_of(one, queue=1)
+    one.gate.clear()
+    first = asyncio.create_task(said(pool))
+    await asyncio.sleep(0.01)
+    party = Ticket()
+    jobs = [replace(job(), party=party) for _ in range(5)]
+    tasks = [asyncio.create_task(said(pool, one)) for one in jobs]
+    await asyncio.sleep(0.01)
+    one.gate.set()
+    assert await asyncio.gather(first, *tasks) == ["one"] * 6
+    assert idle(pool)
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.001, 0.01, 0.03])
+async def test_a_client_that_leaves_gives_its_place_back(wait: float) -> None:
+    """A cancelled call leaves no place, no share and no task, in any phase."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    pool = await pool_of(one, other)
+    one.gate.clear()
+    other.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(8)]
+    await asyncio.sleep(wait)
+    for task in tasks[::2]:
+        task.cancel()
+    one.gate.set()
+    other.gate.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [task.cancelled() for task in tasks].count(False) >= 4
+    assert idle(pool)
+    assert one.runs == other.runs == 0
+
+
+async def test_draining_an_engine_loses_nothing() -> None:
+    """A draining engine ends what it runs and gets nothing more."""
+    one, other = Engine("one", 2), Engine("other", 2)
+    pool = await pool_of(one, other, affinity="none")
+    one.gate.clear()
+    other.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(10)]
+    await asyncio.sleep(0.01)
+    pool.replicas[0].set("draining")
+    other.gate.set()
+    await asyncio.sleep(0.05)
+    one.gate.set()
+    assert sorted(await asyncio.gather(*tasks)) == ["one"] * 2 + ["other"] * 8
+    assert {await said(pool) for _ in range(4)} == {"other"}
+    assert idle(pool)
+
+
+async def test_choices_take_a_place_each() -> None:
+    """A job of several choices takes as many places of one engine as it has."""
+    one, other = Engine("one", 4), Engine("other", 4)
+    pool = await pool_of(one, other)
+    one.gate.clear()
+    other.gate.clear()
+    tasks = [asyncio.create_task(said(pool, job(choices=9))) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert (one.runs, other.runs) == (9, 9)
+    assert [replica.free for replica in pool.replicas] == [0, 0]
+    third = asyncio.create_task(said(pool))
+    await asyncio.sleep(0.01)
+    assert not third.done()
+    one.gate.set()
+    other.gate.set()
+    await asyncio.gather(*tasks, third)
+    assert idle(pool)
+
+
+async def test_an_engine_that_hangs_is_left() -> None:
+    """Calls that wait for their first event leave an engine that no longer answers."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    pool = await pool_of(one, other, affinity="none")
+    one.gate.clear()
+    other.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    other.gate.set()
+
+    async def never() -> None:
+        await asyncio.sleep(60)
+
+    one.health = never  # type: ignore[method-assign]
+    pool.start()
+    assert await asyncio.wait_for(asyncio.gather(*tasks), 2) == ["other", "other"]
+    assert pool.replicas[0].state == "unavailable"
+    await pool.aclose()
+    assert one.runs == 0
+
+
+async def test_waiting_calls_fail_when_no_engine_is_left() -> None:
+    """Calls that wait fail as soon as no engine can run them."""
+    one = Engine("one", 1)
+    pool = await pool_of(one)
+    one.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    one.error = EngineUnavailable("It is gone.")
+    await pool.ask(pool.replicas[0])
+    done = await asyncio.wait_for(asyncio.gather(*tasks[1:], return_exceptions=True), 2)
+    assert [type(error) for error in done] == [EngineUnavailable] * 2
+    one.gate.set()
+    assert await tasks[0] == "one"
+    assert idle(pool)
+
+
+async def test_two_models_share_the_places_of_an_engine() -> None:
+    """An engine of two pools runs at most its places in all, and both have their turns."""
+    one = Engine("one", 1)
+    first = await pool_of(one)
+    second = Pool("second", first.replicas)
+    await second.ask(first.replicas[0])
+    one.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(3) for pool in (first, second)]
+    await asyncio.sleep(0.01)
+    one.gate.set()
+    assert await asyncio.wait_for(asyncio.gather(*tasks), 2) == ["one"] * 6
+    assert one.most == 1
+    assert idle(first)
+    assert idle(second)
+
+
+async def test_the_request_learns_its_engine() -> None:
+    """A request is told which engine runs it, and whether that has its prompt."""
+    one, other = Engine("one", 4), Engine("other", 4)
+    pool = await pool_of(one, other)
+    notes: list[tuple[str, str]] = []
+    for _ in range(2):
+        party = Ticket()
+        party.routed = lambda *note: notes.append(note)
+        await said(pool, replace(job("once upon a time " * 50), party=party))
+    assert notes[0][1] == "miss"
+    assert notes[1] == (notes[0][0], "hit")
+
+
+async def test_questions_need_no_place() -> None:
+    """The tokenizer answers while all places are taken, from any engine that is ready."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    pool = await pool_of(one, other)
+    one.gate.clear()
+    other.gate.clear()
+    tasks = [asyncio.create_task(said(pool)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert await pool.tokenize("ab", add_special=False, parse_special=False) == (97, 98)
+    await pool.health()
+    one.gate.set()
+    other.gate.set()
+    await asyncio.gather(*tasks)
