@@ -184,8 +184,6 @@ class ErrorMiddleware:
                 # The exchange refers to the scope.
                 scope.pop(EXCHANGE, None)
                 REQUEST.set(None)
-                if exchange.held:
-                    exchange.release()
 
 
 def _is_cancelling() -> bool:

@@ -13,7 +13,9 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..backends.fleet.machine import Machine, Member
+from ..backends.fleet.pool import Pool
 from ..backends.fleet.process import EngineProcess
+from ..backends.fleet.replica import Replica
 from ..backends.llama_cpp.options import EXTRA, name_of
 from ..backends.llama_server.command import SUPPORTED, command_of, find_program
 from .settings import Settings, option_of
@@ -73,7 +75,13 @@ def child_of(
         environment={_KEY: key},
         start_timeout=_START,
     )
-    return Member(Machine(), loader, load_wait=None).backend
+    return pool_of(name, Member(Machine(), loader), settings)
+
+
+def pool_of(name: str, member: Member, settings: Settings) -> Pool:
+    """Return the only model of a server, whose engine is loaded when it is needed."""
+    replica = Replica(name, member.backend, loader=member)
+    return Pool(name, [replica], settings.queue)
 
 
 def machines_of(settings: Settings) -> Mapping[str, Machine]:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -71,7 +71,6 @@ class Exchange(Request):
         wants_stream: True if the request asks for a stream.
         keepalive: seconds between the comments of a stream that waits for an engine; 0 sends none.
         has_waited: True if the head of the response was sent because the request waits.
-        held: the engines that stay loaded until the end of the request (`backends/patience.py`).
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Exchange(Request):
         self.max_body = max_body
         self.wants_stream = self.has_waited = False
         self.keepalive = 0.0
-        self.held: dict[Hashable, Callable[[], None]] | None = {}
         self._parts: list[bytes] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -106,7 +104,6 @@ class Exchange(Request):
         found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
         found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
         found.started = found.streams = True
-        found.held = None
         return found
 
     async def read_body(self) -> list[bytes]:
@@ -211,12 +208,6 @@ class Exchange(Request):
                 self.has_waited = True
             await self.chunk(b": %s\n\n" % as_ascii(note()).encode())
         return True
-
-    def release(self) -> None:
-        """Let go of the engines that the request has kept loaded."""
-        held, self.held = self.held, None
-        for release in (held or {}).values():
-            release()
 
     async def reply(
         self,

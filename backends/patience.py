@@ -7,20 +7,13 @@ request waits up to a limit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 
 class Waiting(Protocol):
-    """A request that can wait.
-
-    Attributes:
-        held: what the request keeps loaded, each with the function to call at its end; None after
-            its end.
-    """
-
-    held: dict[Hashable, Callable[[], None]] | None
+    """A request that can wait."""
 
     async def wait(
         self, ready: asyncio.Future[Any], note: Callable[[], str], most: float | None

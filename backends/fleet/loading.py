@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..base import Backend
 from ..errors import EngineUnavailable
@@ -27,6 +27,10 @@ STABLE = 60.0
 MOST_RETRY = 60.0
 # Seconds between two attempts to reach an engine that starts.
 POLL = 0.1
+
+
+def _nothing() -> None:
+    return
 
 
 class LoadFailed(Exception):
@@ -60,6 +64,7 @@ class EngineLoader(ABC):
         failure: the reason of the last failure, or an empty text.
         tail: the last lines that the engine wrote before it failed.
         since: when the state began, by `time.monotonic`.
+        changed: called when the state has changed.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class EngineLoader(ABC):
         self.state: LoadState = "unloaded"
         self.failure = self.tail = ""
         self.since = time.monotonic()
+        self.changed: Callable[[], None] = _nothing
         self.start_timeout = start_timeout
         self._failures = 0
         self._again = 0.0
@@ -116,6 +122,11 @@ class EngineLoader(ABC):
         if not self._is_declared:
             self.memory = {kind: max(size, self.memory.get(kind, 0))}
 
+    @property
+    def pause(self) -> float:
+        """The seconds until a failed load may be repeated."""
+        return max(self._again - time.monotonic(), 0.0) if self.state == "failed" else 0.0
+
     async def load(self) -> None:
         """Load the engine, unless it is ready; join a load that has begun.
 
@@ -132,7 +143,7 @@ class EngineLoader(ABC):
         # A caller that is cancelled does not cancel the load.
         await asyncio.wait([task])
         if not self.is_ready:
-            raise self._unavailable()
+            raise self.unavailable()
 
     async def unload(self) -> None:
         """Unload the engine, or end its load; a failed engine may then be loaded again at once."""
@@ -191,6 +202,7 @@ class EngineLoader(ABC):
 
     def _enter(self, state: LoadState) -> None:
         self.state, self.since = state, time.monotonic()
+        self.changed()
 
     def _fail(self, reason: str, tail: str) -> None:
         self._failures += 1
@@ -208,9 +220,10 @@ class EngineLoader(ABC):
             EngineUnavailable: it has.
         """
         if self.state == "failed" and time.monotonic() < self._again:
-            raise self._unavailable()
+            raise self.unavailable()
 
-    def _unavailable(self) -> EngineUnavailable:
+    def unavailable(self) -> EngineUnavailable:
+        """Return the error of a request for the engine, which is not loaded."""
         if self.state == "failed":
             rest = self._again - time.monotonic()
             message = f"The engine '{self.name}' could not be loaded: {self.failure}."

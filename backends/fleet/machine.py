@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from ..base import Backend, Model
 from ..errors import EngineUnavailable, LatimerError
 from ..patience import wait
 from .config import MEMORY
 from .loading import EngineLoader, not_loaded
-from .on_demand import OnDemand
 from .plan import FIRST_LOAD, MOST_WAIT, View, plan
-from .replica import LoadState
+from .replica import Demand, LoadState, Replica, State
 
 # Seconds that a request waits for an engine, unless it streams.
 LOAD_WAIT = 600.0
@@ -35,7 +35,6 @@ class Member:
         load_wait: seconds that a request waits which does not stream; None for no limit.
 
     Attributes:
-        backend: loads the engine when it is called.
         is_pinned, idle: as in `Loader`.
         running: the number of requests that use it.
         loads: the number of its loads.
@@ -50,16 +49,18 @@ class Member:
         self, machine: Machine, loader: EngineLoader, load_wait: float | None = LOAD_WAIT
     ) -> None:
         self.loader = loader
-        self.backend = OnDemand(self)
         self.is_pinned, self.idle = loader.is_pinned, loader.idle
         self.load_wait = load_wait
         self.running = self.loads = 0
         self.load_seconds = FIRST_LOAD
         self.is_closed = False
         self.waiting: dict[asyncio.Future[None], float] = {}
+        self.model: Model | None = None
         self.used = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self._machine = machine
+        self._pools: dict[Demand, Replica] = {}
+        loader.changed = self._changed
         machine.add(self)
 
     @property
@@ -71,6 +72,11 @@ class Member:
     def state(self) -> LoadState:
         """The state of the engine."""
         return self.loader.state
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of the engine."""
+        return self.loader.backend
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -108,7 +114,7 @@ class Member:
         self.waiting[ready] = time.monotonic()
         self._machine.look()
         try:
-            in_time = await wait(ready, lambda: self._note(ready), self.load_wait)
+            in_time = await wait(ready, self.note, self.load_wait)
         except BaseException:
             if ready.done() and not ready.cancelled() and ready.exception() is None:
                 self.release()
@@ -117,7 +123,8 @@ class Member:
             self.waiting.pop(ready, None)
             self._machine.look()
         if not in_time:
-            raise not_loaded(f"{self._note(ready)}. Send the request again later.", self._rest())
+            message = f"The engine {self.name} is not ready ({self.note()})."
+            raise not_loaded(f"{message} Send the request again later.", self._rest())
         error = ready.exception()
         if isinstance(error, EngineUnavailable):
             # A new error, since an error that is raised again grows its traceback each time.
@@ -147,6 +154,57 @@ class Member:
                 # A request that has left does not read it.
                 ready.exception()
 
+    def attach(self, pool: Demand, replica: Replica) -> None:
+        """Keep the state of a pool's replica from now on."""
+        self._pools[pool] = replica
+        self.show()
+
+    def want(self) -> None:
+        """Look at the calls that wait, and load the engine when there is room for it."""
+        self._machine.look()
+
+    def _changed(self) -> None:
+        self.show()
+        self._machine.look()
+
+    def show(self) -> None:
+        """Give the replicas the state of the engine."""
+        state: State = self.state
+        if state == "ready" and not self.is_ready:
+            # It will be loaded again when the calls that wait have their turn.
+            state = "unloaded"
+        elif state == "failed" and not self.loader.pause:
+            state = "unloaded"
+        for pool, replica in [*self._pools.items()]:
+            if replica.state == "draining" or replica.state == state:
+                continue
+            if state == "ready":
+                if self.model is not None and replica.state != "unavailable":
+                    replica.backend = self.backend
+                    replica.state = "unavailable"
+                    pool.admit(replica, self.model)
+            else:
+                replica.set(state, self.loader.failure if state == "failed" else "")
+
+    async def learn(self) -> None:
+        """Ask the engine for its model, after it was loaded."""
+        self.model = await self.backend.model()
+
+    @property
+    def is_used(self) -> bool:
+        """True if a request uses the engine."""
+        return bool(self._busy())
+
+    def _busy(self) -> int:
+        """Return the number of requests that use the engine."""
+        return self.running + sum(replica.running for replica in {*self._pools.values()})
+
+    def _waited(self, now: float) -> float | None:
+        """Return the seconds that the first request has waited which needs the engine."""
+        found = [now - since for since in self.waiting.values()]
+        found += [pool.oldest for pool, own in self._pools.items() if _waits_for(pool, own)]
+        return max(found, default=None)
+
     def remember(self) -> None:
         """Measure the memory of the engine, unless it is declared."""
         size, kind = self.loader.measure(), self._machine.kind
@@ -161,22 +219,24 @@ class Member:
             is_loaded=state in ("ready", "loading") or self.task is not None,
             is_settled=self.task is None,
             is_pinned=self.is_pinned,
-            running=self.running,
-            waited=now - min(self.waiting.values()) if self.waiting else None,
-            unused=now - max(self.used, self.loader.since),
+            running=self._busy(),
+            waited=self._waited(now),
+            unused=now - max(self.used, self.loader.since, *self._ends()),
             ready_for=now - self.loader.since,
             idle=self.idle,
             need=self.loader.memory or None,
             load_seconds=self.load_seconds,
         )
 
-    def _note(self, ready: asyncio.Future[None]) -> str:
-        """Describe the wait of a request, as one line."""
-        place = 1 + [*self.waiting].index(ready) if ready in self.waiting else 1
+    def _ends(self) -> list[float]:
+        return [replica.used_at for replica in self._pools.values()]
+
+    def note(self) -> str:
+        """Describe what a request waits for, as one line."""
         if self.loader.state == "loading":
             seconds = time.monotonic() - self.loader.since
-            return f"loading {self.name} for {seconds:.0f} s, place {place}"
-        return f"waiting for memory to load {self.name}, place {place}"
+            return f"loading {self.name} for {seconds:.0f} s"
+        return f"waiting for memory to load {self.name}"
 
     def _rest(self) -> float:
         """Return the seconds until a request may be served."""
@@ -196,6 +256,18 @@ class Member:
     async def unload(self) -> None:
         """Unload the engine when no request uses it; the next request loads it again."""
         await self._machine.unload(self)
+
+
+def _waits_for(pool: Demand, replica: Replica) -> bool:
+    """Return True if the calls of a pool wait for one of its engines, and for no other."""
+    if not pool.waiting:
+        return False
+    others = [one for one in pool.replicas if one is not replica]
+    if replica.state in ("ready", "loading"):
+        return True
+    if any(one.state in ("ready", "loading") for one in others):
+        return False
+    return next((one for one in pool.replicas if one.is_loadable), replica) is replica
 
 
 class Machine:
@@ -282,16 +354,24 @@ class Machine:
             if member.name in made.never:
                 message = f"The engine '{member.name}' cannot be loaded: {made.never[member.name]}."
                 member.refuse(not_loaded(message, 60.0))
-            member.is_closed = member.name in made.closed or member in self._unloading
+            is_closed = member.name in made.closed or member in self._unloading
+            if is_closed != member.is_closed:
+                member.is_closed = is_closed
+                member.show()
             if member.task is not None:
                 continue
-            if member.name in made.load:
+            if member.loader.pause:
+                member.refuse(member.loader.unavailable())
+            elif member.name in made.load:
                 member.task = self._start(self._load(member))
-            elif member.name in made.unload or (member in self._unloading and not member.running):
+            elif member.name in made.unload or (member in self._unloading and not member.is_used):
                 member.task = self._start(self._unload(member))
             elif member.is_ready and member.waiting:
                 member.admit()
-        return made.again
+        pauses = [member.loader.pause for member in self.members if member.loader.pause]
+        for member in self.members:
+            member.show()
+        return min([*pauses, *([] if made.again is None else [made.again])], default=None)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -302,16 +382,20 @@ class Machine:
         begun = time.monotonic()
         try:
             await member.loader.load()
+            await member.learn()
         except LatimerError as error:
+            member.task = None
             member.refuse(error)
         else:
             member.loads += 1
             member.load_seconds = max(time.monotonic() - begun, 0.001)
             member.remember()
+            member.task = None
             # Those that waited are served, even if others have waited for too long meanwhile.
             member.admit()
         finally:
             member.task = None
+            member.show()
 
     async def _unload(self, member: Member) -> None:
         try:

@@ -17,6 +17,30 @@ State: TypeAlias = Literal["ready", "unavailable", "draining", "unloaded", "load
 LoadState: TypeAlias = Literal["unloaded", "loading", "ready", "failed"]
 
 
+class Demand(Protocol):
+    """The calls that wait for a model (`Pool`).
+
+    Attributes:
+        replicas: the engines that can run them.
+    """
+
+    replicas: list[Replica]
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting calls."""
+        ...
+
+    @property
+    def oldest(self) -> float:
+        """The seconds that the first waiting call has waited for."""
+        ...
+
+    def admit(self, replica: Replica, model: Model) -> None:
+        """Let an engine that answers serve calls, if it has the model of the others."""
+        ...
+
+
 class Loader(Protocol):
     """An engine whose model Latimer loads and unloads.
 
@@ -44,6 +68,18 @@ class Loader(Protocol):
 
         They are declared, or measured at its last load.
         """
+        ...
+
+    def attach(self, pool: Demand, replica: Replica) -> None:
+        """Keep the state of a pool's replica from now on."""
+        ...
+
+    def want(self) -> None:
+        """Look at the calls that wait, and load the model when there is room for it."""
+        ...
+
+    def note(self) -> str:
+        """Describe what requests wait for that need the model, as one line."""
         ...
 
     async def load(self) -> None:
