@@ -73,8 +73,8 @@ class RemoteModel(EngineLoader):
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
-        # A server that has ended has no model loaded.
-        with contextlib.suppress(LatimerError, TimeoutError):
+        # A server that has ended, or that does not know the model, has not loaded it.
+        with contextlib.suppress(LatimerError, LoadFailed, TimeoutError):
             async with asyncio.timeout(UNLOAD):
                 await self._end()
 

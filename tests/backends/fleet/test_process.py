@@ -31,6 +31,7 @@ def real(*options: str, model: Path = DEMO_MODEL) -> list[str]:
     """Return the command of a real llama-server."""
     command = llama_server_command(model, 0, *options, slots=2, context=512)
     command[command.index("--port") + 1] = "{port}"
+    command[0] = str(command[0])
     return command
 
 
