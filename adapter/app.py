@@ -7,7 +7,7 @@ import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -224,17 +224,16 @@ async def _fail(exchange: Exchange, error: Exception) -> None:
     await exchange.reply(status, orjson.dumps(body))
 
 
-def _service_of(backend: Backend, options: Options) -> Service:
-    """Return the service of a backend.
+def policy_of(options: Mapping[str, Any]) -> Policy:
+    """Return the rules for requests to a model.
 
     Raises:
         KeyError: `chat_format` is unknown.
-        ValueError: `limits` is unknown, or the store's settings are wrong.
     """
     name = options["chat_format"]
     if name is not None and name not in FORMATS:
         raise KeyError(name)
-    policy = Policy(
+    return Policy(
         strict=options["strict"],
         parse_content=options["parse_content"],
         fetch=_fetch() if options["fetch_images"] else None,
@@ -244,6 +243,16 @@ def _service_of(backend: Backend, options: Options) -> Service:
         reasoning=options["reasoning_field"],
         matryoshka=options["matryoshka"],
     )
+
+
+def _service_of(backend: Backend | Sequence[ModelEntry], options: Options) -> Service:
+    """Return the service of a backend, or of several models.
+
+    Raises:
+        KeyError: `chat_format` is unknown.
+        ValueError: `limits` is unknown, or the store's settings are wrong.
+    """
+    policy = policy_of(options)
     limits = options["limits"]
     if limits not in NAMES:
         raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
@@ -254,8 +263,12 @@ def _service_of(backend: Backend, options: Options) -> Service:
         options["store_media"],
         options["store_required"],
     )
+    if isinstance(backend, Sequence):
+        entries = backend
+    else:
+        entries = [ModelEntry(backend, options["model_names"], options["any_model"], policy)]
     return Service(
-        [ModelEntry(backend, tuple(options["model_names"]), options["any_model"], policy)],
+        entries,
         options["max_body"],
         hosted=limits == "openai" or policy.strict,
         store=None if store is None else Store(store),
@@ -270,7 +283,7 @@ class OpenAIAdapter(ErrorMiddleware, Router):
     backend. The end of the app's lifespan, or `aclose`, releases it.
 
     Args:
-        backend: the backend that handles the requests.
+        backend: the backend that handles the requests; or several models, each with its names.
         prefixes: the path prefixes of the API; an empty prefix also serves `/health`.
         routes: more routes, after those of the API. They need no API key, unless they call
             `auth.require_key`.
@@ -281,7 +294,7 @@ class OpenAIAdapter(ErrorMiddleware, Router):
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend | Sequence[ModelEntry],
         prefixes: Sequence[str] = ("/v1", ""),
         routes: Sequence[BaseRoute] = (),
         middleware: Sequence[Middleware] = (),
@@ -358,6 +371,15 @@ class OpenAIAdapter(ErrorMiddleware, Router):
             except (StoreError, StoreUnavailable) as error:
                 error.add_note(f"{store.place.describe()}: {in_words(error)}")
                 raise
+
+    def replace(self, entries: Sequence[ModelEntry]) -> None:
+        """Serve these models from now on; running requests are not affected."""
+        self._service.replace(entries)
+
+    @property
+    def service(self) -> Service:
+        """The models that the app serves."""
+        return self._service
 
     async def aclose(self) -> None:
         """Release the backend, and write what waits for the store."""

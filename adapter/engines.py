@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,8 @@ import orjson
 
 from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
 from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed
+from ..backends.fleet.config import EngineConfig
+from ..backends.fleet.machine import Machine, Member
 from ..backends.http import ConnectionPool, HttpClient, shown_address
 from ..backends.identity import LazyBackend
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
@@ -22,7 +24,7 @@ from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
 from ..backends.llama_server.command import find_program
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
-from .on_demand import child_of, is_in_process, unsupported
+from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
 from .settings import BackendName, Need, Settings, reason_of
 from .store.config import OFF, StoreConfig
 from .store.errors import StoreError, StoreUnavailable, in_words
@@ -40,6 +42,8 @@ _EXAMPLE = "http://127.0.0.1:8080"
 _ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
 # The first bytes of a GGUF file.
 _MAGIC = b"GGUF"
+# The engines whose programs are recognized by their names.
+_PROGRAMS: tuple[BackendName, ...] = ("llama-server", "koboldcpp")
 NO_PROGRAM = (
     "There is no llama-server on the PATH. Install llama.cpp, or its server as a Python package "
     "with pip install xllamacpp."
@@ -92,6 +96,44 @@ def _is_file_of_server(settings: Settings) -> bool:
 
 def _llama_server(settings: Settings, address: str, key: str) -> Backend:
     return LlamaServer(address, **{**settings.arguments("llama-server"), "key": key})
+
+
+def member_of(settings: Settings, name: str, machines: Mapping[str, Machine]) -> Member:
+    """Return what loads an engine of the tables.
+
+    Raises:
+        WrongSetup: its address is invalid.
+    """
+    table, own = settings.engines[name], settings.for_engine(name, "http://127.0.0.1")
+    if table.url is not None:
+        _check_address(table.url)
+
+    def make(address: str) -> Backend:
+        kind = own.backend if own.backend != "auto" else _kind_of(table)
+        if kind is None:
+            return LazyBackend(_finder(own, address), "unknown")
+        if kind == "llama-server":
+            return LlamaServer(address, **own.arguments(kind), model=table.model)
+        return _engine(kind)(address, **own.arguments(kind))
+
+    loader = loader_of(settings, name, table.model, make)
+    return Member(machine_of(settings, name, machines), loader)
+
+
+def _kind_of(table: EngineConfig) -> BackendName | None:
+    """Return the engine of a router's model, or of a command that names it."""
+    if table.model is not None:
+        return "llama-server"
+    program = Path((table.command or ("",))[0]).name.lower()
+    return next((name for name in _PROGRAMS if program.startswith(name)), None)
+
+
+def _engine(kind: str) -> Callable[..., Backend]:
+    if kind == "koboldcpp":
+        from ..backends.koboldcpp import KoboldCpp
+
+        return KoboldCpp
+    return LlamaServer
 
 
 def is_elsewhere(settings: Settings) -> bool:
@@ -180,12 +222,7 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
     async def find() -> Backend:
         kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
         if kind not in made:
-            engine: Callable[..., Backend] = LlamaServer
-            if kind == "koboldcpp":
-                from ..backends.koboldcpp import KoboldCpp
-
-                engine = KoboldCpp
-            made[kind] = engine(address, **settings.arguments(kind))
+            made[kind] = _engine(kind)(address, **settings.arguments(kind))
         return made[kind]
 
     return find

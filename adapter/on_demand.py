@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend
+from ..backends.fleet.loading import EngineLoader
 from ..backends.fleet.machine import Machine, Member
 from ..backends.fleet.pool import Pool
 from ..backends.fleet.process import EngineProcess
 from ..backends.fleet.replica import Replica
+from ..backends.fleet.router_mode import KoboldModel, RouterModel
+from ..backends.http import HttpClient
 from ..backends.llama_cpp.options import EXTRA, name_of
 from ..backends.llama_server.command import SUPPORTED, command_of, find_program
 from .settings import Settings, option_of
@@ -84,9 +87,53 @@ def pool_of(name: str, member: Member, settings: Settings) -> Pool:
     return Pool(name, [replica], settings.queue)
 
 
-def machines_of(settings: Settings) -> Mapping[str, Machine]:
-    """Return the machines of the tables."""
-    return {
-        name: Machine(name, machine.memory, machine.most_wait)
-        for name, machine in settings.machines.items()
+# What a koboldcpp has once: one model is loaded at a time.
+_KOBOLD = "koboldcpp at "
+
+
+def update_machines(machines: dict[str, Machine], settings: Settings) -> None:
+    """Add the machines of the tables, and change those that exist."""
+    for name, table in settings.machines.items():
+        machine = machines.setdefault(name, Machine(name))
+        machine.memory, machine.most_wait = table.memory, table.most_wait
+    for engine in settings.engines.values():
+        if _is_kobold(engine):
+            machine = machines.setdefault(engine.machine or _KOBOLD + str(engine.url), Machine())
+            machine.memory = {**(machine.memory or {}), _KOBOLD + str(engine.url): 1}
+
+
+def _is_kobold(engine: Any) -> bool:
+    return engine.model is not None and getattr(engine, "backend", "auto") == "koboldcpp"
+
+
+def loader_of(
+    settings: Settings, name: str, model: Any, make: Callable[[str], Backend]
+) -> EngineLoader:
+    """Return what loads the model of an engine's table.
+
+    Args:
+        make: makes the backend for an address.
+    """
+    table = settings.engines[name]
+    options: dict[str, Any] = {
+        "start_timeout": table.start_timeout,
+        "idle": table.idle,
+        "is_pinned": any(one.pinned for one in settings.served().values() if name in one.engines),
+        "memory": table.memory,
     }
+    if table.command is not None:
+        return EngineProcess(name, table.command, make, **options)
+    url, key = str(table.url), settings.for_engine(name).engine_key
+    headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+    client = HttpClient(url, headers)
+    if _is_kobold(table):
+        memory = {**(table.memory or {}), _KOBOLD + url: 1}
+        return KoboldModel(name, client, model, make(url), **{**options, "memory": memory})
+    return RouterModel(name, client, model, make(url), **options)
+
+
+def machine_of(settings: Settings, name: str, machines: Mapping[str, Machine]) -> Machine:
+    """Return the machine of an engine; one without limits of its own if it names none."""
+    table = settings.engines[name]
+    place = table.machine or (_KOBOLD + str(table.url) if _is_kobold(table) else "")
+    return machines[place] if place else Machine(name)

@@ -62,11 +62,14 @@ class Exchange(Request):
         fault: formats an error that ends the stream.
         key: the digest of the API key; empty if no key is needed, or none that is known was sent.
         owner: the owner of the request's prefixes in prompt caches; empty if all share them.
+        cache_key: the conversation that the request belongs to, as far as its body names it.
         end_user: the end user that the request names, or an empty text; logs show its hash.
         draft: the replaced fields of other servers, if the request has any.
         to_store: the body of a request that is stored or runs in the background, as it was sent.
         size: the size of the request body in bytes, as far as it has been read.
         max_body: the largest size of the body.
+        keeps_body: True if the body may be read once more.
+        defaults: adds a model's own defaults to a body; None if no model has any.
         is_left: True if the work was cancelled because the client disconnected.
         wants_stream: True if the request asks for a stream.
         keepalive: seconds between the comments of a stream that waits for an engine; 0 sends none.
@@ -82,13 +85,15 @@ class Exchange(Request):
         self.response_headers: list[Header] = []
         self.started = self.streams = self.is_left = False
         self.fault: Callable[[LatimerError], bytes] = error_event
-        self.key = self.owner = self.end_user = ""
+        self.key = self.owner = self.end_user = self.cache_key = ""
         self.draft: Draft | None = None
         self.to_store: Mapping[str, Any] | None = None
         self.size = 0
         self.max_body = max_body
         self.wants_stream = self.has_waited = False
         self.keepalive = 0.0
+        self.keeps_body = False
+        self.defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
         self._parts: list[bytes] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -103,6 +108,7 @@ class Exchange(Request):
         found.request_id = self.request_id
         found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
         found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
+        found.cache_key = self.cache_key
         found.started = found.streams = True
         return found
 
@@ -147,8 +153,9 @@ class Exchange(Request):
             InvalidRequest: the body is invalid (contract 1.2).
         """
         parts = await self.read_body()
-        # Only the value is kept.
-        self._parts = []
+        if not self.keeps_body:
+            # Only the value is kept.
+            self._parts = []
         if self.size <= offload.SMALL:
             return read(_object(parts))
         return await offload.run(self.size, _read, parts, read)

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from ..backends.errors import shortened
+from ..backends.errors import EngineUnavailable, shortened
 from .auth import require_key
 from .endpoints import chat, completions, conversations, embeddings, models, responses, stored
 from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
@@ -130,10 +130,31 @@ class ApiRoute(Route):
             raise MethodNotAllowed(method, scope["path"], self.endpoints)
         if method != "POST":
             exchange.watch()
+        service = self._service
         if not self.param_convertors:
-            return endpoint(exchange, self._service)
+            if service.is_fleet:
+                return _in_fleet(exchange, service, endpoint)
+            return endpoint(exchange, service)
         values = [scope["path_params"][name] for name in self.param_convertors]
         return endpoint(exchange, self._service, *values)
+
+
+async def _in_fleet(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:
+    """Run an endpoint; once more if a model with fallbacks was lost before the response."""
+    exchange.defaults = service.defaults
+    if not service.has_fallbacks:
+        await endpoint(exchange, service)
+        return
+    exchange.keeps_body = True
+    headers = [*exchange.response_headers]
+    try:
+        await endpoint(exchange, service)
+    except EngineUnavailable:
+        if exchange.started:
+            raise
+        exchange.response_headers[:] = headers
+        exchange.draft = exchange.to_store = None
+        await endpoint(exchange, service)
 
 
 def routes_of(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, shortened
+from ..backends.fleet.pool import Pool
 from ..schemas import limits
 from ..schemas.openai.common import Usage
 from .errors import InvalidRequest, UnknownModel
@@ -57,12 +58,16 @@ class ServedModel:
 
     Args:
         name: the name of the model in responses: the request's, or else the first one.
+        is_pooled: True if the backend is a `Pool` of several engines.
+        replaces: True if it serves a request for a model that is not available.
     """
 
     backend: Backend
     model: Model
     policy: Policy
     name: str = ""
+    is_pooled: bool = False
+    replaces: bool = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -103,16 +108,30 @@ class ModelEntry:
     Args:
         names: the model names for clients; the engine's own name if empty.
         any_model: accept every model name.
+        fallback: the names of models that serve its requests while it is not available.
+        defaults: fields of requests that do not set them.
     """
 
     backend: Backend
     names: Sequence[str] = ()
     any_model: bool = False
     policy: Policy = Policy()
+    fallback: Sequence[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def names_of(self, model: Model) -> Sequence[str]:
         """Return the names of the model."""
         return self.names or (model.name,)
+
+    @property
+    def pool(self) -> Pool | None:
+        """The backend, if it is a model of several engines."""
+        return self.backend if isinstance(self.backend, Pool) else None
+
+    def served(self, model: Model, name: str, replaces: bool = False) -> ServedModel:
+        """Return the model under one of its names."""
+        is_pooled = self.pool is not None
+        return ServedModel(self.backend, model, self.policy, name, is_pooled, replaces)
 
 
 class Service:
@@ -136,15 +155,38 @@ class Service:
         store: Store | None = None,
         seal: Seal | None = None,
     ) -> None:
-        self._listings = listings
+        self.replace(listings)
         self.max_body = max_body
         self.observers = observers
         self.hosted = hosted
         self.store = store
         self.seal = seal or Seal()
         self.background = Background()
+        # Closes the engines that several models share.
+        self.release: Callable[[], Awaitable[None]] | None = None
         # True if no more requests are accepted.
         self.has_ended = False
+
+    def replace(self, listings: Sequence[ModelEntry]) -> None:
+        """Serve these models from now on; running requests end with the models that they have."""
+        self._listings = listings
+        table: dict[str, ModelEntry] = {}
+        for listing in listings:
+            for name in listing.names:
+                table.setdefault(name, listing)
+        # Names are only known at once if no engine has to be asked for its own.
+        self._table = table if all(listing.names for listing in listings) else None
+        self.is_fleet = any(listing.pool is not None for listing in listings)
+        self.has_fallbacks = any(listing.fallback for listing in listings)
+        has_defaults = any(listing.defaults for listing in listings)
+        self.defaults = self._with_defaults if has_defaults else None
+
+    def _with_defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = body.get("model")
+        entry = self._listings[0]
+        if isinstance(name, str) and self._table is not None:
+            entry = self._table.get(name, entry)
+        return entry.defaults
 
     @property
     def strict(self) -> bool:
@@ -167,6 +209,8 @@ class Service:
         """
         if not name and len(self._listings) == 1:
             return await self.first()
+        if self._table is not None:
+            return await self._named(self._table, name)
         missing: LatimerError | None = None
         known: list[str] = []
         for listing in self._listings:
@@ -178,12 +222,30 @@ class Service:
                 missing = missing or error
                 continue
             if name and (listing.any_model or name in listing.names_of(model)):
-                return ServedModel(listing.backend, model, listing.policy, name)
+                return listing.served(model, name)
             known += listing.names_of(model)
         if missing is not None:
             raise missing
+        raise self._unknown(name, known)
+
+    async def _named(self, table: Mapping[str, ModelEntry], name: str | None) -> ServedModel:
+        """Return the backend for a model name; no other engine is asked."""
+        entry = table.get(name or "")
+        if entry is None and name:
+            entry = next((one for one in self._listings if one.any_model), None)
+        if entry is None:
+            raise self._unknown(name, [*table])
+        pool = entry.pool
+        if pool is not None and entry.fallback and not pool.is_available:
+            for other in entry.fallback:
+                found = table[other]
+                if found.pool is None or found.pool.is_available:
+                    return found.served(await found.backend.model(), other, replaces=True)
+        return entry.served(await entry.backend.model(), name or entry.names[0])
+
+    def _unknown(self, name: str | None, known: Sequence[str]) -> InvalidRequest:
         if not name:
-            raise InvalidRequest(
+            return InvalidRequest(
                 "you must provide a model parameter: this server has several models. Expected one "
                 f"of: {shortened(', '.join(known))}."
             )
@@ -191,36 +253,51 @@ class Service:
             f" This server has: {shortened(', '.join(known))}. To accept every name, start it with "
             "--any-model."
         )
-        raise UnknownModel(name, "" if self.hosted else hint)
+        return UnknownModel(name, "" if self.hosted else hint)
 
     async def first(self) -> ServedModel:
         """Return the backend for requests that name no model."""
         listing = self._listings[0]
         model = await listing.backend.model()
-        return ServedModel(listing.backend, model, listing.policy, listing.names_of(model)[0])
+        return listing.served(model, listing.names_of(model)[0])
 
-    async def models(self) -> dict[str, ServedModel]:
+    async def models(self) -> dict[str, ServedModel | None]:
         """Return every name that requests may use, with its backend.
 
+        A model of several engines is described as they last reported it, and is None if none has
+        answered yet.
+
         Raises:
-            EngineUnavailable: an engine is not available.
+            EngineUnavailable: an engine that is the only one is not available.
         """
-        found: dict[str, ServedModel] = {}
+        found: dict[str, ServedModel | None] = {}
         for listing in self._listings:
-            model = await listing.backend.model()
-            for name in listing.names_of(model):
-                served = ServedModel(listing.backend, model, listing.policy, name)
-                found.setdefault(name, served)
+            pool = listing.pool
+            model = await listing.backend.model() if pool is None else pool.known
+            for name in listing.names if model is None else listing.names_of(model):
+                found.setdefault(name, None if model is None else listing.served(model, name))
         return found
 
     async def health(self) -> None:
-        """Check that every engine is ready.
+        """Check that every engine is ready; of models with several engines, one is enough.
 
         Raises:
             EngineUnavailable: an engine is not available.
         """
+        failure: LatimerError | None = None
+        pools = [listing.pool for listing in self._listings if listing.pool is not None]
         for listing in self._listings:
-            await listing.backend.health()
+            if listing.pool is None:
+                await listing.backend.health()
+        for pool in pools:
+            try:
+                await pool.health()
+            except LatimerError as error:
+                failure = error
+            else:
+                return
+        if failure is not None:
+            raise failure
 
     async def aclose(self) -> None:
         """End what runs, write what waits for the store, and release the store and the backends."""
@@ -229,3 +306,5 @@ class Service:
             await self.store.aclose()
         for listing in self._listings:
             await listing.backend.aclose()
+        if self.release is not None:
+            await self.release()

@@ -523,8 +523,11 @@ def _in_group(*groups: str) -> list[str]:
 
 # The settings that a table of an engine, and one of a model, can have for itself.
 OF_ENGINE = _in_group(ENGINE, IN_PROCESS)
-OF_MODEL = [*_in_group(REQUESTS), "keepalive", "reasoning_field"]
-OF_MODEL.remove("share_prefixes")
+OF_MODEL = [
+    *(name for name in _in_group(REQUESTS) if name not in ("limits", "share_prefixes")),
+    "keepalive",
+    "reasoning_field",
+]
 
 if TYPE_CHECKING:
     EngineTable: TypeAlias = EngineConfig
@@ -543,6 +546,7 @@ class Settings(FlatSettings):
 
     _file: Path | None = PrivateAttr(None)
     _given: frozenset[str] = PrivateAttr(frozenset())
+    _flags: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
     engines: Annotated[dict[str, EngineTable], NoDecode] = table_setting(
         "engines, at a URL, in this process, or started by Latimer."
@@ -584,10 +588,23 @@ class Settings(FlatSettings):
         except ValidationError as error:
             place = partial(_place, given=frozenset(given), file=file)
             raise WrongSettings(f"{in_words(error, place, file)}.") from None
-        settings._file, settings._given = file, frozenset(given)
+        settings._file, settings._given, settings._flags = file, frozenset(given), given
         settings.store_place()
         settings._check_tables()
         return settings
+
+    @property
+    def file(self) -> Path | None:
+        """The file of the settings."""
+        return self._file
+
+    def reloaded(self) -> Settings:
+        """Return the settings that the file, the environment and the same flags give now.
+
+        Raises:
+            WrongSettings: as `load`.
+        """
+        return self.load(self._file, **self._flags)
 
     def _check_tables(self) -> None:
         """Raise `WrongSettings` if tables contradict each other, or a setting."""

@@ -77,6 +77,12 @@ def _read(
 ) -> T:
     request = parse(adapter, limits, body)
     exchange.wants_stream = bool(body.get("stream"))
+    if exchange.defaults is not None and type(request) in _PLACES:
+        known = type(request).model_fields.keys()  # type: ignore[attr-defined]
+        values = {name: one for name, one in exchange.defaults(body).items() if name in known}
+        if not values.keys() <= body.keys():
+            body = {**values, **body}
+            request = parse(adapter, limits, body)
     stored = body.get("store")
     by_default = isinstance(request, Request) and request.is_stored_by_default
     if stored or (stored is None and by_default) or body.get("background"):

@@ -33,7 +33,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "auth", "hosted", "origins", "request", "responses/background", "responses/sealed",
-            "service", "validation",
+            "routing", "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),
@@ -57,7 +57,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "app", "engines", "routes", "settings",
+            "__init__", "app", "engines", "fleet", "routes", "settings",
         )
     ),
     ("adapter/cli/*.py",),

@@ -19,17 +19,19 @@ import uvicorn
 from typing_extensions import override
 
 from ...backends.base import Backend
-from ...backends.errors import LatimerError
+from ...backends.errors import LatimerError, shortened
 from ...backends.fleet.groups import end_orphans, kill_all, state_folder
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, unused
 from ..errors import InvalidRequest
+from ..fleet import Fleet
 from ..generation.token_ids import load
 from ..origins import LocalRules, is_loopback
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from .protocol import Protocol
+from .reload import follow
 from .terminal import EXIT_START, end_at_once, fail, say
 
 # The listen backlog; uvicorn's default.
@@ -74,19 +76,26 @@ async def serve(settings: Settings) -> None:
     try:
         if settings.logit_bias_vocabulary is not None:
             _load_vocabulary(settings)
-        backend = backend_of(settings, _Progress() if sys.stderr.isatty() else None)
-        for line in unused(settings):
+        progress = _Progress() if sys.stderr.isatty() else None
+        fleet = Fleet(settings, progress) if settings.engines else None
+        backend = backend_of(settings, progress) if fleet is None else None
+        for line in unused(settings) if fleet is None else ():
             say(line)
-        app = adapter_of(settings, backend)
+        app = adapter_of(settings, backend or fleet)
         opening = await _open_store(app, settings)
-        if not is_elsewhere(settings):
+        if backend is not None and not is_elsewhere(settings):
             await backend.model()
     except LatimerError as error:
         fail(error.message)
     if not settings.wait:
         _listen(settings, sockets)
     listens = asyncio.Event()
-    readiness = asyncio.create_task(_listen_when_ready(settings, backend, sockets, listens))
+    if fleet is None:
+        assert backend is not None
+        starting = _listen_when_ready(settings, backend, sockets, listens)
+    else:
+        starting = _serve_fleet(settings, fleet, app, sockets, listens)
+    readiness = asyncio.create_task(starting)
     # An engine that answers immediately is reported in one line.
     waiting = asyncio.create_task(listens.wait())
     await asyncio.wait([readiness, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -220,8 +229,7 @@ async def _listen_when_ready(
     Args:
         listens: set when the server can accept requests, even if it responds with 503.
     """
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    address = f"http://{host}:{sockets[0].getsockname()[1]}/v1"
+    address = _address(settings, sockets)
     said = ""
     asking = asyncio.ensure_future(backend.model())
     while True:
@@ -257,6 +265,33 @@ async def _listen_when_ready(
     listens.set()
 
 
+async def _serve_fleet(
+    settings: Settings,
+    fleet: Fleet,
+    app: OpenAIAdapter,
+    sockets: list[socket.socket],
+    listens: asyncio.Event,
+) -> None:
+    """Print the models and the address, and follow the changes of the settings file."""
+    fleet.start()
+    if settings.wait:
+        await fleet.wait()
+        _listen(settings, sockets)
+    engines = len(fleet.replicas)
+    names = shortened(", ".join(fleet.pools))
+    count = f"{engines} engine{'s' * (engines > 1)}"
+    say(f"Latimer serves {names} over {count} at {_address(settings, sockets)}")
+    if settings.reasoning_key is None:
+        say(_RANDOM_KEY)
+    listens.set()
+    await follow(settings, fleet, app)
+
+
+def _address(settings: Settings, sockets: list[socket.socket]) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{sockets[0].getsockname()[1]}/v1"
+
+
 async def _task(settings: Settings, backend: Backend) -> str:
     """Return what a model in process is made for, unless it generates."""
     facts = None if is_elsewhere(settings) else await backend.embedding_model()
@@ -265,14 +300,19 @@ async def _task(settings: Settings, backend: Backend) -> str:
     return ", reranking only" if facts.pooling == "rank" else ", embeddings only"
 
 
-def adapter_of(settings: Settings, backend: Backend) -> OpenAIAdapter:
-    """Return the app that serves a backend with these settings."""
+def adapter_of(settings: Settings, served: Backend | Fleet | None) -> OpenAIAdapter:
+    """Return the app that serves a backend, or the models of a fleet, with these settings."""
+    assert served is not None
     arguments = settings.arguments("adapter")
     if not arguments["api_keys"]:
         arguments["local_rules"] = local_rules(
             settings.host, settings.cors_origin, settings.allowed_host
         )
-    return OpenAIAdapter(backend, **arguments)
+    if not isinstance(served, Fleet):
+        return OpenAIAdapter(served, **arguments)
+    app = OpenAIAdapter(served.entries, **arguments)
+    app.service.release = served.aclose
+    return app
 
 
 class _Server(uvicorn.Server):

@@ -79,11 +79,13 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
     if request.service_tier is not None:
         chat.job.party = party_of(request.service_tier)
+    if request.prompt_cache_key is not None:
+        exchange.cache_key = request.prompt_cache_key
     if request.prediction is not None:
         chat.job.prediction = request.prediction.text
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)
-        await pass_native(exchange, served.backend, chat.job, bool(request.stream))
+        await pass_native(exchange, served, chat.job, bool(request.stream))
     else:
         await _answer(exchange, service, served, request, chat, include_usage)
 

@@ -84,7 +84,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         jobs = await offload.run(CHOICE * len(prompts), _each, job, prompts)
     if request.oai_compat is False:
         _check_native(request, jobs, capabilities)
-        await pass_native(exchange, served.backend, jobs[0], bool(request.stream))
+        await pass_native(exchange, served, jobs[0], bool(request.stream))
         return
     echoes = await _echoes(request, jobs, served.backend)
     plan = Plan(jobs, candidates, usage_of, echoes, translate=partial(_translate, request))

@@ -27,7 +27,6 @@ from ...backends.base import (
     Text,
 )
 from ...backends.errors import RequestError, Unsupported, check_length
-from ...backends.queue import Ticket
 from ...schemas import limits
 from ...schemas.openai.common import range_error
 from ...schemas.openai.embeddings import EmbeddingRequest, RerankRequest, RerankResult
@@ -36,6 +35,7 @@ from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
 from ..parts import ChunkedJson
 from ..request import Exchange
+from ..routing import ticket_of
 from ..service import ServedModel, Service
 from ..validation import notes, read
 
@@ -66,7 +66,7 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
     if facts is not None and facts.inexact:
         inexact = (*inexact, *facts.inexact)
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict, inexact)
-    job = Embedding(inputs, Ticket(), served.model.fingerprint)
+    job = Embedding(inputs, ticket_of(exchange, served), served.model.fingerprint)
     try:
         found = await served.backend.embed(job)
     except RequestError as error:
@@ -204,7 +204,7 @@ async def rerank(exchange: Exchange, service: Service) -> None:
     served = await service.resolve(request.model)
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict)
     documents = [one if isinstance(one, str) else one.text for one in request.documents]
-    job = Ranking(request.query, documents, Ticket(), served.model.fingerprint)
+    job = Ranking(request.query, documents, ticket_of(exchange, served), served.model.fingerprint)
     found = await served.backend.rank(job)
     parts = await offload.run(exchange.size, _ranking, request, served.name, documents, found)
     await exchange.reply_in_parts(parts)

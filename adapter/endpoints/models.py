@@ -5,9 +5,10 @@ The paths of the tokenizer are those of vLLM, which evaluation harnesses use.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
 
 import orjson
@@ -61,7 +62,10 @@ async def list_models(exchange: Exchange, service: Service) -> None:
     models = await service.models()
     reply: ModelList = {
         "object": "list",
-        "data": [await _described(name, served) for name, served in models.items()],
+        "data": [
+            _unknown(name) if served is None else await _described(name, served)
+            for name, served in models.items()
+        ],
     }
     await exchange.reply(200, orjson.dumps(reply))
 
@@ -71,8 +75,18 @@ async def retrieve_model(exchange: Exchange, service: Service, name: str) -> Non
     names = await service.models()
     spellings = (name, unquote(name), name.lstrip("/"))
     name = next((spelling for spelling in spellings if spelling in names), name)
-    served = await service.resolve(name)
-    await exchange.reply(200, orjson.dumps(await _described(name, served)))
+    known = names.get(name)
+    if name in names and known is None:
+        reply: Any = _unknown(name)
+    else:
+        reply = await _described(name, known or await service.resolve(name))
+    await exchange.reply(200, orjson.dumps(reply))
+
+
+def _unknown(name: str) -> ModelObject:
+    """Return OpenAI's four keys for a model that no engine has described yet."""
+    known = {"id": name, "object": "model", "created": _STARTED, "owned_by": "latimer"}
+    return cast("ModelObject", known)
 
 
 async def _described(name: str, served: ServedModel) -> ModelObject:
@@ -169,6 +183,9 @@ async def health(exchange: Exchange, service: Service) -> None:
             report["store"] |= {"waiting": waiting, "lost": lost}
     await exchange.reply(200, orjson.dumps(report))
 
+
+# Seconds since 1970.
+_STARTED = int(time.time())
 
 _TOKENIZE = TypeAdapter(TokenizeRequest)
 _DETOKENIZE = TypeAdapter(DetokenizeRequest)

@@ -217,6 +217,8 @@ def _answer(
     form = drafted.chat.form
     plan = Plan([job], 1, detailed_usage_of, form=form, translate=translate, party=job.party)
     place = new_response_id()
+    conversation = request.conversation.id if request.conversation is not None else None
+    exchange.cache_key = request.prompt_cache_key or conversation or drafted.state.chain or place[0]
     start = begun(request, place, served.name, drafted.tools, drafted.stored)
     draft = Draft(start, shape, name_of(start["service_tier"]))
     # The items have the log-probabilities, each of its own tokens.

@@ -13,12 +13,13 @@ import orjson
 from typing_extensions import override
 
 from ...backends import offload
-from ...backends.base import Backend, Batch, Finish, Generation, Piece
+from ...backends.base import Batch, Finish, Generation, Piece
 from ...backends.errors import EngineError, LatimerError
 from ...backends.http import read_whole
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from ..errors import DONE, StoreUnavailable, error_event
 from ..request import EVENT_STREAM, Exchange
+from ..routing import ticket_of
 from ..service import Observer, ServedModel
 from ..validation import note_inexact
 from .choice import Choice, Delta
@@ -386,6 +387,8 @@ def respond(
     if observers or answer.store is not None:
         wanted = answer.store is not None or any(one.keeps for one in observers)
         answer.keeps = answer.keeps or wanted
+    if served.is_pooled:
+        plan.party = ticket_of(exchange, served, plan.party)
     sink: JsonSink | StreamSink
     if frames is None:
         sink = JsonSink(exchange, served, answer)
@@ -476,13 +479,17 @@ def _completion_details(finishes: Sequence[Finish]) -> CompletionTokensDetails:
     }
 
 
-async def pass_native(exchange: Exchange, backend: Backend, job: Generation, stream: bool) -> None:
+async def pass_native(
+    exchange: Exchange, served: ServedModel, job: Generation, stream: bool
+) -> None:
     """Send the engine's native response: its status, its content type, its body as it arrives.
 
     Raises:
         EngineError: the status is not a final HTTP status.
     """
-    async with backend.native(job, stream) as reply:
+    if served.is_pooled:
+        job.party = ticket_of(exchange, served, job.party)
+    async with served.backend.native(job, stream) as reply:
         if not 200 <= reply.status <= 599:
             raise EngineError(f"The engine responded with the invalid HTTP status {reply.status}.")
         content_type = reply.content_type.encode("latin-1")

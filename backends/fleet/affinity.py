@@ -60,7 +60,7 @@ class Prefixes:
         self._uses = 0
 
     def __len__(self) -> int:
-        return len(self._used)
+        return len(self._used) + len(self._sessions)
 
     def resize(self, most: int) -> None:
         """Set the largest number of blocks."""
@@ -92,7 +92,7 @@ class Prefixes:
 
     def last_use(self, blocks: Blocks, matched: int) -> int:
         """Return the number of the last use of the last block that matched; 0 if none did."""
-        return self._used.get(blocks[matched - 1], 0) if matched else 0
+        return self._used.get(blocks[matched - 1], 0) if matched and blocks else 0
 
     def forget_before(self, number: int) -> None:
         """Forget what was not used since a use; the engine has forgotten what it had then."""

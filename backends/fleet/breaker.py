@@ -66,25 +66,23 @@ class RetryBudget:
     """The number of calls that may be sent again, so that retries never multiply the load.
 
     Args:
-        share: the calls sent again, as a share of all calls of the last `seconds`.
+        share: the calls sent again, as a share of all calls.
         a_second: calls that may be sent again in each second, in addition.
-        least: the smallest number of calls that may be sent again at once.
+        seconds: the time for which calls are saved; at the start, all of them are.
     """
 
     def __init__(
         self,
         share: float = 0.2,
         a_second: float = 10.0,
-        least: float = 3.0,
         seconds: float = 10.0,
         clock: Clock = time.monotonic,
     ) -> None:
         self._share = share
         self._a_second = a_second
-        self._seconds = seconds
+        # An engine that ends takes all its calls along at once, and they should not fail for it.
+        self._most = self._balance = a_second * seconds
         self._clock = clock
-        self._balance = least
-        self._least = least
         self._at = clock()
         self._calls = 0
 
@@ -96,10 +94,9 @@ class RetryBudget:
         """Return True if one more call may be sent again, which is then counted."""
         now = self._clock()
         passed, self._at = now - self._at, now
-        most = max(self._least, self._a_second * self._seconds)
         earned = passed * self._a_second + self._calls * self._share
         self._calls = 0
-        self._balance = min(most, max(self._balance, 0.0) + earned)
+        self._balance = min(self._most, self._balance + earned)
         if self._balance < 1:
             return False
         self._balance -= 1

@@ -257,6 +257,13 @@ class Member:
         """Unload the engine when no request uses it; the next request loads it again."""
         await self._machine.unload(self)
 
+    async def aclose(self) -> None:
+        """Unload the engine at once, and release its backend."""
+        await self._machine.remove(self)
+        self.refuse(not_loaded("The engine is not served any more.", 1.0))
+        self._pools.clear()
+        await self.loader.aclose()
+
 
 def _waits_for(pool: Demand, replica: Replica) -> bool:
     """Return True if the calls of a pool wait for one of its engines, and for no other."""
@@ -324,6 +331,16 @@ class Machine:
             done = self._unloading[member] = asyncio.get_running_loop().create_future()
         self.look()
         await asyncio.shield(done)
+
+    async def remove(self, member: Member) -> None:
+        """Remove an engine, after its load or unload."""
+        if member in self.members:
+            self.members.remove(member)
+            if member.task is not None and member.state != "loading":
+                await asyncio.wait([member.task])
+            if not self.members and self._owner is not None:
+                self._owner.cancel()
+                await asyncio.wait([self._owner])
 
     async def aclose(self) -> None:
         """Unload all engines."""

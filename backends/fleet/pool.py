@@ -75,6 +75,7 @@ class Place:
         width: the places that it takes: one for each choice.
         tokens: the approximate number of tokens in its prompt.
         blocks: the hashes of its prompt.
+        fingerprint: the pool's model for which it was made; empty if any will do.
         failed: the engines that have failed it.
         replica: the engine that it runs on.
         matched: the blocks of its prompt that the engine had.
@@ -82,15 +83,18 @@ class Place:
     """
 
     __slots__ = (
-        "blocks", "charged", "failed", "future", "matched", "party", "replica", "since", "taken",
-        "tokens", "until", "width",
+        "blocks", "charged", "failed", "fingerprint", "future", "matched", "party", "replica",
+        "since", "taken", "tokens", "until", "width",
     )  # fmt: skip
 
-    def __init__(self, party: Ticket, width: int, tokens: int, blocks: Blocks) -> None:
+    def __init__(
+        self, party: Ticket, width: int, tokens: int, blocks: Blocks, fingerprint: str = ""
+    ) -> None:
         self.party = party
         self.width = width
         self.tokens = tokens
         self.blocks = blocks
+        self.fingerprint = fingerprint
         self.failed: set[Replica] = set()
         self.replica: Replica | None = None
         self.taken = 0
@@ -133,6 +137,8 @@ class Pool(Backend):
         self._parked: list[Place] = []
         self._timer: asyncio.TimerHandle | None = None
         self._known: Model | None = None
+        # The facts about its embeddings; empty until an engine has answered.
+        self._facts: list[EmbeddingModel | None] = []
         self._capabilities: Capabilities | None = None
         self._answer = _ANSWER
         self._call_seconds = 1.0
@@ -162,6 +168,11 @@ class Pool(Backend):
     def known(self) -> Model | None:
         """The model as an engine last reported it; None if none has answered yet."""
         return self._known
+
+    @property
+    def is_available(self) -> bool:
+        """True if an engine is ready, or can load the model."""
+        return any(one.state == "ready" or one.is_loadable for one in self.replicas)
 
     @property
     def waiting(self) -> int:
@@ -221,6 +232,8 @@ class Pool(Backend):
             async with asyncio.timeout(SILENCE):
                 await replica.backend.health()
                 model = await replica.backend.model()
+            if not self._facts:
+                self._facts = [await replica.backend.embedding_model()]
         except TimeoutError:
             looks = self._silent[replica] = self._silent.get(replica, 0) + 1
             if looks >= SILENT_LOOKS or replica.state != "ready":
@@ -246,6 +259,7 @@ class Pool(Backend):
             # No other engine has the model any more.
             log.warning("model %s: %s; all requests get it now", self.name, reason)
             self._known = self._capabilities = None
+            self._facts = []
             reason = ""
         if reason:
             if replica.reason != reason:
@@ -318,13 +332,13 @@ class Pool(Backend):
         """Return the place that a job needs."""
         party = job.party or Ticket()
         if not isinstance(job, Generation):
-            return Place(party, 1, 0, ())
+            return Place(party, 1, 0, (), job.fingerprint)
         content = job.prompt.content
         tokens = len(content.text) // 4 if isinstance(content, Text) else len(content)
         blocks: Blocks = ()
         if self.affinity == "prefix":
             blocks = blocks_of(content, (self.name, job.owner))
-        return Place(party, len(job.seeds), tokens, blocks)
+        return Place(party, len(job.seeds), tokens, blocks, job.fingerprint)
 
     async def _take(self, place: Place) -> Replica:
         """Wait for a place on an engine.
@@ -335,7 +349,7 @@ class Pool(Backend):
         """
         party = place.party
         if not self.waiting:
-            replica = self._choose(place, time.monotonic(), parks=False)
+            replica = self._choose(place, time.monotonic(), parks=True)
             if replica is not None:
                 self._shares.enter(party.key)
                 self._occupy(place, replica)
@@ -531,14 +545,15 @@ class Pool(Backend):
     ) -> tuple[Replica, int]:
         """Return the engine with the least to do for a call, and the blocks that it has."""
         count = len(place.blocks)
-        best, fewest, found = free[0], (float("inf"), 0), 0
+        best, fewest, found = free[0], (float("inf"), 0, 0.0), 0
         for replica in free:
             matched = replica.prefixes.match(place.blocks) if count else 0
             if session is not None and not matched and replica.prefixes.has_session(session):
                 # Its prompt has changed at the beginning, or is not known.
                 matched = max(count, 1)
             rest = 1 - matched / max(count, 1)
-            cost = (rest + LOAD * _load(replica)[0], len(replica.prefixes))
+            load, used_at = _load(replica)
+            cost = (rest + LOAD * load, len(replica.prefixes), used_at)
             if cost < fewest:
                 best, fewest, found = replica, cost, matched
         return best, found
@@ -621,8 +636,14 @@ class Pool(Backend):
     async def _begin(self, place: Place, job: Job) -> Replica:
         """Take a place for a job; the job is for the model of its engine from now on."""
         replica = await self._take(place)
-        model = replica.model
-        if model is not None and job.fingerprint:
+        model, known = replica.model, self._known
+        if place.fingerprint and known is not None and model is not None:
+            if place.fingerprint != known.fingerprint:
+                self._release(place)
+                raise EngineUnavailable(
+                    f"The engines of the model {self.name} have loaded another model. Send the "
+                    "request again."
+                )
             job.fingerprint = model.fingerprint
         if place.party.routed is not None:
             hit = "hit" if place.matched else "miss"
@@ -708,7 +729,9 @@ class Pool(Backend):
 
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        return await self._any(lambda backend: backend.embedding_model())
+        if not self._facts:
+            self._facts = [await self._any(lambda backend: backend.embedding_model())]
+        return self._facts[0]
 
     @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
@@ -732,9 +755,9 @@ class Pool(Backend):
 
     @override
     async def health(self) -> None:
-        """Check that an engine is ready, or can load the model; none is asked."""
+        """Check that an engine is ready, or can load the model; none is asked twice."""
         self.start()
-        if not any(one.state == "ready" or one.is_loadable for one in self.replicas):
+        if not self.is_available:
             if self._known is None:
                 await self._learn()
             else:

@@ -91,7 +91,11 @@ class Loader(Protocol):
         ...
 
     async def unload(self) -> None:
-        """Unload the model, and return when its memory is free; nothing runs on it."""
+        """Unload the model when nothing runs on it, and return when its memory is free."""
+        ...
+
+    async def aclose(self) -> None:
+        """Unload the model at once, and release its backend."""
         ...
 
 

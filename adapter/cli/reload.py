@@ -1,0 +1,77 @@
+"""Follow the changes of the settings file of a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+from ...backends.errors import LatimerError
+from ..app import OpenAIAdapter
+from ..auth import UnusableKey
+from ..fleet import Fleet
+from ..settings import Settings, WrongSettings, option_of
+from .terminal import say
+
+# Seconds between looks at the file.
+_LOOK = 2.0
+
+
+async def follow(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> None:
+    """Read the settings file again when it has changed, or after SIGHUP, until cancelled."""
+    file = settings.file
+    assert file is not None
+    asked = asyncio.Event()
+    with contextlib.suppress(NotImplementedError, AttributeError):
+        # Windows has no such signal.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    seen = _stamp(file)
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asked.wait(), _LOOK)
+        now = _stamp(file)
+        if now == seen and not asked.is_set():
+            continue
+        if now is None and not asked.is_set():
+            # An editor replaces the file.
+            continue
+        asked.clear()
+        seen = now
+        settings = reload(settings, fleet, app)
+
+
+def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
+    """Serve what the file says now; an invalid one changes nothing. Return the settings."""
+    try:
+        new = settings.reloaded()
+        if not new.engines:
+            raise WrongSettings(f"{settings.file}: it has no table of an engine any more.")
+        changes = fleet.apply(new)
+    except (WrongSettings, UnusableKey) as error:
+        say(f"Latimer goes on with the settings that it has: {error}")
+        return settings
+    except LatimerError as error:
+        say(f"Latimer goes on with the settings that it has: {error.message}")
+        return settings
+    app.replace(fleet.entries)
+    fleet.start()
+    say(
+        f"Latimer has read {new.file} again: {', '.join(changes) or 'the same engines and models'}."
+    )
+    fixed = [
+        name
+        for name, field in Settings.model_fields.items()
+        if not option_of(field).is_table and getattr(new, name) != getattr(settings, name)
+    ]
+    if fixed:
+        say(f"Start the server again to change: {', '.join(fixed)}.")
+    return new
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
