@@ -174,7 +174,8 @@ class Replica:
 
     def leave(self, changed: Callable[[], None]) -> None:
         """Call a function no longer."""
-        self._pools.remove(changed)
+        if changed in self._pools:
+            self._pools.remove(changed)
 
     def set(self, state: State, reason: str = "") -> None:
         """Change the state, and tell the pools."""
