@@ -174,9 +174,11 @@ class Service:
         for listing in listings:
             for name in listing.names:
                 table.setdefault(name, listing)
-        # Names are only known at once if no engine has to be asked for its own.
-        self._table = table if all(listing.names for listing in listings) else None
         self.is_fleet = any(listing.pool is not None for listing in listings)
+        # Names are only known at once if no engine has to be asked for its own.
+        are_known = all(listing.names for listing in listings)
+        several = self.is_fleet or len(listings) > 1
+        self._table = table if are_known and several else None
         self.has_fallbacks = any(listing.fallback for listing in listings)
         has_defaults = any(listing.defaults for listing in listings)
         self.defaults = self._with_defaults if has_defaults else None

@@ -723,6 +723,14 @@ class Settings(FlatSettings):
         return keys
 
 
+def schema_of_file() -> dict[str, Any]:
+    """Return the JSON schema of the settings file."""
+    schema = Settings.model_json_schema(mode="validation")
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"], schema["description"] = "Latimer", "The settings file of `latimer serve`."
+    return schema
+
+
 def read_file(file: Path) -> dict[str, Any]:
     """Return the values in a TOML file.
 

@@ -1,4 +1,4 @@
-"""The commands `latimer serve`, `latimer check`, `latimer conform` and `latimer store`.
+"""The commands `latimer serve`, `check`, `config`, `conform` and `store`.
 
 Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start.
 """
@@ -80,6 +80,7 @@ def main() -> None:
       latimer serve http://127.0.0.1:8080           in front of llama-server
       latimer serve http://127.0.0.1:5001           in front of koboldcpp
       latimer check http://127.0.0.1:8080           what this engine supports
+      latimer serve --config fleet.toml             several engines and models
       latimer conform http://127.0.0.1:8080/v1      how well it conforms to OpenAI's API
       latimer store stats --store latimer.db        what a store contains
     """
@@ -97,6 +98,7 @@ for _command in (
         "...conformance.command",
         short_help="Test any server for conformance with OpenAI's API.",
     ),
+    _Lazy("config", ".commands", short_help="Print the JSON schema of the settings file."),
     _Lazy("store", ".store", short_help="Migrate, measure, export or prune a store."),
 ):
     main.add_command(_command)

@@ -1,11 +1,12 @@
-"""The commands `latimer serve` and `latimer check`."""
+"""The commands `latimer serve`, `latimer check` and `latimer config`."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def check(settings: Settings) -> None:
 async def _check(settings: Settings) -> int:
     from ..engines import WrongSetup, backend_of, describe, describe_store, unused
 
+    if settings.engines:
+        return await _check_fleet(settings)
     try:
         backend = backend_of(settings)
     except WrongSetup as error:
@@ -95,7 +98,63 @@ async def _check(settings: Settings) -> int:
         await backend.aclose()
     is_open, row = await describe_store(settings.store_place())
     rows.append(row)
+    _print(rows)
+    return 0 if reachable and is_open else EXIT_CHECK
+
+
+def _print(rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         click.echo(f"{name:<{width}}  {printable(value)}")
-    return 0 if reachable and is_open else EXIT_CHECK
+
+
+async def _check_fleet(settings: Settings) -> int:
+    """Print the engines of a fleet, then its models and the store."""
+    from ..engines import WrongSetup, describe, describe_store
+    from ..fleet import Fleet
+
+    try:
+        fleet = Fleet(settings)
+    except WrongSetup as error:
+        say(f"Latimer cannot check: {error.message}")
+        return EXIT_START
+    try:
+        are_ready = True
+        for name, replica in fleet.replicas.items():
+            reachable, rows = await describe(replica.backend)
+            are_ready = are_ready and reachable
+            _print([("engines." + name, "")] + [("  " + key, value) for key, value in rows])
+            click.echo()
+        rows = []
+        for name, pool in fleet.pools.items():
+            await pool.ask_all()
+            known = f"{len(pool.replicas)} engines" if pool.known is None else pool.known.name
+            rows.append((f"models.{name}", f"{known}, {pool.places} at a time"))
+            for one in pool.replicas:
+                rows.append((f"  {one.name}", one.state + (f": {one.reason}" * bool(one.reason))))
+                are_ready = are_ready and one.state == "ready"
+        is_open, row = await describe_store(settings.store_place())
+        _print([*rows, row])
+    finally:
+        await fleet.aclose()
+    return 0 if are_ready and is_open else EXIT_CHECK
+
+
+@click.group()
+def config() -> None:
+    """Print the JSON schema of the settings file."""
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON schema of the settings file, for editors.
+
+    \b
+    Examples:
+      latimer config schema > latimer.schema.json
+      # in the first line of fleet.toml, for taplo and Even Better TOML:
+      #:schema ./latimer.schema.json
+    """
+    from ..settings import schema_of_file
+
+    click.echo(json.dumps(schema_of_file(), indent=2))

@@ -227,6 +227,10 @@ class Pool(Backend):
             task = self._tasks[replica] = asyncio.create_task(self._ask(replica))
         return task
 
+    async def ask_all(self) -> None:
+        """Ask every engine that is not ready, and wait for the answers."""
+        await asyncio.gather(*(self.ask(one) for one in self.replicas if one.state != "ready"))
+
     async def _ask(self, replica: Replica) -> None:
         try:
             async with asyncio.timeout(SILENCE):
@@ -359,7 +363,7 @@ class Pool(Backend):
             if not self._can_wait(place):
                 raise self._unavailable()
         if not party.admitted and party not in self._line and self.waiting >= self.queue:
-            seconds = min(max(self._call_seconds * self.waiting / max(self._places(), 1), 0.1), 60)
+            seconds = min(max(self._call_seconds * self.waiting / max(self.places, 1), 0.1), 60)
             raise Busy(
                 f"{self.waiting} requests are already waiting for the model. Send the request "
                 "again later.",
@@ -403,7 +407,9 @@ class Pool(Backend):
             message = f"The model {self.name} is not loaded yet ({note()})."
             raise not_loaded(f"{message} Send the request again later.", MOST_RETRY)
 
-    def _places(self) -> int:
+    @property
+    def places(self) -> int:
+        """The number of calls that run at a time."""
         return sum(one.places for one in self.replicas if one.state == "ready")
 
     def _can_wait(self, place: Place) -> bool:

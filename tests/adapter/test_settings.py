@@ -7,14 +7,21 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
 from latimer.adapter.app import DEFAULTS, Options
 from latimer.adapter.cli.commands import check, serve
 from latimer.adapter.cli.options import option
-from latimer.adapter.settings import SERVER, Settings, WrongSettings, option_of
+from latimer.adapter.settings import (
+    FLEET,
+    SERVER,
+    FlatSettings,
+    Settings,
+    WrongSettings,
+    option_of,
+)
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
@@ -24,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 MOUNTING, SERVING = ROOT / "docs" / "mounting.md", ROOT / "docs" / "serving.md"
 ENGINES = {"llama-cpp": LlamaCpp, "llama-server": LlamaServer, "koboldcpp": KoboldCpp}
+FLEET_PAGE = ROOT / "docs" / "fleet.md"
 # A vertical bar in a cell of a table.
 BAR = r"\|"
 
@@ -108,6 +116,57 @@ def complaint(file: Path) -> str:
         (
             'store_media = "x"',
             "FILE: store_media: expected a database on disk: store is memory.",
+        ),
+        ("[engines.a]\nurll = 'x'", "FILE: engines.a.urll: unknown setting (did you mean 'url'?)."),
+        (
+            "[engines.a]",
+            "FILE: engines.a: expected one of url, file and command, but got none of them.",
+        ),
+        ("engines = 3", "FILE: engines must be a table, not 3."),
+        ("[engines]\na = 3", "FILE: engines.a must be a table, not 3."),
+        (
+            "[engines.a]\nfile = 'x'\ncontext = 0",
+            "FILE: engines.a.context must be at least 1, not 0",
+        ),
+        ("[engines.a]\nurl = 5", "FILE: engines.a.url must be a string."),
+        (
+            "[engines.a]\nurl = 'x'\nidle = 3",
+            "FILE: engines.a.idle: expected a duration such as 30s, 15m or 24h, not 3.",
+        ),
+        (
+            "[engines.a]\ncommand = ['x']",
+            "FILE: engines.a: command must contain {port}, which becomes the engine's port.",
+        ),
+        (
+            "[engines.a]\nurl = 'x'\nmachine = 'z'",
+            "FILE: engines.a.machine: there is no table machines.z; there are: none.",
+        ),
+        (
+            "[engines.a]\nurl = 'x'\nmachine = 'm'\nmemory = '3GiB'\n[machines.m]\nmemory = '2GiB'",
+            "FILE: engines.a.memory: 3221225472 bytes of 'memory' are more than machines.m has.",
+        ),
+        (
+            "[machines.a]\nmemory = '4'",
+            'FILE: machines.a.memory: expected a size such as "22GiB" or "512MiB", not \'4\'.',
+        ),
+        ("[models.x]", "FILE: models.x.engines is missing."),
+        ("[models.x]\nengines = []", "FILE: models.x.engines must not be empty."),
+        ("[models.x]\nengines = ['q']", "FILE: models.x.engines[0]: there is no table engines.q; "),
+        (
+            "[engines.a]\nurl = 'x'\n[models.x]\nengines = ['a']\naliases = ['x']",
+            "FILE: models.x.aliases[0]: 'x' is already a name: models.x.",
+        ),
+        (
+            "[engines.a]\nurl = 'x'\n[models.x]\nengines = ['a']\nfallback = ['x']",
+            "FILE: models.x.fallback[0]: 'x' is the model itself, or given twice.",
+        ),
+        (
+            "[engines.a]\nurl = 'x'\n[models.x]\nengines = ['a']\nchat_format = 'gtp'",
+            "FILE: models.x.chat_format: unknown format 'gtp'; supported formats are alpaca, ",
+        ),
+        (
+            "model = 'y'\n[engines.a]\nurl = 'x'",
+            "FILE: model: it has no meaning with the tables of FILE; omit it.",
         ),
         ("prot = 1", "FILE: unknown setting 'prot' (did you mean 'port'?)."),
         ("[server]\nport = 1", "FILE: unknown setting 'server'."),
@@ -195,7 +254,9 @@ def test_the_store_is_set_by_every_source(file: Path, monkeypatch: pytest.Monkey
 def test_every_setting_is_a_flag() -> None:
     """`latimer serve` has a flag for every setting, and `latimer check` has no others."""
     flags = {one.name for one in serve.params} - {"config"}
-    assert flags == Settings.model_fields.keys()
+    tables = {name for name, one in Settings.model_fields.items() if option_of(one).is_table}
+    assert flags == Settings.model_fields.keys() - tables
+    assert tables
     assert {one.name for one in check.params} <= flags | {"config"}
 
 
@@ -227,6 +288,8 @@ def test_every_option_of_the_adapter_is_documented() -> None:
 
 def table(settings: type[Settings], group: str) -> str:
     """Return the settings of a group as a table in Markdown, with the words of the help."""
+    if group == FLEET:
+        return fleet_table(settings)
     rows = [f"### {group}", "", "| option | default | effect |", "|---|---|---|"]
     for name, field in settings.model_fields.items():
         if option_of(field).group == group and name != "model":
@@ -236,6 +299,40 @@ def table(settings: type[Settings], group: str) -> str:
             cells = (f"`{flag}`", default.removesuffix("]"), effect)
             rows.append(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |")
     return "\n".join(rows) + "\n"
+
+
+def fleet_table(settings: type[Settings]) -> str:
+    """Return the tables of the settings file as a table in Markdown."""
+    rows = [f"### {FLEET}", "", "Tables of the file only; [fleet.md](fleet.md) describes them.", ""]
+    rows += ["| table | content |", "|---|---|"]
+    for name, field in settings.model_fields.items():
+        if option_of(field).is_table:
+            rows.append(f"| `[{name}.NAME]` | {(field.description or '').capitalize()} |")
+    return "\n".join(rows) + "\n"
+
+
+def table_keys(name: str) -> str:
+    """Return the keys of a table of the settings file as a table in Markdown."""
+    rows = [f"### `[{name}.NAME]`", "", "| key | default | effect |", "|---|---|---|"]
+    tables: Any = Settings.model_fields[name].annotation
+    for key, field in get_args(tables)[1].model_fields.items():
+        if key in FlatSettings.model_fields and option_of(field).group != FLEET:
+            continue
+        value = field.get_default(call_default_factory=True)
+        empty = field.is_required() or value in (None, (), {}, False)
+        shown = "" if empty else f"{value:g} s" if isinstance(value, float) else str(value)
+        rows.append(f"| `{key}` | {shown} | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_documentation_has_every_key_of_a_table() -> None:
+    """docs/fleet.md has the keys of the tables; LATIMER_SNAPSHOT=1 writes them again."""
+    tables = "\n".join(map(table_keys, ("engines", "machines", "models")))
+    before, begin, rest = FLEET_PAGE.read_text().partition("<!-- tables -->\n\n")
+    _, end, after = rest.partition("\n<!-- end of tables -->")
+    if os.environ.get("LATIMER_SNAPSHOT"):
+        FLEET_PAGE.write_text(before + begin + tables + end + after)
+    assert begin + tables + end in FLEET_PAGE.read_text()
 
 
 def test_the_documentation_has_every_setting() -> None:
