@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ LOOK = 2.0
 # Seconds that an unload may take.
 UNLOAD = 60.0
 _LOADED = ("loaded", "sleeping")
+# The tolerance of start times, in seconds.
+SAME_START = 0.03
 # The name by which koboldcpp unloads its model.
 _NOTHING = "unload_model"
 
@@ -202,7 +205,7 @@ class KoboldModel(RemoteModel):
 
     async def _reload(self, name: str) -> None:
         """Restart koboldcpp with another configuration, and return when the old one has ended."""
-        before = await self._uptime()
+        before = await self._started()
         status, reply = await self._ask("POST", "/api/admin/reload_config", {"filename": name})
         if status != 200 or not reply.get("success"):
             raise LoadFailed(
@@ -211,15 +214,16 @@ class KoboldModel(RemoteModel):
             )
 
         async def has_restarted() -> bool:
-            now = await self._uptime()
-            return now is not None and (before is None or now < before)
+            now = await self._started()
+            return now is not None and (before is None or now > before + SAME_START)
 
         await _until(has_restarted)
 
-    async def _uptime(self) -> float | None:
+    async def _started(self) -> float | None:
+        """Return the time at which koboldcpp started; None if it does not answer."""
         try:
             _, reply = await self._ask("GET", "/api/extra/perf")
-            return float(reply["uptime"])
+            return time.monotonic() - float(reply["uptime"])
         except (LatimerError, *MALFORMED):
             return None
 
