@@ -22,6 +22,7 @@ from ...backends.base import Backend
 from ...backends.errors import LatimerError, shortened
 from ...backends.fleet.groups import end_orphans, kill_all, state_folder
 from ...backends.offload import Abandoned
+from ..admin import admin_routes
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, unused
 from ..errors import InvalidRequest
@@ -310,6 +311,9 @@ def adapter_of(settings: Settings, served: Backend | Fleet | None) -> OpenAIAdap
         )
     if not isinstance(served, Fleet):
         return OpenAIAdapter(served, **arguments)
+    if settings.admin_key is not None:
+        key = settings.admin_key.get_secret_value()
+        arguments["routes"] = admin_routes(served, key)
     app = OpenAIAdapter(served.entries, **arguments)
     app.service.release = served.aclose
     return app

@@ -46,7 +46,7 @@ def by_request(views: Sequence[View], memory: Mapping[str, int] | None, most_wai
 
 @dataclass
 class Seen:
-    """What the clients saw."""
+    """The tokens, the waits and the texts that the clients saw."""
 
     tokens: int = 0
     streams: int = 0
