@@ -101,6 +101,8 @@ class Loader(Protocol):
 
 # The weight of the last measurement in a mean.
 _NEW = 0.2
+# The weight of earlier measurements with each new one, and the number that is needed.
+_KEPT, _LEAST = 0.98, 8.0
 # The blocks that a prompt cache of unknown size has for each token of its context.
 _CACHED = 4
 
@@ -144,6 +146,7 @@ class Replica:
         self.reports_cache = False
         self.used_at = time.monotonic()
         self.waiting_first: set[Callable[[LatimerError], None]] = set()
+        self._speed = Speed()
         self._declared = places
         self._pools: list[Callable[[], None]] = []
 
@@ -216,14 +219,44 @@ class Replica:
             tokens: the prompt tokens that were evaluated in that time.
             whole: the seconds of the whole call.
         """
-        if tokens >= TOKENS:
-            self.token_seconds = _mean(self.token_seconds, prompt / tokens)
+        self._speed.add(tokens, prompt)
+        self.token_seconds = self._speed.slope
         self.call_seconds = _mean(self.call_seconds, whole)
 
     def lose(self, error: LatimerError) -> None:
         """Cancel the calls that wait for their first event; another engine can run them."""
         for cancel in [*self.waiting_first]:
             cancel(error)
+
+
+class Speed:
+    """The seconds for one more token, from the times of prompts of different lengths.
+
+    The time before a first event has a part that no cache saves: connections, and other calls on
+    the same engine. So this is the slope of a line through recent times, not their mean.
+    """
+
+    __slots__ = ("_count", "_products", "_seconds", "_squares", "_tokens")
+
+    def __init__(self) -> None:
+        self._count = self._tokens = self._seconds = self._squares = self._products = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Add a measurement; earlier ones count less and less."""
+        self._count = _KEPT * self._count + 1
+        self._tokens = _KEPT * self._tokens + tokens
+        self._seconds = _KEPT * self._seconds + seconds
+        self._squares = _KEPT * self._squares + tokens * tokens
+        self._products = _KEPT * self._products + tokens * seconds
+
+    @property
+    def slope(self) -> float:
+        """The seconds for one more token; 0 if unknown."""
+        spread = self._count * self._squares - self._tokens**2
+        if self._count < _LEAST or spread < (self._count * TOKENS) ** 2:
+            return 0.0
+        slope = (self._count * self._products - self._tokens * self._seconds) / spread
+        return max(slope, 0.0)
 
 
 def _mean(old: float, new: float) -> float:

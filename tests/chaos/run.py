@@ -3,6 +3,7 @@
     python tests/chaos/run.py faults [--short] [--only CLASS] [--name NAME] [--table FILE]
     python tests/chaos/run.py fuzz [--minutes 30] [--seed N] [--findings FOLDER] [--replay FILE]
     python tests/chaos/run.py soak [--minutes 30] [--seed N]
+    python tests/chaos/run.py fleet [--requests 10000] [--seed N]
 
 `faults` runs each case once: a line each, then a table of each class, and each violation in full.
 `fuzz` runs random samples; each finding is a file that `--replay` runs again. `soak` serves at 80 %
@@ -23,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from chaos import fuzz, once, soak
+from chaos import fleet, fuzz, once, soak
 
 
 async def run_once(options: argparse.Namespace) -> list[once.Outcome]:
@@ -85,6 +86,14 @@ def run_soak(options: argparse.Namespace) -> bool:
     return bool(wrong)
 
 
+def run_fleet(options: argparse.Namespace) -> bool:
+    """Run a fleet under load with troubled engines, and return True with violations."""
+    print(f"Seed {options.seed}", flush=True)
+    report = asyncio.run(fleet.fleet(options.requests, options.seed))
+    print(report.table())
+    return bool(report.wrong)
+
+
 def main() -> int:
     """Run what the command line selects, and return the exit code."""
     faulthandler.enable()
@@ -106,6 +115,10 @@ def main() -> int:
         if run is run_fuzz:
             command.add_argument("--findings", type=Path, help="the folder for findings")
             command.add_argument("--replay", type=Path, help="a finding to run again")
+    command = commands.add_parser("fleet", help=run_fleet.__doc__)
+    command.set_defaults(run=run_fleet, engines=(), engine=None)
+    command.add_argument("--requests", type=int, default=10_000)
+    command.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
     options.engine = options.engine or list(options.engines)
     return int(options.run(options))

@@ -1,0 +1,285 @@
+"""A fleet under load while its engines are killed, stopped, replaced, and drained.
+
+    python tests/chaos/run.py fleet [--requests 10000] [--seed N]
+
+Three llama-servers serve one model, and one engine in the process another. At any time at most one
+of the servers is in trouble, so that no request may fail before its first event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support.servers import Swapped
+
+from chaos.client import Reply, Request, ask, post
+from chaos.process import Latimer
+from chaos.stage import PROMPTS
+
+OTHER_MODEL = Path(__file__).parent.parent / "models" / "spm.gguf"
+# The servers, the requests at a time, and the longest time of a request in seconds.
+SERVERS, CLIENTS, LONGEST = 3, 12, 60.0
+# The share of clients that leave, and the seconds after which they do.
+LEAVERS, STAYS = 0.2, (0.0, 0.5)
+
+
+@dataclass
+class Report:
+    """What happened to the requests; `wrong` lists what must not happen."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    engines: Counter[str] = field(default_factory=Counter)
+    acts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    longest: float = 0.0
+
+    def table(self) -> str:
+        """Return all of it in words."""
+        rows = [("acts", self.acts), ("engines", self.engines), ("outcomes", self.outcomes)]
+        lines = [
+            f"{name}: {', '.join(f'{key} {count}' for key, count in sorted(counts.items()))}"
+            for name, counts in rows
+        ]
+        return "\n".join([*lines, f"longest: {self.longest:.1f} s", *self.wrong])
+
+
+class FleetChaos:
+    """A running fleet, its load, and its troubles."""
+
+    def __init__(self, requests: int, seed: int) -> None:
+        self.requests = requests
+        self.chance = random.Random(seed)
+        self.report = Report()
+        self.servers = [Swapped(slots=2, context=512) for _ in range(SERVERS)]
+        self.file = Path(tempfile.mkdtemp(prefix="latimer-fleet-")) / "fleet.toml"
+        self.answers: dict[tuple[int, str], str] = {}
+
+    def write(self, without: int | None = None) -> None:
+        """Write the settings file, without a server that is to be drained."""
+        names = [f"e{index}" for index in range(SERVERS) if index != without]
+        text = "".join(
+            f'[engines.{name}]\nurl = "{self.servers[int(name[1:])].address}"\n' for name in names
+        )
+        text += f"[engines.inside]\nfile = '{DEMO_MODEL}'\nparallel = 4\ncontext = 2048\n"
+        text += f"[models.demo]\nengines = {json.dumps(names)}\n"
+        text += '[models.inside]\nengines = ["inside"]\n'
+        part = self.file.with_suffix(".part")
+        part.write_text(text)
+        part.replace(self.file)
+
+    async def run(self) -> Report:
+        """Serve the requests through the troubles."""
+        await asyncio.gather(
+            *(asyncio.to_thread(server.start, DEMO_MODEL) for server in self.servers)
+        )
+        self.write()
+        latimer = Latimer(["--config", str(self.file)], inside="counted")
+        try:
+            await latimer.start()
+            await self._learn(latimer)
+            before = (await latimer.command("tasks"))["tasks"]
+            trouble = asyncio.create_task(self._trouble(latimer))
+            todo = iter(range(self.requests))
+            await asyncio.gather(*(self._client(latimer, todo) for _ in range(CLIENTS)))
+            trouble.cancel()
+            await asyncio.gather(trouble, return_exceptions=True)
+            await self._settle(latimer, before)
+            await self._end(latimer)
+        finally:
+            await latimer.stop()
+            for server in self.servers:
+                if server.process is not None:
+                    server.process.send_signal(signal.SIGCONT)
+                server.stop()
+        return self.report
+
+    async def _learn(self, latimer: Latimer) -> None:
+        """Ask for each answer once, before there is trouble."""
+        for number in range(len(PROMPTS)):
+            for model in ("demo", "inside"):
+                for _ in range(100):
+                    reply = await ask(latimer.port, self._request(number, model, False))
+                    if reply.status == 200:
+                        break
+                    await asyncio.sleep(0.1)
+                self.answers[number, model] = reply.texts()[0]
+
+    @staticmethod
+    def _request(number: int, model: str, streams: bool, leave: float | None = None) -> Request:
+        body = {
+            "model": model,
+            "prompt": PROMPTS[number],
+            "max_tokens": 24,
+            "temperature": 0,
+            "stream": streams,
+        }
+        request = post("/v1/completions", body)
+        return Request(request.path, request.body, leave=leave, headers={"connection": "close"})
+
+    async def _client(self, latimer: Latimer, todo: object) -> None:
+        for _ in todo:  # type: ignore[attr-defined]
+            number = self.chance.randrange(len(PROMPTS))
+            model = "demo" if self.chance.random() < 0.9 else "inside"
+            leaves = self.chance.random() < LEAVERS
+            leave = self.chance.uniform(*STAYS) if leaves else None
+            request = self._request(number, model, self.chance.random() < 0.5, leave)
+            self._judge(await ask(latimer.port, request, LONGEST), self.answers[number, model])
+
+    def _judge(self, reply: Reply, wanted: str) -> None:
+        report = self.report
+        report.longest = max(report.longest, reply.seconds)
+        if (engine := reply.headers.get("x-latimer-engine")) is not None:
+            report.engines[engine] += 1
+        if reply.problem == "left":
+            report.outcomes["left"] += 1
+            return
+        if reply.problem:
+            report.outcomes[f"problem: {reply.problem}"] += 1
+            report.wrong.append(f"incomplete: {reply}")
+            return
+        if reply.status != 200:
+            code = ((reply.json() or {}).get("error") or {}).get("code")
+            report.outcomes[f"{reply.status} {code}"] += 1
+            if engine is None or code == "engine_unavailable":
+                # Nothing had begun, or the engine was gone when it began.
+                report.wrong.append(f"not hidden: {reply}")
+            return
+        error = reply.streamed and any("error" in chunk for chunk in reply.chunks())
+        text = "" if error else reply.texts().get(0, "")
+        ends = not reply.streamed or reply.events()[-1:] == ["[DONE]"]
+        if error:
+            report.outcomes["broken in the stream"] += 1
+            whole = any(
+                choice.get("finish_reason")
+                for chunk in reply.chunks()
+                for choice in chunk.get("choices", ())
+            )
+            if whole:
+                report.wrong.append(f"an error after the end: {reply}")
+        elif not ends:
+            report.outcomes["no end"] += 1
+            report.wrong.append(f"a stream without an end: {reply}")
+        elif text != wanted:
+            report.outcomes["other text"] += 1
+            report.wrong.append(f"{text!r} instead of {wanted!r}")
+        else:
+            report.outcomes["right"] += 1
+
+    async def _trouble(self, latimer: Latimer) -> None:
+        """Trouble one server after another; each is well again before the next."""
+        acts: list[Callable[[Latimer, int], Awaitable[None]]] = [
+            self._kill, self._stop, self._replace, self._drain, self._break_file,
+        ]  # fmt: skip
+        while True:
+            await asyncio.sleep(self.chance.uniform(0.3, 1.0))
+            act = self.chance.choice(acts)
+            self.report.acts[act.__name__.strip("_")] += 1
+            await act(latimer, self.chance.randrange(SERVERS))
+            await self._until_ready(latimer)
+
+    async def _kill(self, _latimer: Latimer, index: int) -> None:
+        self.servers[index].stop()
+        await asyncio.sleep(self.chance.uniform(0.0, 2.0))
+        await asyncio.to_thread(self.servers[index].start, DEMO_MODEL)
+
+    async def _stop(self, _latimer: Latimer, index: int) -> None:
+        process = self.servers[index].process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(self.chance.choice([0.5, 2.0, 14.0]))
+        process.send_signal(signal.SIGCONT)
+
+    async def _replace(self, _latimer: Latimer, index: int) -> None:
+        await asyncio.to_thread(self.servers[index].start, OTHER_MODEL)
+        await asyncio.sleep(2.0)
+        await asyncio.to_thread(self.servers[index].start, DEMO_MODEL)
+
+    async def _drain(self, latimer: Latimer, index: int) -> None:
+        self.write(without=index)
+        latimer.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(1.0)
+        self.write()
+        latimer.process.send_signal(signal.SIGHUP)
+
+    async def _break_file(self, latimer: Latimer, _index: int) -> None:
+        self.file.write_text("[engines.e0]\nurll = 1\n")
+        latimer.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(0.5)
+        self.write()
+        latimer.process.send_signal(signal.SIGHUP)
+
+    async def _until_ready(self, latimer: Latimer) -> None:
+        """Wait until the fleet uses all servers again."""
+        end = time.monotonic() + 30
+        seen: set[str] = set()
+        while len(seen) < SERVERS and time.monotonic() < end:
+            # Prompts that no engine has.
+            bodies = [
+                {"model": "demo", "max_tokens": 4, "prompt": f"{self.chance.random()} " * 20}
+                for _ in range(2 * SERVERS)
+            ]
+            replies = await asyncio.gather(
+                *(ask(latimer.port, post("/v1/completions", body), LONGEST) for body in bodies)
+            )
+            seen |= {reply.headers.get("x-latimer-engine", "") for reply in replies} - {""}
+            await asyncio.sleep(0.2)
+        if len(seen) < SERVERS:
+            self.report.wrong.append(f"only {sorted(seen)} are used again after 30 s")
+
+    async def _settle(self, latimer: Latimer, before: int) -> None:
+        """Check that nothing is left of the requests: no task, no slot."""
+        await self._until_ready(latimer)
+        end = time.monotonic() + 20
+        while True:
+            busy = [server.address for server in self.servers if _slots(server.address)]
+            tasks = (await latimer.command("tasks"))["tasks"]
+            if (not busy and tasks <= before + SERVERS) or time.monotonic() > end:
+                break
+            await asyncio.sleep(0.5)
+        if busy:
+            self.report.wrong.append(f"slots are still busy at {busy}")
+        if tasks > before + SERVERS:
+            self.report.wrong.append(f"{tasks} tasks, and {before} before the load")
+        self.report.wrong += latimer.fresh_problems()
+
+    async def _end(self, latimer: Latimer) -> None:
+        """Check that SIGTERM under load lets requests end, and leaves no child."""
+        children = latimer.tree()[1:]
+        asked = [
+            asyncio.create_task(ask(latimer.port, self._request(0, "demo", True), LONGEST))
+            for _ in range(8)
+        ]
+        await asyncio.sleep(0.05)
+        code = await latimer.stop(40)
+        for reply in await asyncio.gather(*asked):
+            # The server may have stopped to listen before a request arrived.
+            if not reply.problem.startswith("refused"):
+                self._judge(reply, self.answers[0, "demo"])
+        if code != 0:
+            self.report.wrong.append(f"exit code {code} after SIGTERM")
+        self.report.wrong += [f"child {pid} is left" for pid in children if _runs(pid)]
+
+
+def _slots(address: str) -> int:
+    with urllib.request.urlopen(f"{address}/slots", timeout=5) as reply:  # noqa: S310
+        return sum(slot["is_processing"] for slot in json.load(reply))
+
+
+def _runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def fleet(requests: int, seed: int) -> Report:
+    """Run the fleet through its troubles."""
+    return await FleetChaos(requests, seed).run()
