@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend
+from ..backends.fleet.groups import state_folder
 from ..backends.fleet.loading import EngineLoader
 from ..backends.fleet.machine import Machine, Member
 from ..backends.fleet.pool import Pool
 from ..backends.fleet.process import EngineProcess
 from ..backends.fleet.replica import Replica
 from ..backends.fleet.router_mode import KoboldModel, RouterModel
+from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
 from ..backends.llama_cpp.options import EXTRA, name_of
 from ..backends.llama_server.command import SUPPORTED, command_of, find_program
@@ -122,9 +125,14 @@ def loader_of(
         "memory": table.memory,
     }
     if table.command is not None:
-        return EngineProcess(name, table.command, make, **options)
-    url, key = str(table.url), settings.for_engine(name).engine_key
-    headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+        process = EngineProcess(name, table.command, make, **options)
+        if table.memory is None:
+            sizes, key = Sizes(state_folder()), key_of(name, table.command)
+            process.memory = sizes.get(key)
+            process.measured = partial(sizes.put, key)
+        return process
+    url, secret = str(table.url), settings.for_engine(name).engine_key
+    headers = {"Authorization": f"Bearer {secret.get_secret_value()}"} if secret else {}
     client = HttpClient(url, headers)
     if _is_kobold(table):
         memory = {**(table.memory or {}), _KOBOLD + url: 1}

@@ -33,6 +33,10 @@ def _nothing() -> None:
     return
 
 
+def _ignore(_memory: Mapping[str, int]) -> None:
+    return
+
+
 class LoadFailed(Exception):
     """A load that failed; `tail` has the last lines that the engine wrote."""
 
@@ -65,6 +69,7 @@ class EngineLoader(ABC):
         tail: the last lines that the engine wrote before it failed.
         since: when the state began, by `time.monotonic`.
         changed: called when the state has changed.
+        measured: called with the memory when it was measured.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class EngineLoader(ABC):
         self.failure = self.tail = ""
         self.since = time.monotonic()
         self.changed: Callable[[], None] = _nothing
+        self.measured: Callable[[Mapping[str, int]], None] = _ignore
         self.start_timeout = start_timeout
         self._failures = 0
         self._again = 0.0
@@ -121,6 +127,7 @@ class EngineLoader(ABC):
         """Note the largest measured size of the engine, unless its memory is declared."""
         if not self._is_declared:
             self.memory = {kind: max(size, self.memory.get(kind, 0))}
+            self.measured(self.memory)
 
     @property
     def pause(self) -> float:

@@ -401,6 +401,9 @@ class Machine:
             await member.loader.load()
             await member.learn()
         except LatimerError as error:
+            if member.loader.is_ready:
+                # It was ready, and does not answer any more.
+                await member.loader.unload()
             member.task = None
             member.refuse(error)
         else:
