@@ -128,11 +128,6 @@ class ModelEntry:
         """The backend, if it is a model of several engines."""
         return self.backend if isinstance(self.backend, Pool) else None
 
-    def served(self, model: Model, name: str, replaces: bool = False) -> ServedModel:
-        """Return the model under one of its names."""
-        is_pooled = self.pool is not None
-        return ServedModel(self.backend, model, self.policy, name, is_pooled, replaces)
-
 
 class Service:
     """The backends of an adapter.
@@ -224,7 +219,7 @@ class Service:
                 missing = missing or error
                 continue
             if name and (listing.any_model or name in listing.names_of(model)):
-                return listing.served(model, name)
+                return ServedModel(listing.backend, model, listing.policy, name)
             known += listing.names_of(model)
         if missing is not None:
             raise missing
@@ -237,13 +232,15 @@ class Service:
             entry = next((one for one in self._listings if one.any_model), None)
         if entry is None:
             raise self._unknown(name, [*table])
-        pool = entry.pool
-        if pool is not None and entry.fallback and not pool.is_available:
+        replaces = False
+        if entry.fallback and not _is_available(entry):
             for other in entry.fallback:
-                found = table[other]
-                if found.pool is None or found.pool.is_available:
-                    return found.served(await found.backend.model(), other, replaces=True)
-        return entry.served(await entry.backend.model(), name or entry.names[0])
+                if _is_available(table[other]):
+                    entry, name, replaces = table[other], other, True
+                    break
+        model = await entry.backend.model()
+        name = name or entry.names[0]
+        return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
 
     def _unknown(self, name: str | None, known: Sequence[str]) -> InvalidRequest:
         if not name:
@@ -261,7 +258,8 @@ class Service:
         """Return the backend for requests that name no model."""
         listing = self._listings[0]
         model = await listing.backend.model()
-        return listing.served(model, listing.names_of(model)[0])
+        names = listing.names_of(model)
+        return ServedModel(listing.backend, model, listing.policy, names[0], self.is_fleet)
 
     async def models(self) -> dict[str, ServedModel | None]:
         """Return every name that requests may use, with its backend.
@@ -277,7 +275,10 @@ class Service:
             pool = listing.pool
             model = await listing.backend.model() if pool is None else pool.known
             for name in listing.names if model is None else listing.names_of(model):
-                found.setdefault(name, None if model is None else listing.served(model, name))
+                served = None
+                if model is not None:
+                    served = ServedModel(listing.backend, model, listing.policy, name)
+                found.setdefault(name, served)
         return found
 
     async def health(self) -> None:
@@ -310,3 +311,7 @@ class Service:
             await listing.backend.aclose()
         if self.release is not None:
             await self.release()
+
+
+def _is_available(entry: ModelEntry) -> bool:
+    return entry.pool is None or entry.pool.is_available

@@ -53,6 +53,7 @@ _PLACES: Mapping[type, dialects.Where] = {
     ResponseRequest: "responses",
 }
 
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 _TEXT_MESSAGE = frozenset({"role", "content"})
 
 MAX_LISTED = 20
@@ -79,8 +80,11 @@ def _read(
     exchange.wants_stream = bool(body.get("stream"))
     if exchange.defaults is not None and type(request) in _PLACES:
         known = type(request).model_fields.keys()  # type: ignore[attr-defined]
-        values = {name: one for name, one in exchange.defaults(body).items() if name in known}
-        if not values.keys() <= body.keys():
+        # A limit by its other name is a limit, too.
+        has = body.keys() if _LIMITS.isdisjoint(body) else body.keys() | _LIMITS
+        defaults = exchange.defaults(body).items()
+        values = {name: one for name, one in defaults if name in known and name not in has}
+        if values:
             body = {**values, **body}
             request = parse(adapter, limits, body)
     stored = body.get("store")

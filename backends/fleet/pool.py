@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
 from typing_extensions import override
@@ -62,7 +62,7 @@ PATIENCE = 5.0
 # the seconds that they wait at most.
 MOST_PARKED, LONGEST_PARKED = 16, 5.0
 # What a busy engine counts against one that has more of a prompt cached, as a share of the prompt.
-LOAD = 1.0
+LOAD = 0.25
 # Tokens that an answer has, as long as none has ended.
 _ANSWER = 128.0
 
@@ -167,7 +167,15 @@ class Pool(Backend):
     @property
     def known(self) -> Model | None:
         """The model as an engine last reported it; None if none has answered yet."""
+        if self._known is None:
+            self._adopt()
         return self._known
+
+    def _adopt(self) -> None:
+        """Take what another model has learned about an engine that both have."""
+        for replica in self.replicas:
+            if replica.state == "ready" and replica.model is not None:
+                self._admit(replica, replica.model)
 
     @property
     def is_available(self) -> bool:
@@ -237,7 +245,8 @@ class Pool(Backend):
                 await replica.backend.health()
                 model = await replica.backend.model()
             if not self._facts:
-                self._facts = [await replica.backend.embedding_model()]
+                with suppress(EngineError, RequestError):
+                    self._facts = [await replica.backend.embedding_model()]
         except TimeoutError:
             looks = self._silent[replica] = self._silent.get(replica, 0) + 1
             if looks >= SILENT_LOOKS or replica.state != "ready":
@@ -558,8 +567,8 @@ class Pool(Backend):
                 # Its prompt has changed at the beginning, or is not known.
                 matched = max(count, 1)
             rest = 1 - matched / max(count, 1)
-            load, used_at = _load(replica)
-            cost = (rest + LOAD * load, len(replica.prefixes), used_at)
+            load = replica.running / replica.places
+            cost = (rest + LOAD * load, len(replica.prefixes), replica.used_at)
             if cost < fewest:
                 best, fewest, found = replica, cost, matched
         return best, found
@@ -598,12 +607,15 @@ class Pool(Backend):
         Raises:
             EngineUnavailable: no engine has answered yet.
         """
-        if self._known is None:
+        if self.known is None:
             self.start()
             await self._learn()
         return self._known  # type: ignore[return-value]
 
     async def _learn(self) -> None:
+        self._adopt()
+        if self._known is not None:
+            return
         if not any(one.is_loadable for one in self.replicas):
             await self._revive()
         elif not any(one.state == "ready" for one in self.replicas):
@@ -686,7 +698,9 @@ class Pool(Backend):
     def settle(self, place: Place, replica: Replica, finishes: Sequence[Finish]) -> None:
         """Correct what was estimated about a call, at its end."""
         party, first = place.party, finishes[0]
-        generated = sum(finish.completion_tokens for finish in finishes)
+        generated = first.completion_tokens
+        for finish in finishes[1:]:
+            generated += finish.completion_tokens
         cost = PROMPT * first.prompt_tokens + COMPLETION * generated
         self._shares.charge(party.key, cost - place.charged, party.weight)
         self._answer = 0.9 * self._answer + 0.1 * generated / len(finishes)
@@ -772,6 +786,8 @@ class Pool(Backend):
     @override
     async def aclose(self) -> None:
         """End what waits, and look after the engines no longer; their owner closes them."""
+        if self._is_closed:
+            return
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -927,7 +943,7 @@ class _Run(AbstractAsyncContextManager[AsyncIterator[Batch]]):
 
 def _load(replica: Replica) -> tuple[float, float]:
     """Return how busy an engine is, and the time of its last call."""
-    return replica.running / max(replica.places, 1), replica.used_at
+    return replica.running / replica.places, replica.used_at
 
 
 def _weights(model: Model) -> tuple[int | None, ...]:

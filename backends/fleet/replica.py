@@ -115,6 +115,7 @@ class Replica:
         loader: loads and unloads the engine's model; None for an engine that others run.
 
     Attributes:
+        places: the number of calls that run at a time.
         reason: why it gets no requests; empty if it does.
         running: the places that are taken; it can be more than there are, for many choices.
         model: what the engine serves; None until it has answered.
@@ -148,14 +149,8 @@ class Replica:
         self.waiting_first: set[Callable[[LatimerError], None]] = set()
         self._speed = Speed()
         self._declared = places
+        self.places = places or 1
         self._pools: list[Callable[[], None]] = []
-
-    @property
-    def places(self) -> int:
-        """The number of calls that run at a time."""
-        if self._declared is not None:
-            return self._declared
-        return self.model.places if self.model is not None else 1
 
     @property
     def free(self) -> int:
@@ -163,8 +158,7 @@ class Replica:
         if self.state != "ready":
             return 0
         # After an ejection, one call tries the engine.
-        places = 1 if self.breaker.is_trying else self.places
-        return places - self.running
+        return (1 if self.breaker.is_trying else self.places) - self.running
 
     @property
     def is_loadable(self) -> bool:
@@ -209,6 +203,7 @@ class Replica:
         if self.model != model:
             self.prefixes.clear()
         self.model = model
+        self.places = self._declared or model.places
         self.prefixes.resize(_CACHED * self.places * model.context // TOKENS)
 
     def measure(self, prompt: float, tokens: int, whole: float) -> None:

@@ -31,26 +31,10 @@ from latimer.backends.queue import Ticket
 from support.servers import llama_server
 
 SERVERS, SLOTS, CONTEXT, ANSWER = 4, 4, 2048, 8
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "sun",
-    "moon",
-    "went",
-    "saw",
-    "little",
-    "big",
-    "old",
-    "red",
-    "into",
-    "over",
-    "garden",
-    "river",
-    "house",
-    "and",
-]
+WORDS = (
+    "the", "a", "cat", "dog", "sun", "moon", "went", "saw", "little", "big", "old", "red", "into",
+    "over", "garden", "river", "house", "and",
+)  # fmt: skip
 ONE = "one engine alone"
 WAYS: dict[str, Affinity] = {
     ONE: "prefix",

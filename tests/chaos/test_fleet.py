@@ -1,4 +1,4 @@
-"""The short form of the fleet under load whose engines are killed, stopped, replaced and drained."""
+"""The short form of a fleet under load, whose engines are killed, stopped, and replaced."""
 
 from __future__ import annotations
 
