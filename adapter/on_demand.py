@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ..backends.base import Backend
 from ..backends.fleet.groups import state_folder
 from ..backends.fleet.loading import EngineLoader
@@ -81,13 +83,20 @@ def child_of(
         environment={_KEY: key},
         start_timeout=_START,
     )
-    return pool_of(name, Member(Machine(), loader), settings)
+    return OnlyModel(name, Member(Machine(), loader), settings.queue)
 
 
-def pool_of(name: str, member: Member, settings: Settings) -> Pool:
-    """Return the only model of a server, whose engine is loaded when it is needed."""
-    replica = Replica(name, member.backend, loader=member)
-    return Pool(name, [replica], settings.queue)
+class OnlyModel(Pool):
+    """The only model of a server, whose engine ends with it."""
+
+    def __init__(self, name: str, member: Member, queue: int) -> None:
+        super().__init__(name, [Replica(name, member.backend, loader=member)], queue)
+        self._member = member
+
+    @override
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._member.aclose()
 
 
 # What a koboldcpp has once: one model is loaded at a time.

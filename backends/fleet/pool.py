@@ -175,7 +175,7 @@ class Pool(Backend):
         """Take what another model has learned about an engine that both have."""
         for replica in self.replicas:
             if replica.state == "ready" and replica.model is not None:
-                self._admit(replica, replica.model)
+                self.admit(replica, replica.model)
 
     @property
     def is_available(self) -> bool:

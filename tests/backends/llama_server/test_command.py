@@ -16,13 +16,13 @@ from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import command as commands
 from latimer.backends.llama_server import wheel
 from latimer.backends.llama_server.command import SLOTS, command_of, find_program
-from support.servers import begun, command
+from support.servers import command
 
 
 def test_settings_become_flags() -> None:
     """The settings that are set become llama-server's flags, and the others stay its own."""
     settings = Settings.load(
-        None, context=1024, parallel=3, threads=2, gpu_layers="all", cache_ram=64, mmap=False,
+        None, context=1024, parallel=3, threads=2, gpu_layers="all", cache_memory=64, mmap=False,
         flash_attention="on", cache_type="q8_0", lora=("a.gguf=0.5",), embeddings=True,
     )  # fmt: skip
     found = command_of(["llama-server"], Path("m.gguf"), "m", options_of(settings))
@@ -39,7 +39,7 @@ def test_settings_become_flags() -> None:
 
 def test_the_wheel_knows_the_flags_of_a_plain_command() -> None:
     """The program of the package xllamacpp accepts the flags that a plain command has."""
-    settings = Settings.load(None, context=1024, threads=2, gpu_layers="all", cache_ram=64)
+    settings = Settings.load(None, context=1024, threads=2, gpu_layers="all", cache_memory=64)
     found = command_of(["x"], Path("m.gguf"), "m", options_of(settings))
     values = wheel.parse([word.replace("{port}", "8080") for word in found[1:]])
     assert (values.m, values.port, values.c, values.np) == ("m.gguf", 8080, 1024, SLOTS)
@@ -108,12 +108,14 @@ def test_a_broken_file_ends_the_start(tmp_path: Path) -> None:
     """A file that llama-server cannot load ends the start with its log, and leaves no process."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(DEMO_MODEL.read_bytes()[:1000])
-    arguments = (str(broken), "--backend", "llama-server")
-    with begun(*arguments, XDG_STATE_HOME=str(tmp_path)) as (process, _, line):
-        _, rest = process.communicate(timeout=60)
-        assert process.returncode == 3
-    assert "exit code 1" in line + rest
-    assert "broken.gguf" in line + rest
+    ended = subprocess.run(
+        ["latimer", "serve", str(broken), "--backend", "llama-server", "--port", "0"],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 3
+    assert "exit code 1" in ended.stderr
+    assert "broken.gguf" in ended.stderr
     assert not [*tmp_path.rglob("engines/*.json")]
 
 
