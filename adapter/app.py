@@ -18,6 +18,7 @@ from typing_extensions import Unpack, override
 
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
+from ..backends.patience import REQUEST
 from .auth import Keys
 from .chat.instruct import FORMATS
 from .errors import (
@@ -147,6 +148,7 @@ class ErrorMiddleware:
         self._service = service
         self._keys = keys
         self._shares = share_prefixes
+        self._keepalive = service.keepalive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -165,6 +167,8 @@ class ErrorMiddleware:
                 exchange.grant = self._keys.grants.get(owner)
                 if not self._shares:
                     exchange.owner = owner
+            exchange.keepalive = self._keepalive
+            REQUEST.set(exchange)
         try:
             if self._service.has_ended:
                 raise ShuttingDown
@@ -181,13 +185,14 @@ class ErrorMiddleware:
                 raise
             await _shut_down(exchange)
         except Exception as error:
-            if exchange.started and isinstance(error, LatimerError):
+            if exchange.started and isinstance(error, LatimerError) and not exchange.has_waited:
                 raise
             await _fail(exchange, error)
         finally:
             if self._keys is not None:
                 # The exchange refers to the scope.
                 scope.pop(EXCHANGE, None)
+                REQUEST.set(None)
                 if exchange.lease is not None and exchange.lease.store is not None:
                     exchange.lease.release()
 

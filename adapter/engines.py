@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,16 @@ import orjson
 
 from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
 from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed
+from ..backends.fleet.config import EngineConfig
+from ..backends.fleet.machine import Machine, Member
 from ..backends.http import ConnectionPool, HttpClient, shown_address
 from ..backends.identity import LazyBackend
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
+from ..backends.llama_server.command import find_program
+from ..backends.llama_server.router import is_router, names_in, not_an_engine
+from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
 from .settings import BackendName, Need, Settings, reason_of
 from .store.config import OFF, StoreConfig
 from .store.errors import StoreError, StoreUnavailable, in_words
@@ -36,6 +42,12 @@ _EXAMPLE = "http://127.0.0.1:8080"
 _ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
 # The first bytes of a GGUF file.
 _MAGIC = b"GGUF"
+# The engines whose programs are recognized by their names.
+_PROGRAMS: tuple[BackendName, ...] = ("llama-server", "koboldcpp")
+NO_PROGRAM = (
+    "There is no llama-server on the PATH. Install llama.cpp, or its server as a Python package "
+    "with pip install xllamacpp."
+)
 # Seconds that detecting the engine may take.
 _PROBE_SECONDS = 10.0
 
@@ -54,7 +66,7 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
             raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
         name = "unknown" if settings.backend == "auto" else settings.backend
         return LazyBackend(_finder(settings, model), name)
-    if settings.backend not in ("auto", "llama-cpp"):
+    if settings.backend not in ("auto", "llama-cpp") and not _is_file_of_server(settings):
         address = _EXAMPLES.get(settings.backend, _EXAMPLE)
         wanted = f"The backend {settings.backend} needs the URL of its engine, such as {address}"
         raise WrongSetup(
@@ -62,6 +74,12 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         )
     if model is not None:
         _check_file(model)
+    if not is_in_process(settings):
+        program = find_program()
+        if program is None:
+            raise WrongSetup(NO_PROGRAM)
+        file = DEMO_MODEL if model is None else Path(model)
+        return child_of(settings, program, file, partial(_llama_server, settings))
     if not all(map(find_spec, EXTRA)):
         raise WrongSetup(MISSING)
     try:
@@ -71,22 +89,80 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         raise WrongSetup(error.message) from error
 
 
+def _is_file_of_server(settings: Settings) -> bool:
+    """Return True if a llama-server that Latimer starts has to serve a file."""
+    return settings.backend == "llama-server" and settings.model is not None
+
+
+def _llama_server(settings: Settings, address: str, key: str) -> Backend:
+    return LlamaServer(address, **{**settings.arguments("llama-server"), "key": key})
+
+
+def member_of(settings: Settings, name: str, machines: Mapping[str, Machine]) -> Member:
+    """Return what loads an engine of the tables.
+
+    Raises:
+        WrongSetup: its address is invalid.
+    """
+    table, own = settings.engines[name], settings.for_engine(name, "http://127.0.0.1")
+    if table.url is not None:
+        _check_address(table.url)
+
+    def make(address: str) -> Backend:
+        kind = own.backend if own.backend != "auto" else _kind_of(table)
+        if kind is None:
+            return LazyBackend(_finder(own, address), "unknown")
+        if kind == "llama-server":
+            return LlamaServer(address, **own.arguments(kind), model=table.model)
+        return _engine(kind)(address, **own.arguments(kind))
+
+    loader = loader_of(settings, name, table.model, make)
+    return Member(machine_of(settings, name, machines), loader)
+
+
+def _kind_of(table: EngineConfig) -> BackendName | None:
+    """Return the engine of a router's model, or of a command that names it."""
+    if table.model is not None:
+        return "llama-server"
+    program = Path((table.command or ("",))[0]).name.lower()
+    return next((name for name in _PROGRAMS if program.startswith(name)), None)
+
+
+def _engine(kind: str) -> Callable[..., Backend]:
+    if kind == "koboldcpp":
+        from ..backends.koboldcpp import KoboldCpp
+
+        return KoboldCpp
+    return LlamaServer
+
+
 def is_elsewhere(settings: Settings) -> bool:
     """Return True if the engine is at a URL, so that it may start later."""
     return settings.model is not None and _ADDRESS.match(settings.model) is not None
 
 
 def unused(settings: Settings) -> list[str]:
-    """Return a line for each reason why settings have no effect, with their names."""
+    """Return lines about the engine that was chosen, and about settings without effect."""
     reasons: list[tuple[Need, str]] = [
         ("a GGUF file", "only for a GGUF file")
         if is_elsewhere(settings)
         else ("an engine at a URL", "only for an engine at a URL")
     ]
+    lines = []
+    if not is_elsewhere(settings) and not is_in_process(settings):
+        program = find_program()
+        if settings.backend == "auto" and program is not None:
+            lines.append(
+                f"{program[-1]} serves the model in a process of its own, because "
+                "llama-cpp-python is not installed."
+            )
+        places = unsupported(settings)
+        if places:
+            lines.append(f"Ignored: {', '.join(places)} (not supported by llama-server).")
     if settings.store == OFF:
         reasons.append(("a store", "the store is off"))
     unused = [(settings.unused(need), why) for need, why in reasons]
-    return [f"Ignored: {', '.join(places)} ({why})." for places, why in unused if places]
+    return [*lines, *(f"Ignored: {', '.join(places)} ({why})." for places, why in unused if places)]
 
 
 def _check_file(model: str) -> None:
@@ -146,12 +222,7 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
     async def find() -> Backend:
         kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
         if kind not in made:
-            engine: Callable[..., Backend] = LlamaServer
-            if kind == "koboldcpp":
-                from ..backends.koboldcpp import KoboldCpp
-
-                engine = KoboldCpp
-            made[kind] = engine(address, **settings.arguments(kind))
+            made[kind] = _engine(kind)(address, **settings.arguments(kind))
         return made[kind]
 
     return find
@@ -176,6 +247,9 @@ async def _probe(address: str, key: str | None) -> BackendName:
                 return "koboldcpp"
             if status != 503:
                 status, body = await _get(client, "/props")
+            if is_router(body):
+                _, models = await _get(client, "/models")
+                raise not_an_engine(address, names_in(models) if "data" in models else [])
             if body.get("default_generation_settings"):
                 return "llama-server"
     except TimeoutError:

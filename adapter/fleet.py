@@ -8,13 +8,15 @@ from typing import Any
 
 from ..backends.errors import LatimerError
 from ..backends.fleet.config import ModelConfig
+from ..backends.fleet.machine import Machine
 from ..backends.fleet.pool import Pool
-from ..backends.fleet.replica import Loader, Replica
+from ..backends.fleet.replica import Replica
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.responses import ResponseRequest
 from .app import policy_of
-from .engines import WrongSetup, backend_of
+from .engines import WrongSetup, backend_of, member_of
+from .on_demand import update_machines
 from .service import ModelEntry
 from .settings import OF_ENGINE, Settings
 
@@ -35,12 +37,14 @@ class Fleet:
 
     Attributes:
         replicas: the engines by name; `pools`: the models by name.
+        machines: the machines by name, of engines that are loaded on demand.
         entries: the models, as the adapter serves them.
     """
 
     def __init__(self, settings: Settings, progress: Callable[[float], None] | None = None) -> None:
         self.replicas: dict[str, Replica] = {}
         self.pools: dict[str, Pool] = {}
+        self.machines: dict[str, Machine] = {}
         self.entries: Sequence[ModelEntry] = ()
         self._keys: dict[str, object] = {}
         self._leaving: dict[Replica, asyncio.Task[None]] = {}
@@ -57,6 +61,7 @@ class Fleet:
         Raises:
             WrongSetup: an engine or a model cannot be made. Nothing has changed then.
         """
+        update_machines(self.machines, settings)
         keys = {name: _key(settings, name) for name in settings.engines}
         models = settings.served()
         policies = {name: _policy(settings, name, model) for name, model in models.items()}
@@ -101,6 +106,7 @@ class Fleet:
             else:
                 pools[name] = pool
                 pool.update(own, queue, model.affinity)
+            pools[name].load_wait = model.load_wait
         changes = changes_of("model", self.pools, pools)
         for name, pool in self.pools.items():
             if name not in pools:
@@ -117,7 +123,7 @@ class Fleet:
         table = settings.engines[name]
         try:
             if table.is_loaded_on_demand:
-                loader = loader_of(settings, name)
+                loader = member_of(settings, name, self.machines)
                 return Replica(name, loader.backend, table.places, loader)
             backend = backend_of(settings.for_engine(name), self._progress)
         except WrongSetup as error:
@@ -139,9 +145,7 @@ class Fleet:
         replica.join(look)
         look()
         await over.wait()
-        if replica.loader is not None:
-            await replica.loader.unload()
-        await replica.backend.aclose()
+        await _release(replica)
         del self._leaving[replica]
 
     def _end(self, pool: Pool) -> None:
@@ -167,15 +171,20 @@ class Fleet:
             await pool.aclose()
         for task in (*self._leaving.values(), *self._closing):
             task.cancel()
-        for replica in (*self.replicas.values(), *self._leaving):
-            if replica.loader is not None:
-                await replica.loader.unload()
-            await replica.backend.aclose()
+        replicas = (*self.replicas.values(), *self._leaving)
+        await asyncio.gather(*(_release(replica) for replica in replicas))
 
     def states(self) -> list[tuple[str, str, str]]:
         """Return the name, the state and the reason of each engine."""
         found = (*self.replicas.values(), *self._leaving)
         return [(one.name, one.state, one.reason) for one in found]
+
+
+async def _release(replica: Replica) -> None:
+    if replica.loader is not None:
+        await replica.loader.aclose()
+    else:
+        await replica.backend.aclose()
 
 
 async def _close_model(pool: Pool) -> None:
@@ -185,16 +194,6 @@ async def _close_model(pool: Pool) -> None:
             break
         await asyncio.sleep(1)
     await pool.aclose()
-
-
-def loader_of(settings: Settings, name: str) -> Loader:
-    """Return what loads the model of an engine.
-
-    Raises:
-        WrongSetup: no loader is known for such an engine.
-    """
-    what = "command" if settings.engines[name].command is not None else "model"
-    raise WrongSetup(f"{what} is not supported yet. Start the engine, and write its url.")
 
 
 def _key(settings: Settings, name: str) -> object:

@@ -29,6 +29,9 @@ MAX_NESTING = limits.NESTING.maximum
 # Seconds of work before the server begins to watch for a disconnect.
 WATCH_AFTER = 0.02
 
+# The longest time before a stream says that it waits for an engine, in seconds.
+NOTE_AFTER = 3.0
+
 # The name of the exchange in the scope of its request.
 EXCHANGE = "latimer.exchange"
 JSON = b"application/json"
@@ -71,6 +74,9 @@ class Exchange(Request):
         is_left: True if the work was cancelled because the client disconnected.
         grant: the permissions of the API key; None if it has no table.
         lease: what the request has of the limits of its key; None if there are no limits.
+        wants_stream: True if the request asks for a stream.
+        keepalive: seconds between the comments of a stream that waits for an engine; 0 sends none.
+        has_waited: True if the head of the response was sent because the request waits.
     """
 
     grant: Grant | None = None
@@ -90,6 +96,8 @@ class Exchange(Request):
         self.to_store: Mapping[str, Any] | None = None
         self.size = 0
         self.max_body = max_body
+        self.wants_stream = self.has_waited = False
+        self.keepalive = 0.0
         self.keeps_body = False
         self.defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
         self._parts: list[bytes] | None = None
@@ -198,6 +206,27 @@ class Exchange(Request):
         self.is_left = True
         task.cancel()
 
+    async def wait(
+        self, ready: asyncio.Future[Any], note: Callable[[], str], most: float | None
+    ) -> bool:
+        """Wait for an engine that is loaded; a stream gets comments meanwhile.
+
+        The first comment sends the head of the response. After that, errors are events.
+        """
+        if not self.wants_stream or not self.keepalive:
+            await asyncio.wait([ready], timeout=most)
+            return ready.done()
+        seconds = min(self.keepalive, NOTE_AFTER)
+        while not ready.done():
+            await asyncio.wait([ready], timeout=seconds)
+            if ready.done():
+                break
+            if not self.started:
+                await self.start(200, EVENT_STREAM)
+                self.has_waited = True
+            await self.chunk(b": %s\n\n" % as_ascii(note()).encode())
+        return True
+
     async def reply(
         self,
         status: int,
@@ -221,7 +250,10 @@ class Exchange(Request):
         await self.chunk(b"", more=False)
 
     async def error(self, error: LatimerError) -> None:
-        """Send an error as a complete response."""
+        """Send an error as a complete response, or as the end of a stream that has waited."""
+        if self.has_waited:
+            await self.chunk(self.fault(error), more=False)
+            return
         if self.draft is not None and isinstance(error, RequestError):
             error = with_names(error, self.draft.names)
         status, body, headers = render(error)
@@ -229,6 +261,8 @@ class Exchange(Request):
 
     async def start(self, status: int, content_type: bytes, headers: Iterable[Header] = ()) -> None:
         """Send the status and the headers of a response; chunks follow."""
+        if self.has_waited:
+            return
         self.started = True
         milliseconds = int((time.perf_counter() - self._started_at) * 1000)
         head = [

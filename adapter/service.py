@@ -195,6 +195,11 @@ class Service:
         """True if requests that name no model must not have unknown fields."""
         return any(listing.policy.strict for listing in self._listings)
 
+    @property
+    def keepalive(self) -> float:
+        """Seconds of silence after which a stream sends a comment; 0 sends none."""
+        return max((listing.policy.keepalive for listing in self._listings), default=0)
+
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
 

@@ -414,6 +414,12 @@ class FlatSettings(Checked, BaseSettings):
         value=lambda self: self.api_keys(),
     )
     api_key_file: Path | None = client_setting(None, "File with one API key per line.")
+    admin_key: SecretStr | None = client_setting(
+        None,
+        "Key for the paths under /admin, which latimer ps, load, unload and drain use; without one "
+        "there are no such paths.",
+        metavar="KEY",
+    )
     cors_origin: Words = client_setting(
         [],
         "Origin of web pages that may call the server: https://chat.example, null, *; repeatable.",
@@ -729,6 +735,8 @@ class Settings(FlatSettings):
             raise UnusableKey("api_key: no key is set. Omit it to serve without API keys.")
         for key in keys:
             check_key(key, "api_key")
+        if self.admin_key is not None:
+            check_key(self.admin_key.get_secret_value(), "admin_key")
         if self.engine_key:
             check_key(self.engine_key.get_secret_value(), "engine_key")
         return keys

@@ -84,6 +84,7 @@ def _read(
     body: Mapping[str, Any],
 ) -> T:
     request = parse(adapter, limits, body)
+    exchange.wants_stream = bool(body.get("stream"))
     if exchange.defaults is not None and type(request) in _PLACES:
         known = type(request).model_fields.keys()  # type: ignore[attr-defined]
         # A limit by its other name is a limit, too.

@@ -59,7 +59,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "app", "engines", "fleet", "routes", "settings",
+            "__init__", "admin", "app", "engines", "fleet", "on_demand", "routes", "settings",
         )
     ),
     ("adapter/cli/*.py",),

@@ -100,6 +100,10 @@ for _command in (
         short_help="Test any server for conformance with OpenAI's API.",
     ),
     _Lazy("config", ".commands", short_help="Print the schema of the settings file, or a digest."),
+    _Lazy("ps", ".admin", short_help="List the engines of a running server."),
+    _Lazy("load", ".admin", short_help="Load the model of an engine of a running server."),
+    _Lazy("unload", ".admin", short_help="Unload the model of an engine of a running server."),
+    _Lazy("drain", ".admin", short_help="Send no more requests to an engine of a running server."),
     _Lazy("store", ".store", short_help="Migrate, measure, export or prune a store."),
 ):
     main.add_command(_command)

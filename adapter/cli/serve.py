@@ -20,7 +20,9 @@ from typing_extensions import override
 
 from ...backends.base import Backend
 from ...backends.errors import LatimerError, shortened
+from ...backends.fleet.groups import end_orphans, kill_all, state_folder
 from ...backends.offload import Abandoned
+from ..admin import admin_routes
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, unused
 from ..errors import InvalidRequest, LimitsUnavailable
@@ -69,6 +71,8 @@ async def serve(settings: Settings) -> None:
         SystemExit: the server could not start.
     """
     end_at_once()
+    for name in end_orphans(state_folder()):
+        say(f"Ended the engine {name}, which an earlier Latimer had started.")
     _allow_connections()
     _hide_ends_of_work()
     sockets = _sockets(settings)
@@ -338,6 +342,9 @@ def adapter_of(settings: Settings, served: Backend | Fleet | None) -> OpenAIAdap
         )
     if not isinstance(served, Fleet):
         return OpenAIAdapter(served, **arguments)
+    if settings.admin_key is not None:
+        key = settings.admin_key.get_secret_value()
+        arguments["routes"] = admin_routes(served, key)
     app = OpenAIAdapter(served.entries, **arguments)
     app.service.release = served.aclose
     return app
@@ -401,9 +408,14 @@ class _Server(uvicorn.Server):
 
 def _end_within(seconds: float) -> None:
     """End the process after this time, in case an engine or a thread does not stop."""
-    timer = threading.Timer(seconds, os._exit, [0])
+    timer = threading.Timer(seconds, _exit)
     timer.daemon = True
     timer.start()
+
+
+def _exit() -> None:
+    kill_all()
+    os._exit(0)
 
 
 class _Progress:

@@ -62,6 +62,10 @@ def end_at_once() -> None:
 
 
 def _end_process(number: int, _frame: FrameType | None) -> None:
+    # Engines that were started, if any.
+    groups = sys.modules.get("latimer.backends.fleet.groups")
+    if groups is not None:
+        groups.kill_all()
     os._exit(128 + number)
 
 

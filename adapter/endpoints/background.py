@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from ...backends.errors import EngineError, LatimerError
+from ...backends.patience import REQUEST
 from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
 from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
 from ..generation.frames import in_stream
@@ -103,6 +104,8 @@ async def _run(
     exchange: Exchange, service: Service, options: StreamOptions, work: Work, job: Job
 ) -> None:
     """Do the work; the last event is added when the response is stored."""
+    # The request that has begun the work ends before it.
+    REQUEST.set(None)
     frames = BackgroundEncoder(work.draft)
     job.fault = _once(frames.error)
     job.log.add(frames.queued())

@@ -88,7 +88,9 @@ class KeepAlive:
                     return
                 await self._backend.health()
                 self._is_sending = True
-                await exchange.start(200, EVENT_STREAM)
+                if not exchange.started:
+                    # A stream that waits for its model may have sent a comment meanwhile.
+                    await exchange.start(200, EVENT_STREAM)
             self._is_sending = True
             await exchange.chunk(COMMENT)
         except (LatimerError, OSError):

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from .plan import MOST_WAIT
+
 Affinity: TypeAlias = Literal["prefix", "session", "none"]
 AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
 
@@ -142,6 +144,10 @@ class MachineConfig(Table):
     """A machine, whose memory its engines share."""
 
     memory: Memory = Field(description="Memory for models: a size, or a table of sizes by name.")
+    most_wait: Duration = Field(
+        MOST_WAIT,
+        description="Time that a request waits before busy models in its way accept no more.",
+    )
 
 
 class ModelConfig(Table):

@@ -37,10 +37,12 @@ from ..errors import (
     LatimerError,
     RequestError,
 )
+from ..patience import wait
 from ..queue import QUEUE, Ticket
 from .affinity import TOKENS, Blocks, blocks_of
 from .breaker import RetryBudget
 from .config import Affinity
+from .loading import MOST_RETRY, not_loaded
 from .queue import COMPLETION, PROMPT, Line, Shares
 from .replica import Replica
 
@@ -113,8 +115,8 @@ class Pool(Backend):
         affinity: how an engine is chosen among those with a free place.
 
     Attributes:
-        demand: called when calls wait and no engine is ready, but one can load the model; by
-            default, the first such engine loads it.
+        load_wait: seconds that a request waits for the model to be loaded, unless it streams; None
+            for no limit.
     """
 
     def __init__(
@@ -125,11 +127,11 @@ class Pool(Backend):
         affinity: Affinity = "prefix",
     ) -> None:
         self.name = name
+        self.load_wait: float | None = None
         self.replicas: list[Replica] = [*replicas]
         self.queue = queue
         self.affinity: Affinity = affinity
         self.budget = RetryBudget()
-        self.demand: Callable[[], None] = self._load_first
         self._shares = Shares()
         self._line: Line[Place] = Line(self._shares)
         self._parked: list[Place] = []
@@ -145,9 +147,14 @@ class Pool(Backend):
         self._silent: dict[Replica, int] = {}
         self._is_granting = self._is_closed = False
         for replica in replicas:
-            replica.join(self.grant)
+            self._add(replica)
 
     # The engines.
+
+    def _add(self, replica: Replica) -> None:
+        replica.join(self.grant)
+        if replica.loader is not None:
+            replica.loader.attach(self, replica)
 
     @property
     @override
@@ -168,7 +175,7 @@ class Pool(Backend):
         """Take what another model has learned about an engine that both have."""
         for replica in self.replicas:
             if replica.state == "ready" and replica.model is not None:
-                self._admit(replica, replica.model)
+                self.admit(replica, replica.model)
 
     @property
     def is_available(self) -> bool:
@@ -193,7 +200,7 @@ class Pool(Backend):
                 replica.leave(self.grant)
         for replica in replicas:
             if replica not in self.replicas:
-                replica.join(self.grant)
+                self._add(replica)
         self.replicas = [*replicas]
         self.queue, self.affinity = queue, affinity
         self.start()
@@ -252,9 +259,9 @@ class Pool(Backend):
             self._set_aside(replica, error)
         else:
             self._silent.pop(replica, None)
-            self._admit(replica, model)
+            self.admit(replica, model)
 
-    def _admit(self, replica: Replica, model: Model) -> None:
+    def admit(self, replica: Replica, model: Model) -> None:
         """Let an engine that answers serve requests, if it has the pool's model."""
         if replica not in self.replicas or replica.state not in ("ready", "unavailable"):
             return
@@ -322,23 +329,11 @@ class Pool(Backend):
             else:
                 replica.breaker.succeed()
 
-    def _load_first(self) -> None:
-        """Load the model on the first engine that can."""
-        replica = next((one for one in self.replicas if one.state == "unloaded"), None)
-        if replica is not None and not any(one.state == "loading" for one in self.replicas):
-            replica.set("loading")
-            self._tasks[replica, "load"] = asyncio.create_task(self._load(replica))
-
-    async def _load(self, replica: Replica) -> None:
-        assert replica.loader is not None
-        try:
-            await replica.loader.load()
-            model = await replica.backend.model()
-        except LatimerError as error:
-            replica.set("failed", error.message)
-        else:
-            replica.state = "unavailable"
-            self._admit(replica, model)
+    def _demand(self) -> None:
+        """Ask for the model to be loaded."""
+        for replica in self.replicas:
+            if replica.is_loadable and replica.loader is not None:
+                replica.loader.want()
 
     # Places.
 
@@ -390,6 +385,8 @@ class Pool(Backend):
         self._line.push(place)
         self.grant()
         try:
+            if not any(one.state == "ready" for one in self.replicas):
+                await self._wait_for_load(place)
             return await place.future
         except BaseException:
             if place.replica is None:
@@ -400,6 +397,24 @@ class Pool(Backend):
                 # The place was already given to this call.
                 self._release(place)
             raise
+
+    async def _wait_for_load(self, place: Place) -> None:
+        """Wait for a place on an engine that is loaded.
+
+        Raises:
+            EngineUnavailable: it takes too long.
+        """
+        assert place.future is not None
+
+        def note() -> str:
+            number = next((n for n, one in enumerate(self._calls(), 1) if one is place), 1)
+            loaders = [one.loader for one in self.replicas if one.is_loadable]
+            what = loaders[0].note() if loaders and loaders[0] else f"waiting for {self.name}"
+            return f"{what}, place {number}"
+
+        if not await wait(place.future, note, self.load_wait):
+            message = f"The model {self.name} is not loaded yet ({note()})."
+            raise not_loaded(f"{message} Send the request again later.", MOST_RETRY)
 
     @property
     def places(self) -> int:
@@ -475,7 +490,7 @@ class Pool(Backend):
                 if not parks:
                     break
         if not any(one.state == "ready" for one in self.replicas):
-            self.demand()
+            self._demand()
             self._fail_waiting()
         self._set_timer(now)
 

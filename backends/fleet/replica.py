@@ -17,6 +17,30 @@ State: TypeAlias = Literal["ready", "unavailable", "draining", "unloaded", "load
 LoadState: TypeAlias = Literal["unloaded", "loading", "ready", "failed"]
 
 
+class Demand(Protocol):
+    """The calls that wait for a model (`Pool`).
+
+    Attributes:
+        replicas: the engines that can run them.
+    """
+
+    replicas: list[Replica]
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting calls."""
+        ...
+
+    @property
+    def oldest(self) -> float:
+        """The seconds that the first waiting call has waited for."""
+        ...
+
+    def admit(self, replica: Replica, model: Model) -> None:
+        """Let an engine that answers serve calls, if it has the model of the others."""
+        ...
+
+
 class Loader(Protocol):
     """An engine whose model Latimer loads and unloads.
 
@@ -46,6 +70,18 @@ class Loader(Protocol):
         """
         ...
 
+    def attach(self, pool: Demand, replica: Replica) -> None:
+        """Keep the state of a pool's replica from now on."""
+        ...
+
+    def want(self) -> None:
+        """Look at the calls that wait, and load the model when there is room for it."""
+        ...
+
+    def note(self) -> str:
+        """Describe what requests wait for that need the model, as one line."""
+        ...
+
     async def load(self) -> None:
         """Load the model, and return when it is ready; a second call joins the first.
 
@@ -55,7 +91,11 @@ class Loader(Protocol):
         ...
 
     async def unload(self) -> None:
-        """Unload the model, and return when its memory is free; nothing runs on it."""
+        """Unload the model when nothing runs on it, and return when its memory is free."""
+        ...
+
+    async def aclose(self) -> None:
+        """Unload the model at once, and release its backend."""
         ...
 
 
@@ -131,7 +171,8 @@ class Replica:
 
     def leave(self, changed: Callable[[], None]) -> None:
         """Call a function no longer."""
-        self._pools.remove(changed)
+        if changed in self._pools:
+            self._pools.remove(changed)
 
     def set(self, state: State, reason: str = "") -> None:
         """Change the state, and tell the pools."""

@@ -35,6 +35,7 @@ from ..streams import end_at_once, merge_streams
 from .call import Call
 from .embeddings import embed, embedding_model, rank
 from .prompt import check_biases, native_prompt, prompt_ids
+from .router import RouterClient
 from .scoring import prompt_tokens, speculative
 from .server import Server
 from .translate import CAPABILITIES, size_of, to_native
@@ -55,6 +56,7 @@ class LlamaServer(Backend):
             may take ten times as long, and at least ten minutes.
         max_waiting: the largest number of requests that wait for a slot; others are rejected as
             busy.
+        model: the name of one of its models, if it runs in router mode.
         client: sends the requests instead of Latimer's own connections: a connection pool of
             httpcore2, or a transport or a client of httpx2. Its user closes it.
     """
@@ -68,11 +70,15 @@ class LlamaServer(Backend):
         timeout: float = TIMEOUT,
         max_waiting: int = QUEUE,
         client: Client | None = None,
+        model: str | None = None,
     ) -> None:
         if client is None:
             client = ConnectionPool(url, timeout, max(10 * timeout, 600.0), "/health")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.server = Server(HttpClient(url, headers, client), max_waiting)
+        own = HttpClient(url, headers, client)
+        if model is not None:
+            own = RouterClient(url, model, headers, client)
+        self.server = Server(own, max_waiting)
 
     @override
     def model(self) -> Coroutine[Any, Any, Model]:

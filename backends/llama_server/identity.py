@@ -29,6 +29,7 @@ from ..errors import (
 )
 from ..http import Connection, HttpClient
 from ..identity import IdentityMonitor
+from .router import RouterClient, is_router, names_in, not_an_engine
 from .translate import ENGINE, to_error
 
 # The largest number of slots to accept.
@@ -137,13 +138,19 @@ def read_identity(props: Any) -> Identity:
     )
 
 
-def read_meta(models: Any) -> tuple[str, ...]:
+def read_meta(models: Any, name: str | None = None) -> tuple[str, ...]:
     """Read the description of the model's file from `/v1/models`.
+
+    Args:
+        name: the name of the model, if the server has several.
 
     Raises:
         KeyError, IndexError, TypeError: the response is not llama-server's.
     """
-    meta = models["data"][0]["meta"]
+    model = models["data"][0]
+    if name is not None:
+        model = next(one for one in models["data"] if name in (one["id"], *one["aliases"]))
+    meta = model["meta"]
     return tuple(f"{name} {meta[name]!s:.40}" for name in _META if name in meta)
 
 
@@ -173,6 +180,7 @@ class ServerMonitor(IdentityMonitor[Identity]):
         # Other connections prove nothing: llama-server closes those of streamed responses.
         self.client = client.separate()
         self._witness: Connection | None = None
+        self._name = client.model if isinstance(client, RouterClient) else None
         self._restarted = restarted
         self._props = b""
         if pool is not None:
@@ -235,14 +243,17 @@ class ServerMonitor(IdentityMonitor[Identity]):
 
     async def _read(self, data: bytes, before: Identity | None) -> Identity:
         try:
-            identity = read_identity(orjson.loads(data))
+            props = orjson.loads(data)
+            if is_router(props):
+                raise not_an_engine(self.address, names_in(orjson.loads(await self.ask("/models"))))
+            identity = read_identity(props)
         except MALFORMED as error:
             raise EngineError(f"{self.address} is not {ENGINE}: {error!r:.200}") from error
         if before is not None and before.marker and identity.marker == before.marker:
             return identity._replace(meta=before.meta)
         try:
             with read_from(ENGINE, "/v1/models"):
-                meta = read_meta(orjson.loads(await self.ask("/v1/models")))
+                meta = read_meta(orjson.loads(await self.ask("/v1/models")), self._name)
         except (EngineUnavailable, EngineSilent):
             raise
         except (EngineError, RequestError):

@@ -348,6 +348,9 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
         return NotServed("generate", ENGINE, "Did you mean to use v1/embeddings?")
     if kind == "unavailable_error":
         return EngineUnavailable(f"{ENGINE} is not ready: {message}")
+    if message == "model is not loaded":
+        # A router has unloaded it, because of others.
+        return EngineUnavailable(f"{ENGINE} is not ready: {message}")
     if kind == "invalid_request_error":
         param = "grammar" if "grammar" in message else None
         param = "prompt" if message.startswith("Prompt") else param

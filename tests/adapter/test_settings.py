@@ -273,7 +273,9 @@ def test_every_argument_of_an_engine_is_a_setting() -> None:
     for engine, kind in ENGINES.items():
         arguments = Settings.model_construct().arguments(engine)
         known = inspect.signature(kind).parameters
-        assert known.keys() - arguments.keys() <= {"path", "progress", "url", "client", "silence"}
+        assert known.keys() - arguments.keys() <= {
+            *("path", "progress", "url", "client", "silence", "model")
+        }
         for name, value in arguments.items():
             assert value == (list(known[name].default) if value == [] else known[name].default)
 

@@ -1,0 +1,153 @@
+"""The operator's paths of a fleet: `/admin/engines`, which need the key of `--admin-key`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..backends.errors import shortened
+from ..backends.fleet.machine import Member
+from ..backends.fleet.replica import Replica
+from .errors import InvalidRequest
+from .fleet import Fleet
+
+PREFIX = "/admin/engines"
+_DRAINED = "it is drained by the operator"
+
+
+def admin_routes(fleet: Fleet, key: str) -> list[Route]:
+    """Return the routes that list, load, unload and drain the engines of a fleet.
+
+    Args:
+        key: the key that requests must send in `Authorization: Bearer …`.
+    """
+
+    def own(action: Callable[[Request], Awaitable[Any]]) -> Any:
+        async def endpoint(request: Request) -> Response:
+            _check(request, key)
+            return Response(orjson.dumps(await action(request)), media_type="application/json")
+
+        return endpoint
+
+    async def engines(_: Request) -> Any:
+        return {"object": "list", "data": [describe(fleet, one) for one in _all(fleet)]}
+
+    def acting(act: Callable[[Fleet, Replica], Awaitable[None]]) -> Any:
+        async def action(request: Request) -> Any:
+            replica = _named(fleet, request.path_params["name"])
+            await act(fleet, replica)
+            return describe(fleet, replica)
+
+        return own(action)
+
+    return [
+        Route(PREFIX, own(engines), methods=["GET"]),
+        *(
+            Route(f"{PREFIX}/{{name}}/{verb}", acting(act), methods=["POST"])
+            for verb, act in (("load", load), ("unload", unload), ("drain", drain))
+        ),
+    ]
+
+
+def describe(fleet: Fleet, replica: Replica) -> dict[str, Any]:
+    """Return what an operator sees of an engine."""
+    found: dict[str, Any] = {
+        "id": replica.name,
+        "object": "engine",
+        "state": replica.state,
+        "reason": replica.reason if replica.state != "ready" else "",
+        "models": [name for name, pool in fleet.pools.items() if replica in pool.replicas],
+        "running": replica.running,
+        "places": replica.places,
+        "waiting": sum(pool.waiting for pool in fleet.pools.values() if replica in pool.replicas),
+    }
+    member = replica.loader
+    if isinstance(member, Member):
+        loader = member.loader
+        found |= {
+            "memory": dict(loader.memory),
+            "loads": member.loads,
+            "load_seconds": round(member.load_seconds, 3) if member.loads else None,
+            "seconds": round(time.monotonic() - loader.since, 1),
+            "log": loader.tail,
+        }
+    return found
+
+
+async def load(fleet: Fleet, replica: Replica) -> None:
+    """Load an engine, and let it serve requests again if it was drained."""
+    if replica.state == "draining":
+        replica.set("unavailable", "it was drained")
+    member = replica.loader
+    if isinstance(member, Member):
+        member.show()
+        await member.load()
+        member.show()
+        return
+    for pool in fleet.pools.values():
+        if replica in pool.replicas:
+            await pool.ask(replica)
+
+
+async def unload(_: Fleet, replica: Replica) -> None:
+    """Unload an engine when its requests have ended.
+
+    Raises:
+        InvalidRequest: Latimer has not loaded it.
+    """
+    if replica.loader is None:
+        raise InvalidRequest(
+            f"The engine '{replica.name}' is not loaded on demand, so it cannot be unloaded. "
+            "Drain it instead.",
+            code="not_on_demand",
+        )
+    await replica.loader.unload()
+
+
+async def drain(_: Fleet, replica: Replica) -> None:
+    """Send no more requests to an engine; those that it runs end as usual."""
+    replica.set("draining", _DRAINED)
+
+
+def _all(fleet: Fleet) -> list[Replica]:
+    return [*fleet.replicas.values()]
+
+
+def _named(fleet: Fleet, name: str) -> Replica:
+    replica = fleet.replicas.get(name)
+    if replica is None:
+        known = shortened(", ".join(fleet.replicas))
+        raise InvalidRequest(
+            f"There is no engine '{shortened(name)}'. There are: {known}.",
+            code="engine_not_found",
+            status=404,
+        )
+    return replica
+
+
+def _check(request: Request, key: str) -> None:
+    """Check the operator's key.
+
+    Raises:
+        InvalidRequest: it is missing or wrong.
+    """
+    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(sent), _digest(key)):
+        raise InvalidRequest(
+            "This path needs the key of --admin-key, in an Authorization header (Bearer).",
+            code="invalid_api_key",
+            status=401,
+        )
+
+
+def _digest(key: str) -> bytes:
+    """Return a digest of a key, so that comparing two does not reveal their lengths."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,156 @@
+"""Engines that Latimer loads: a llama-server for a file, and the engines of the tables.
+
+`engines.py` makes their backends.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from ..backends.base import Backend
+from ..backends.fleet.groups import state_folder
+from ..backends.fleet.loading import EngineLoader
+from ..backends.fleet.machine import Machine, Member
+from ..backends.fleet.pool import Pool
+from ..backends.fleet.process import EngineProcess
+from ..backends.fleet.replica import Replica
+from ..backends.fleet.router_mode import KoboldModel, RouterModel
+from ..backends.fleet.sizes import Sizes, key_of
+from ..backends.http import HttpClient
+from ..backends.llama_cpp.options import EXTRA, name_of
+from ..backends.llama_server.command import SUPPORTED, command_of, find_program
+from .settings import Settings, option_of
+
+# The variable in which llama-server finds its API key.
+_KEY = "LLAMA_API_KEY"
+# Seconds that the only model of a server may take to load.
+_START = 3_600.0
+
+
+def is_in_process(settings: Settings) -> bool:
+    """Return True if llama.cpp in this process serves a file, and not a llama-server."""
+    if settings.backend == "auto":
+        return all(map(find_spec, EXTRA)) or find_program() is None
+    return settings.backend == "llama-cpp"
+
+
+def options_of(settings: Settings) -> dict[str, Any]:
+    """Return the arguments of the engine that the settings set, for `command_of`."""
+    arguments = settings.arguments("llama-cpp")
+    return {
+        option_of(field).argument or name: arguments[option_of(field).argument or name]
+        for name, field in Settings.model_fields.items()
+        if name in settings.model_fields_set and "llama-cpp" in option_of(field).to
+    }
+
+
+def unsupported(settings: Settings) -> list[str]:
+    """Return where those settings were set that llama-server does not know."""
+    return [
+        settings.source_of(name)
+        for name, field in Settings.model_fields.items()
+        if name in settings.model_fields_set
+        and option_of(field).needs == "a GGUF file"
+        and (option_of(field).argument or name) not in SUPPORTED
+    ]
+
+
+def child_of(
+    settings: Settings,
+    program: Sequence[str],
+    model: Path,
+    make: Callable[[str, str], Backend],
+) -> Backend:
+    """Return the backend of a file that a llama-server serves, which is a child process.
+
+    Args:
+        program: see `find_program`.
+        make: makes the backend for an address and an API key.
+    """
+    key = secrets.token_urlsafe(24)
+    name = name_of(model)
+    loader = EngineProcess(
+        name,
+        command_of(program, model, name, options_of(settings)),
+        lambda address: make(address, key),
+        environment={_KEY: key},
+        start_timeout=_START,
+    )
+    return OnlyModel(name, Member(Machine(), loader), settings.queue)
+
+
+class OnlyModel(Pool):
+    """The only model of a server, whose engine ends with it."""
+
+    def __init__(self, name: str, member: Member, queue: int) -> None:
+        super().__init__(name, [Replica(name, member.backend, loader=member)], queue)
+        self._member = member
+
+    @override
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._member.aclose()
+
+
+# What a koboldcpp has once: one model is loaded at a time.
+_KOBOLD = "koboldcpp at "
+
+
+def update_machines(machines: dict[str, Machine], settings: Settings) -> None:
+    """Add the machines of the tables, and change those that exist."""
+    for name, table in settings.machines.items():
+        machine = machines.setdefault(name, Machine(name))
+        machine.memory, machine.most_wait = table.memory, table.most_wait
+    for engine in settings.engines.values():
+        if _is_kobold(engine):
+            machine = machines.setdefault(engine.machine or _KOBOLD + str(engine.url), Machine())
+            machine.memory = {**(machine.memory or {}), _KOBOLD + str(engine.url): 1}
+
+
+def _is_kobold(engine: Any) -> bool:
+    return engine.model is not None and getattr(engine, "backend", "auto") == "koboldcpp"
+
+
+def loader_of(
+    settings: Settings, name: str, model: Any, make: Callable[[str], Backend]
+) -> EngineLoader:
+    """Return what loads the model of an engine's table.
+
+    Args:
+        make: makes the backend for an address.
+    """
+    table = settings.engines[name]
+    options: dict[str, Any] = {
+        "start_timeout": table.start_timeout,
+        "idle": table.idle,
+        "is_pinned": any(one.pinned for one in settings.served().values() if name in one.engines),
+        "memory": table.memory,
+    }
+    if table.command is not None:
+        process = EngineProcess(name, table.command, make, **options)
+        if table.memory is None:
+            sizes, key = Sizes(state_folder()), key_of(name, table.command)
+            process.memory = sizes.get(key)
+            process.measured = partial(sizes.put, key)
+        return process
+    url, secret = str(table.url), settings.for_engine(name).engine_key
+    headers = {"Authorization": f"Bearer {secret.get_secret_value()}"} if secret else {}
+    client = HttpClient(url, headers)
+    if _is_kobold(table):
+        memory = {**(table.memory or {}), _KOBOLD + url: 1}
+        return KoboldModel(name, client, model, make(url), **{**options, "memory": memory})
+    return RouterModel(name, client, model, make(url), **options)
+
+
+def machine_of(settings: Settings, name: str, machines: Mapping[str, Machine]) -> Machine:
+    """Return the machine of an engine; one without limits of its own if it names none."""
+    table = settings.engines[name]
+    place = table.machine or (_KOBOLD + str(table.url) if _is_kobold(table) else "")
+    return machines[place] if place else Machine(name)

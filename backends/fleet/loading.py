@@ -1,0 +1,238 @@
+"""Loading and unloading an engine: what a process, a model of a router and koboldcpp share.
+
+One load serves all requests that wait for it, and none of them can cancel it. A load that fails is
+not repeated at once: the pause doubles with each failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from ..base import Backend
+from ..errors import EngineUnavailable
+from .replica import LoadState
+
+log = logging.getLogger("latimer")
+
+# Seconds before a failed load is repeated, and the longest such pause.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
+# Seconds that an engine must be ready for, so that its end does not count as one more failure.
+STABLE = 60.0
+# The longest delay that a client is asked for: OpenAI's do not wait for more than two minutes.
+MOST_RETRY = 60.0
+# Seconds between two attempts to reach an engine that starts.
+POLL = 0.1
+
+
+def _nothing() -> None:
+    return
+
+
+def _ignore(_memory: Mapping[str, int]) -> None:
+    return
+
+
+class LoadFailed(Exception):
+    """A load that failed; `tail` has the last lines that the engine wrote."""
+
+    def __init__(self, reason: str, tail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.tail = tail
+
+
+def not_loaded(message: str, retry_after: float) -> EngineUnavailable:
+    """Return the error of a request for an engine that is not loaded."""
+    error = EngineUnavailable(message)
+    error.retry_after = min(max(retry_after, 1.0), MOST_RETRY)
+    return error
+
+
+class EngineLoader(ABC):
+    """An engine that is loaded and unloaded; a `Loader` of its replica.
+
+    Args:
+        name: its name in the configuration.
+        start_timeout: seconds that a load may take.
+        idle: seconds after the last request until it is unloaded; None for never.
+        is_pinned: True if it is never unloaded for another model, or because it is idle.
+        memory: the bytes that it takes, by the names of the machine's memories; empty if unknown.
+
+    Attributes:
+        state: unloaded, loading, ready, or failed.
+        failure: the reason of the last failure, or an empty text.
+        tail: the last lines that the engine wrote before it failed.
+        since: when the state began, by `time.monotonic`.
+        changed: called when the state has changed.
+        measured: called with the memory when it was measured.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        start_timeout: float = 300.0,
+        idle: float | None = None,
+        is_pinned: bool = False,
+        memory: Mapping[str, int] | None = None,
+    ) -> None:
+        self.name = name
+        self.idle = idle
+        self.is_pinned = is_pinned
+        self.memory: Mapping[str, int] = dict(memory or {})
+        self._is_declared = memory is not None
+        self.state: LoadState = "unloaded"
+        self.failure = self.tail = ""
+        self.since = time.monotonic()
+        self.changed: Callable[[], None] = _nothing
+        self.measured: Callable[[Mapping[str, int]], None] = _ignore
+        self.start_timeout = start_timeout
+        self._failures = 0
+        self._again = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+
+    @property
+    @abstractmethod
+    def backend(self) -> Backend:
+        """The engine's backend; its calls fail unless the state is `ready`."""
+
+    @abstractmethod
+    async def _start(self) -> None:
+        """Load the engine, and return when it is ready.
+
+        Raises:
+            LoadFailed: it cannot be loaded.
+        """
+
+    @abstractmethod
+    async def _stop(self) -> None:
+        """Unload the engine, or end a load; return when its memory is free."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the engine is loaded."""
+        return self.state == "ready"
+
+    def measure(self) -> int | None:
+        """Return the bytes of memory that the engine takes now; None if they cannot be measured."""
+        return None
+
+    def note_memory(self, kind: str, size: int) -> None:
+        """Note the largest measured size of the engine, unless its memory is declared."""
+        if not self._is_declared:
+            self.memory = {kind: max(size, self.memory.get(kind, 0))}
+            self.measured(self.memory)
+
+    @property
+    def pause(self) -> float:
+        """The seconds until a failed load may be repeated."""
+        return max(self._again - time.monotonic(), 0.0) if self.state == "failed" else 0.0
+
+    async def load(self) -> None:
+        """Load the engine, unless it is ready; join a load that has begun.
+
+        Raises:
+            EngineUnavailable: the load failed, or failed a moment ago.
+        """
+        if self.is_ready:
+            return
+        task = self._task
+        if task is None or task.done():
+            self.check()
+            self._enter("loading")
+            task = self._task = asyncio.create_task(self._load())
+        # A caller that is cancelled does not cancel the load.
+        await asyncio.wait([task])
+        if not self.is_ready:
+            raise self.unavailable()
+
+    async def unload(self) -> None:
+        """Unload the engine, or end its load; a failed engine may then be loaded again at once."""
+        task = self._task
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        async with self._changing:
+            # Its end is not a failure.
+            self._enter("unloaded")
+            await self._stop()
+            self._failures, self._again = 0, 0.0
+
+    async def aclose(self) -> None:
+        """Unload the engine, and release its backend."""
+        await self.unload()
+        await self.backend.aclose()
+
+    def lost(self, reason: str, tail: str = "") -> None:
+        """Note that a ready engine has ended by itself."""
+        if self.state == "ready":
+            if time.monotonic() - self.since > STABLE:
+                self._failures = 0
+            self._fail(reason, tail)
+
+    async def _load(self) -> None:
+        try:
+            async with self._changing, asyncio.timeout(self.start_timeout):
+                await self._start()
+        except asyncio.CancelledError:
+            await self._abandon()
+            self._enter("unloaded")
+        except TimeoutError:
+            reason = f"it was not ready within {self.start_timeout:g} s"
+            tail = self._last_lines()
+            await self._abandon()
+            self._fail(reason, tail)
+        except LoadFailed as error:
+            await self._abandon()
+            self._fail(error.reason, error.tail)
+        except Exception as error:
+            await self._abandon()
+            log.exception("loading %s failed", self.name)
+            self._fail(repr(error), "")
+        else:
+            self.failure = self.tail = ""
+            self._enter("ready")
+
+    async def _abandon(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._stop()
+
+    def _last_lines(self) -> str:
+        """Return the last lines that the engine wrote, if they are known."""
+        return ""
+
+    def _enter(self, state: LoadState) -> None:
+        self.state, self.since = state, time.monotonic()
+        self.changed()
+
+    def _fail(self, reason: str, tail: str) -> None:
+        self._failures += 1
+        pause = min(FIRST_PAUSE * 2 ** min(self._failures - 1, 30), LONGEST_PAUSE)
+        self._again = time.monotonic() + pause
+        self.failure, self.tail = reason, tail
+        self._enter("failed")
+        last = f"\n{tail}" if tail else ""
+        log.warning("engine %s failed: %s; next attempt in %g s%s", self.name, reason, pause, last)
+
+    def check(self) -> None:
+        """Check that a load has not failed a moment ago.
+
+        Raises:
+            EngineUnavailable: it has.
+        """
+        if self.state == "failed" and time.monotonic() < self._again:
+            raise self.unavailable()
+
+    def unavailable(self) -> EngineUnavailable:
+        """Return the error of a request for the engine, which is not loaded."""
+        if self.state == "failed":
+            rest = self._again - time.monotonic()
+            message = f"The engine '{self.name}' could not be loaded: {self.failure}."
+            return not_loaded(message, rest)
+        return not_loaded(f"The engine '{self.name}' was unloaded. Send the request again.", 1.0)

@@ -1,0 +1,428 @@
+"""The engines of one machine, which are loaded when requests need them, within its memory.
+
+A request uses a `Member`, which waits until the engine is loaded. An engine that runs requests is
+never unloaded. One task for each machine carries out the plans of `plan.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ..base import Backend, Model
+from ..errors import EngineUnavailable, LatimerError
+from ..patience import wait
+from .config import MEMORY
+from .loading import EngineLoader, not_loaded
+from .plan import FIRST_LOAD, MOST_WAIT, View, plan
+from .replica import Demand, LoadState, Replica, State
+
+# Seconds that a request waits for an engine, unless it streams.
+LOAD_WAIT = 600.0
+# The host memory of a machine that has several memories.
+RAM = "ram"
+
+
+class Member:
+    """An engine of a machine; a `Loader` for the requests of its model.
+
+    Args:
+        loader: loads and unloads it.
+        load_wait: seconds that a request waits which does not stream; None for no limit.
+
+    Attributes:
+        is_pinned, idle: as in `Loader`.
+        running: the number of requests that use it.
+        loads: the number of its loads.
+        load_seconds: the seconds that its last load took.
+        is_closed: True if new requests wait, because the engine is about to be unloaded.
+        waiting: the time at which each waiting request arrived.
+        used: the time at which the last request ended.
+        task: its load or unload, while it runs.
+    """
+
+    def __init__(
+        self, machine: Machine, loader: EngineLoader, load_wait: float | None = LOAD_WAIT
+    ) -> None:
+        self.loader = loader
+        self.is_pinned, self.idle = loader.is_pinned, loader.idle
+        self.load_wait = load_wait
+        self.running = self.loads = 0
+        self.load_seconds = FIRST_LOAD
+        self.is_closed = False
+        self.waiting: dict[asyncio.Future[None], float] = {}
+        self.model: Model | None = None
+        self.used = time.monotonic()
+        self.task: asyncio.Task[None] | None = None
+        self._machine = machine
+        self._pools: dict[Demand, Replica] = {}
+        loader.changed = self._changed
+        machine.add(self)
+
+    @property
+    def name(self) -> str:
+        """The name of its engine."""
+        return self.loader.name
+
+    @property
+    def state(self) -> LoadState:
+        """The state of the engine."""
+        return self.loader.state
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of the engine."""
+        return self.loader.backend
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes that it takes of each memory; empty if unknown."""
+        return self.loader.memory
+
+    @property
+    def is_ready(self) -> bool:
+        """True if a request can use it now."""
+        return self.loader.state == "ready" and not self.is_closed and self.task is None
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[None]:
+        """Use the engine, once it is loaded; it stays loaded meanwhile.
+
+        Raises:
+            EngineUnavailable: it cannot be loaded, or not in time.
+        """
+        await self.take()
+        try:
+            yield
+        finally:
+            self.release()
+
+    async def take(self) -> None:
+        """Wait until the engine is loaded; `release` allows that it is unloaded.
+
+        Raises:
+            EngineUnavailable: it cannot be loaded, or not in time.
+        """
+        if self.is_ready:
+            self.running += 1
+            return
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting[ready] = time.monotonic()
+        self._machine.look()
+        try:
+            in_time = await wait(ready, self.note, self.load_wait)
+        except BaseException:
+            if ready.done() and not ready.cancelled() and ready.exception() is None:
+                self.release()
+            raise
+        finally:
+            self.waiting.pop(ready, None)
+            self._machine.look()
+        if not in_time:
+            message = f"The engine {self.name} is not ready ({self.note()})."
+            raise not_loaded(f"{message} Send the request again later.", self._rest())
+        error = ready.exception()
+        if isinstance(error, EngineUnavailable):
+            # A new error, since an error that is raised again grows its traceback each time.
+            raise not_loaded(error.message, error.retry_after or 1.0)
+
+    def release(self) -> None:
+        """Let another engine take its memory, when no other request uses it."""
+        self.running -= 1
+        if not self.running:
+            self.used = time.monotonic()
+            self._machine.look()
+
+    def admit(self) -> None:
+        """Let the requests that wait use the engine."""
+        for ready in [*self.waiting]:
+            del self.waiting[ready]
+            if not ready.done():
+                self.running += 1
+                ready.set_result(None)
+
+    def refuse(self, error: LatimerError) -> None:
+        """Raise an error to the requests that wait."""
+        for ready in [*self.waiting]:
+            del self.waiting[ready]
+            if not ready.done():
+                ready.set_exception(error)
+                # A request that has left does not read it.
+                ready.exception()
+
+    def attach(self, pool: Demand, replica: Replica) -> None:
+        """Keep the state of a pool's replica from now on."""
+        self._pools[pool] = replica
+        self.show()
+
+    def want(self) -> None:
+        """Look at the calls that wait, and load the engine when there is room for it."""
+        self._machine.look()
+
+    def _changed(self) -> None:
+        self.show()
+        self._machine.look()
+
+    def show(self) -> None:
+        """Give the replicas the state of the engine."""
+        state: State = self.state
+        if state == "ready" and not self.is_ready:
+            # It will be loaded again when the calls that wait have their turn.
+            state = "unloaded"
+        elif state == "failed" and not self.loader.pause:
+            state = "unloaded"
+        for pool, replica in [*self._pools.items()]:
+            if replica.state == "draining" or replica.state == state:
+                continue
+            if state == "ready":
+                if self.model is not None and replica.state != "unavailable":
+                    replica.backend = self.backend
+                    replica.state = "unavailable"
+                    pool.admit(replica, self.model)
+            else:
+                replica.set(state, self.loader.failure if state == "failed" else "")
+
+    async def learn(self) -> None:
+        """Ask the engine for its model, after it was loaded."""
+        self.model = await self.backend.model()
+
+    @property
+    def is_used(self) -> bool:
+        """True if a request uses the engine."""
+        return bool(self._busy())
+
+    def _busy(self) -> int:
+        """Return the number of requests that use the engine."""
+        return self.running + sum(replica.running for replica in {*self._pools.values()})
+
+    def _waited(self, now: float) -> float | None:
+        """Return the seconds that the first request has waited which needs the engine."""
+        found = [now - since for since in self.waiting.values()]
+        found += [pool.oldest for pool, own in self._pools.items() if _waits_for(pool, own)]
+        return max(found, default=None)
+
+    def remember(self) -> None:
+        """Measure the memory of the engine, unless it is declared."""
+        size, kind = self.loader.measure(), self._machine.kind
+        if size is not None and kind is not None:
+            self.loader.note_memory(kind, size)
+
+    def view(self, now: float) -> View:
+        """Return what `plan` knows about the engine."""
+        state = self.loader.state
+        return View(
+            self.name,
+            is_loaded=state in ("ready", "loading") or self.task is not None,
+            is_settled=self.task is None,
+            is_pinned=self.is_pinned,
+            running=self._busy(),
+            waited=self._waited(now),
+            unused=now - max(self.used, self.loader.since, *self._ends()),
+            ready_for=now - self.loader.since,
+            idle=self.idle,
+            need=self.loader.memory or None,
+            load_seconds=self.load_seconds,
+        )
+
+    def _ends(self) -> list[float]:
+        return [replica.used_at for replica in self._pools.values()]
+
+    def note(self) -> str:
+        """Describe what a request waits for, as one line."""
+        if self.loader.state == "loading":
+            seconds = time.monotonic() - self.loader.since
+            return f"loading {self.name} for {seconds:.0f} s"
+        return f"waiting for memory to load {self.name}"
+
+    def _rest(self) -> float:
+        """Return the seconds until a request may be served."""
+        if self.loader.state == "loading":
+            return self.load_seconds - (time.monotonic() - self.loader.since)
+        return self._machine.most_wait
+
+    async def load(self) -> None:
+        """Load the engine, when there is room for it.
+
+        Raises:
+            EngineUnavailable: it cannot be loaded.
+        """
+        async with self.use():
+            pass
+
+    async def unload(self) -> None:
+        """Unload the engine when no request uses it; the next request loads it again."""
+        await self._machine.unload(self)
+
+    async def aclose(self) -> None:
+        """Unload the engine at once, and release its backend."""
+        await self._machine.remove(self)
+        self.refuse(not_loaded("The engine is not served any more.", 1.0))
+        self._pools.clear()
+        await self.loader.aclose()
+
+
+def _waits_for(pool: Demand, replica: Replica) -> bool:
+    """Return True if the calls of a pool wait for one of its engines, and for no other."""
+    if not pool.waiting:
+        return False
+    others = [one for one in pool.replicas if one is not replica]
+    if replica.state in ("ready", "loading"):
+        return True
+    if any(one.state in ("ready", "loading") for one in others):
+        return False
+    return next((one for one in pool.replicas if one.is_loadable), replica) is replica
+
+
+class Machine:
+    """The memory that engines share.
+
+    One task loads and unloads them.
+
+    Args:
+        memory: the bytes of each of its memories; None if they are not limited.
+        most_wait: seconds that a request waits before the engines in its way accept no more.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        memory: Mapping[str, int] | None = None,
+        most_wait: float = MOST_WAIT,
+    ) -> None:
+        self.name = name
+        self.memory = memory
+        self.most_wait = most_wait
+        self.members: list[Member] = []
+        self._changed = asyncio.Event()
+        self._owner: asyncio.Task[None] | None = None
+        self._has_ended = False
+        self._unloading: dict[Member, asyncio.Future[None]] = {}
+
+    @property
+    def kind(self) -> str | None:
+        """The memory that measured engines take; None if that is unknown."""
+        if self.memory is None:
+            return MEMORY
+        if len(self.memory) == 1:
+            return next(iter(self.memory))
+        return RAM if RAM in self.memory else None
+
+    def add(self, member: Member) -> None:
+        """Add an engine; `Member` calls this."""
+        self.members.append(member)
+
+    def look(self) -> None:
+        """Plan again, since something has changed."""
+        self._changed.set()
+        if (self._owner is None or self._owner.done()) and not self._has_ended:
+            self._owner = asyncio.get_running_loop().create_task(self._own())
+
+    async def unload(self, member: Member) -> None:
+        """Unload an engine when no request uses it, or end its load."""
+        if member.loader.state == "loading":
+            await member.loader.unload()
+            return
+        done = self._unloading.get(member)
+        if done is None:
+            done = self._unloading[member] = asyncio.get_running_loop().create_future()
+        self.look()
+        await asyncio.shield(done)
+
+    async def remove(self, member: Member) -> None:
+        """Remove an engine, after its load or unload."""
+        if member in self.members:
+            self.members.remove(member)
+            if member.task is not None and member.state != "loading":
+                await asyncio.wait([member.task])
+            if not self.members and self._owner is not None:
+                self._owner.cancel()
+                await asyncio.wait([self._owner])
+
+    async def aclose(self) -> None:
+        """Unload all engines."""
+        if self._owner is not None:
+            self._owner.cancel()
+            await asyncio.wait([self._owner])
+        self._has_ended = True
+        for member in self.members:
+            member.refuse(not_loaded("The server is shutting down.", 1.0))
+        await asyncio.gather(*(member.loader.aclose() for member in self.members))
+
+    async def _own(self) -> None:
+        while True:
+            self._changed.clear()
+            again = self._act()
+            if again is None and not self._changed.is_set():
+                # `look` starts the next one.
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(again):
+                    await self._changed.wait()
+
+    def _act(self) -> float | None:
+        """Carry out the plan; return the seconds until it may change by itself."""
+        now = time.monotonic()
+        made = plan([member.view(now) for member in self.members], self.memory, self.most_wait)
+        for member in self.members:
+            if member.name in made.never:
+                message = f"The engine '{member.name}' cannot be loaded: {made.never[member.name]}."
+                member.refuse(not_loaded(message, 60.0))
+            is_closed = member.name in made.closed or member in self._unloading
+            if is_closed != member.is_closed:
+                member.is_closed = is_closed
+                member.show()
+            if member.task is not None:
+                continue
+            if member.loader.pause:
+                member.refuse(member.loader.unavailable())
+            elif member.name in made.load:
+                member.task = self._start(self._load(member))
+            elif member.name in made.unload or (member in self._unloading and not member.is_used):
+                member.task = self._start(self._unload(member))
+            elif member.is_ready and member.waiting:
+                member.admit()
+        pauses = [member.loader.pause for member in self.members if member.loader.pause]
+        for member in self.members:
+            member.show()
+        return min([*pauses, *([] if made.again is None else [made.again])], default=None)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self.look())
+        return task
+
+    async def _load(self, member: Member) -> None:
+        begun = time.monotonic()
+        try:
+            await member.loader.load()
+            await member.learn()
+        except LatimerError as error:
+            if member.loader.is_ready:
+                # It was ready, and does not answer any more.
+                await member.loader.unload()
+            member.task = None
+            member.refuse(error)
+        else:
+            member.loads += 1
+            member.load_seconds = max(time.monotonic() - begun, 0.001)
+            member.remember()
+            member.task = None
+            # Those that waited are served, even if others have waited for too long meanwhile.
+            member.admit()
+        finally:
+            member.task = None
+            member.show()
+
+    async def _unload(self, member: Member) -> None:
+        try:
+            member.remember()
+            await member.loader.unload()
+        finally:
+            member.task = None
+            done = self._unloading.pop(member, None)
+            if done is not None:
+                done.set_result(None)

@@ -1,0 +1,205 @@
+"""The decision which engines of a machine are loaded, without I/O.
+
+Requests of the models that are loaded are served first, so that alternating clients do not swap
+models with each request. A request for another model waits for at most `most_wait` until the
+engines in its way accept no more requests. An engine that was used a moment ago is kept for as long
+as loading the other one takes: often its client sends the next request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# Seconds that a request waits before the engines in its way accept no more requests.
+MOST_WAIT = 30.0
+# Seconds that a load is expected to take before the first one.
+FIRST_LOAD = 2.0
+
+
+class View(NamedTuple):
+    """The facts about a member that `plan` needs.
+
+    Args:
+        is_loaded: True if it takes memory: it is loaded, or it is being loaded or unloaded.
+        is_settled: True if it is neither being loaded nor unloaded.
+        is_pinned: as in `EngineLoader`.
+        running: the number of requests that use it.
+        waited: seconds that its first waiting request has waited; None without one.
+        unused: seconds since its last request ended.
+        ready_for: seconds since it was loaded.
+        idle: as in `EngineLoader`.
+        need: its bytes by memory; None if they are unknown.
+        load_seconds: the seconds that it takes to load.
+    """
+
+    name: str
+    is_loaded: bool = False
+    is_settled: bool = True
+    is_pinned: bool = False
+    running: int = 0
+    waited: float | None = None
+    unused: float = 0.0
+    ready_for: float = 0.0
+    idle: float | None = None
+    need: Mapping[str, int] | None = None
+    load_seconds: float = FIRST_LOAD
+
+    @property
+    def is_free(self) -> bool:
+        """True if it is loaded, and no request uses it or waits for it."""
+        return self.is_loaded and self.is_settled and not self.running and self.waited is None
+
+
+@dataclass(slots=True)
+class Plan:
+    """The members to load, to unload and to close now.
+
+    Args:
+        load, unload: the members to load and to unload.
+        closed: the members that accept no more requests, because others have waited too long.
+        never: the members that cannot be loaded, with the reason.
+        again: seconds until the plan may change by itself; None if it does not.
+    """
+
+    load: list[str] = field(default_factory=list)
+    unload: list[str] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)
+    never: dict[str, str] = field(default_factory=dict)
+    again: float | None = None
+
+    def wake(self, seconds: float) -> None:
+        """Plan again after some seconds."""
+        self.again = seconds if self.again is None else min(self.again, seconds)
+
+
+def plan(
+    views: Sequence[View], memory: Mapping[str, int] | None, most_wait: float = MOST_WAIT
+) -> Plan:
+    """Decide which members to load and unload.
+
+    Args:
+        memory: the bytes of the machine's memories; None if they are not limited.
+    """
+    made = Plan()
+    needs = _needs(views, memory)
+    pinned = [view for view in views if view.is_loaded and view.is_pinned]
+    # What is loaded, and what waits for room: a later one must not take it.
+    taken = _sum([needs[view.name] for view in views if view.is_loaded])
+    victims: list[View] = []
+    wanted = [view for view in views if view.waited is not None and not view.is_loaded]
+    for view in sorted(wanted, key=_waited, reverse=True):
+        need = needs[view.name]
+        reason = _never(need, [needs[one.name] for one in pinned], memory)
+        if reason:
+            names = ", ".join(f"'{one.name}'" for one in pinned)
+            made.never[view.name] = reason.format(pinned=names)
+            continue
+        free = [one for one in views if one.is_loaded and one not in pinned + victims]
+        chosen = _victims(need, free, needs, taken, memory)
+        for victim in chosen:
+            taken = _sum([taken, _negative(needs[victim.name])])
+            _evict(view, victim, most_wait, made)
+        taken = _sum([taken, need])
+        victims += chosen
+        if not victims and (memory is None or _fits([taken], memory)):
+            made.load.append(view.name)
+    for view in views:
+        if view.is_free and view.idle is not None and view not in pinned + victims:
+            if view.unused >= view.idle:
+                made.unload.append(view.name)
+            else:
+                made.wake(view.idle - view.unused)
+    return made
+
+
+def _evict(view: View, victim: View, most_wait: float, made: Plan) -> None:
+    """Unload a member for another one, or close it, or wait."""
+    if not victim.is_settled:
+        return
+    # It serves for at least as long as its load took.
+    rest = max(most_wait - _waited(view), victim.load_seconds - victim.ready_for)
+    if victim.is_free:
+        rest = min(rest, view.load_seconds - victim.unused)
+    if rest > 0:
+        made.wake(rest)
+        return
+    made.closed.add(victim.name)
+    if not victim.running:
+        made.unload.append(victim.name)
+
+
+def _victims(
+    need: Mapping[str, int],
+    free: Sequence[View],
+    needs: Mapping[str, Mapping[str, int]],
+    taken: Mapping[str, int],
+    memory: Mapping[str, int] | None,
+) -> list[View]:
+    """Return the members to unload for another one: unused ones first, then the least recent."""
+    chosen: list[View] = []
+    if memory is None:
+        return chosen
+
+    def fits(without: Sequence[View]) -> bool:
+        return _fits([taken, need, *(_negative(needs[one.name]) for one in without)], memory)
+
+    for one in sorted(free, key=lambda one: (not one.is_free, one.running > 0, -one.unused)):
+        if fits(chosen):
+            break
+        chosen.append(one)
+    # A small one that was chosen first may not be in the way any more.
+    for one in [*chosen]:
+        rest = [each for each in chosen if each is not one]
+        if fits(rest):
+            chosen = rest
+    return chosen
+
+
+def _never(
+    need: Mapping[str, int], pinned: Sequence[Mapping[str, int]], memory: Mapping[str, int] | None
+) -> str:
+    """Return why a member can never be loaded; an empty text if it can."""
+    if memory is None:
+        return ""
+    for name, size in need.items():
+        if size > memory.get(name, 0):
+            most = _gib(memory.get(name, 0))
+            return f"it needs {_gib(size)} of the memory '{name}', which has {most}"
+    if not _fits([need, *pinned], memory):
+        return "the memory that it needs is taken by pinned engines: {pinned}"
+    return ""
+
+
+def _needs(
+    views: Sequence[View], memory: Mapping[str, int] | None
+) -> Mapping[str, Mapping[str, int]]:
+    """Return what each member takes; where that is unknown, all that the pinned ones leave."""
+    kept = _sum([view.need or {} for view in views if view.is_loaded and view.is_pinned])
+    rest = {name: max(size - kept.get(name, 0), 0) for name, size in (memory or {}).items()}
+    return {view.name: rest if view.need is None else view.need for view in views}
+
+
+def _fits(sizes: Iterable[Mapping[str, int]], memory: Mapping[str, int]) -> bool:
+    return all(size <= memory.get(name, 0) for name, size in _sum(sizes).items())
+
+
+def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for size in sizes:
+        for name, value in size.items():
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+def _negative(size: Mapping[str, int]) -> Mapping[str, int]:
+    return {name: -value for name, value in size.items()}
+
+
+def _waited(view: View) -> float:
+    return view.waited or 0.0
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"

@@ -1,0 +1,72 @@
+"""llama.cpp's server from the package `xllamacpp`, with some of llama-server's flags.
+
+    python wheel.py -m model.gguf --port 8080
+
+The script imports nothing from Latimer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from typing import Any
+
+# Flags of one argument, and the attribute of the parameters that each sets.
+_WHOLE = {
+    "--port": "port", "-c": "n_ctx", "-np": "n_parallel", "-b": "n_batch", "-ngl": "n_gpu_layers",
+    "--cache-ram": "cache_ram_mib",
+}  # fmt: skip
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the values of the flags; unknown flags are errors."""
+    parser = argparse.ArgumentParser(prog="llama-server (xllamacpp)")
+    parser.add_argument("-m", required=True)
+    parser.add_argument("-a")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("-t", type=int)
+    parser.add_argument("-tb", type=int)
+    parser.add_argument("--kv-unified", action="store_true")
+    parser.add_argument("--embeddings", action="store_true")
+    parser.add_argument("--mmproj")
+    for flag in _WHOLE:
+        parser.add_argument(flag, type=int)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Serve a model until a signal ends the process."""
+    import xllamacpp
+
+    values = parse()
+    parameters: Any = xllamacpp.CommonParams()
+    parameters.model.path = values.m
+    parameters.hostnames = [values.host]
+    parameters.kv_unified = values.kv_unified
+    parameters.embedding = values.embeddings
+    parameters.endpoint_slots = True
+    for flag, name in _WHOLE.items():
+        value = getattr(values, flag.strip("-").replace("-", "_"))
+        if value is not None:
+            setattr(parameters, name, value)
+    if values.a is not None:
+        parameters.model_alias = {values.a}
+    if values.t is not None:
+        parameters.cpuparams.n_threads = values.t
+    if values.tb is not None:
+        parameters.cpuparams_batch.n_threads = values.tb
+    if values.mmproj is not None:
+        parameters.mmproj.path = values.mmproj
+    key = os.environ.get("LLAMA_API_KEY")
+    if key:
+        parameters.api_keys = [key]
+    server = xllamacpp.Server(parameters)
+    print(server.listening_address, flush=True)  # noqa: T201
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    # The engine's threads do not keep the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

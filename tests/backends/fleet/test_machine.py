@@ -1,0 +1,227 @@
+"""Tests of requests that wait for engines which share a machine's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from latimer.backends.errors import EngineUnavailable
+from latimer.backends.fleet import loading
+from latimer.backends.fleet.machine import Machine, Member
+from support.loaders import SlowLoader
+
+
+@asynccontextmanager
+async def machine_of(
+    *loaders: SlowLoader, most_wait: float = 30.0, memory: int | None = 15
+) -> AsyncIterator[list[Member]]:
+    """Yield the members of a machine in which one engine of ten bytes fits."""
+    machine = Machine("here", None if memory is None else {"gpu": memory}, most_wait)
+    try:
+        yield [Member(machine, loader) for loader in loaders]
+    finally:
+        await machine.aclose()
+
+
+def sized(name: str, **options: object) -> SlowLoader:
+    """Return a loader of ten bytes."""
+    return SlowLoader(name, memory={"gpu": 10}, **options)  # type: ignore[arg-type]
+
+
+async def request(member: Member, seconds: float) -> float:
+    """Use an engine for a time; return the seconds that the request waited."""
+    begun = time.monotonic()
+    async with member.use():
+        waited = time.monotonic() - begun
+        loader = member.loader
+        assert isinstance(loader, SlowLoader)
+        assert loader.state == "ready"
+        loader.users += 1
+        await asyncio.sleep(seconds)
+        loader.users -= 1
+    return waited
+
+
+async def test_one_load_serves_all_that_wait() -> None:
+    """Requests that arrive during a load share it, and one that leaves does not end it."""
+    loader = sized("a", seconds=0.1)
+    async with machine_of(loader) as [member]:
+        first = asyncio.create_task(request(member, 0))
+        await asyncio.sleep(0.02)
+        others = [asyncio.create_task(request(member, 0)) for _ in range(20)]
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.gather(*others)
+        assert loader.starts == 1
+        assert not member.running
+        assert not member.waiting
+
+
+async def test_a_request_that_leaves_after_it_was_admitted_lets_go() -> None:
+    """A request that is cancelled at the moment of its admission does not keep the engine."""
+    async with machine_of(sized("a", seconds=0.03)) as [member]:
+        for _ in range(30):
+            task = asyncio.create_task(request(member, 10))
+            await asyncio.sleep(0)
+            while member.waiting:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert not member.running
+            await member.unload()
+
+
+async def test_alternating_clients_do_not_swap_with_each_request() -> None:
+    """Two clients of two models that do not fit together cause few loads, and none waits long."""
+    loaders = [sized(name, seconds=0.1) for name in "ab"]
+    async with machine_of(*loaders, most_wait=0.4) as members:
+        waits: list[float] = []
+        end = time.monotonic() + 3.0
+
+        async def client(member: Member) -> None:
+            while time.monotonic() < end:
+                waits.append(await request(member, 0.02))
+                await asyncio.sleep(0.005)
+
+        await asyncio.gather(*map(client, members))
+        loads = sum(member.loads for member in members)
+        assert 4 <= loads <= 10
+        assert len(waits) > 5 * loads
+        # The bound, a request that runs, an unload and a load; the rest is the test machine's.
+        assert max(waits) < 0.4 + 0.02 + 0.025 + 0.1 + 0.5
+
+
+async def test_a_machine_under_load_evicts_no_busy_engine() -> None:
+    """Random requests for five models all end, and no model is unloaded while it is used."""
+    loaders = [sized(str(number), seconds=0.01) for number in range(5)]
+    async with machine_of(*loaders, most_wait=0.05, memory=25) as members:
+        work = [request(members[number % 5], 0.001 * (number % 7)) for number in range(400)]
+        await asyncio.gather(*work)
+        assert all(not member.running and not member.waiting for member in members)
+
+
+async def test_a_failed_load_fails_all_that_wait() -> None:
+    """A load that fails is an error for every request that waits, and the next ones fail fast."""
+    loader = sized("a", seconds=0.05)
+    loader.fails = "no such file"
+    async with machine_of(loader) as [member]:
+        work = [request(member, 0) for _ in range(5)]
+        found = await asyncio.gather(*work, return_exceptions=True)
+        assert all(isinstance(error, EngineUnavailable) for error in found)
+        assert "no such file" in str(found[0])
+        with pytest.raises(EngineUnavailable, match="no such file") as raised:
+            await request(member, 0)
+        assert loader.starts == 1
+        assert 0 < (raised.value.retry_after or 0) <= loading.MOST_RETRY
+        assert (loader.state, loader.tail) == ("failed", "the last line")
+
+
+async def test_the_pause_after_failures_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failure in a row doubles the pause before the next load, and a success ends it."""
+    monkeypatch.setattr(loading, "FIRST_PAUSE", 0.02)
+    loader = sized("a", seconds=0)
+    loader.fails = "out of memory"
+    async with machine_of(loader) as [member]:
+        begun = time.monotonic()
+        while loader.starts < 5:
+            with pytest.raises(EngineUnavailable):
+                await request(member, 0)
+            await asyncio.sleep(0.002)
+        # 20, 40, 80 and 160 ms.
+        assert time.monotonic() - begun > 0.3
+        loader.fails = ""
+        await asyncio.sleep(0.33)
+        await request(member, 0)
+        assert loader.failure == ""
+
+
+async def test_a_plain_request_waits_up_to_its_limit() -> None:
+    """A request that waits for too long is a 503 with a delay that clients accept."""
+    machine = Machine("here", None)
+    member = Member(machine, sized("a", seconds=10, start_timeout=20), load_wait=0.05)
+    try:
+        with pytest.raises(EngineUnavailable, match="loading a") as raised:
+            await member.take()
+        assert raised.value.status == 503
+        assert 1 <= (raised.value.retry_after or 0) <= 60
+        assert not member.waiting
+    finally:
+        await machine.aclose()
+
+
+async def test_an_idle_engine_is_unloaded() -> None:
+    """An engine is unloaded after its idle time, and not while a request uses it."""
+    loader = sized("a", seconds=0, idle=0.1)
+    async with machine_of(loader) as [member]:
+        await request(member, 0.3)
+        assert loader.state == "ready"
+        await asyncio.sleep(0.05)
+        assert loader.state == "ready"
+        await asyncio.sleep(0.15)
+        assert loader.state == "unloaded"
+        await request(member, 0)
+        assert loader.starts == 2
+
+
+async def test_an_unload_waits_for_requests() -> None:
+    """An engine that is unloaded by hand finishes its requests first, and new ones wait."""
+    loader = sized("a", seconds=0)
+    async with machine_of(loader) as [member]:
+        running = asyncio.create_task(request(member, 0.1))
+        await asyncio.sleep(0.02)
+        unloading = asyncio.create_task(member.unload())
+        await asyncio.sleep(0.02)
+        assert loader.state == "ready"
+        later = asyncio.create_task(request(member, 0))
+        await asyncio.gather(running, unloading)
+        assert await later > 0.05
+        assert loader.starts == 2
+
+
+async def test_an_unload_ends_a_load() -> None:
+    """A load that is ended by hand is an error for those that wait for it."""
+    loader = sized("a", seconds=10)
+    async with machine_of(loader) as [member]:
+        waiting = asyncio.create_task(request(member, 0))
+        await asyncio.sleep(0.02)
+        await member.unload()
+        with pytest.raises(EngineUnavailable):
+            await waiting
+        assert loader.state == "unloaded"
+
+
+async def test_an_engine_opens_again_when_nobody_waits_for_its_memory() -> None:
+    """An engine that was closed for another model accepts requests when that one's have left."""
+    async with machine_of(sized("a"), sized("b"), most_wait=0.05) as [first, second]:
+        await request(first, 0)
+        long = asyncio.create_task(request(first, 0.3))
+        await asyncio.sleep(0.01)
+        other = asyncio.create_task(request(second, 0))
+        await asyncio.sleep(0.1)
+        assert first.is_closed
+        other.cancel()
+        assert await request(first, 0) < 0.1
+        await long
+
+
+async def test_measured_sizes_replace_unknown_ones() -> None:
+    """An engine without a declared size has the largest size that was measured."""
+    async with machine_of(SlowLoader("a", size=9), SlowLoader("b", size=3)) as [first, second]:
+        await request(first, 0)
+        assert first.loader.memory == {"gpu": 9}
+        await request(second, 0)
+        # The first time nothing else is loaded; from then on both fit.
+        assert (first.loader.state, second.loader.state) == ("unloaded", "ready")
+        await request(first, 0)
+        assert (first.loader.state, second.loader.state) == ("ready", "ready")
+
+
+async def test_pinned_engines_leave_no_room() -> None:
+    """A request for a model that does not fit next to pinned ones fails at once."""
+    async with machine_of(sized("a", is_pinned=True), sized("b")) as [first, second]:
+        await request(first, 0)
+        with pytest.raises(EngineUnavailable, match="pinned engines: 'a'"):
+            await request(second, 0)

@@ -1,0 +1,139 @@
+"""Tests of the command that starts a llama-server for a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from latimer.adapter.engines import WrongSetup, backend_of, unused
+from latimer.adapter.on_demand import is_in_process, options_of
+from latimer.adapter.settings import Settings
+from latimer.backends.fleet import groups
+from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_server import command as commands
+from latimer.backends.llama_server import wheel
+from latimer.backends.llama_server.command import SLOTS, command_of, find_program
+from support.servers import command
+
+
+def test_settings_become_flags() -> None:
+    """The settings that are set become llama-server's flags, and the others stay its own."""
+    settings = Settings.load(
+        None, context=1024, parallel=3, threads=2, gpu_layers="all", cache_memory=64, mmap=False,
+        flash_attention="on", cache_type="q8_0", lora=("a.gguf=0.5",), embeddings=True,
+    )  # fmt: skip
+    found = command_of(["llama-server"], Path("m.gguf"), "m", options_of(settings))
+    text = " ".join(found)
+    assert text.startswith("llama-server -m m.gguf -a m --host 127.0.0.1 --port {port} -c 1024")
+    for flags in (
+        "-np 3", "-t 2 -tb 2", "-ngl 999", "--cache-ram 64", "--no-mmap", "-fa on",
+        "-ctk q8_0 -ctv q8_0", "--lora-scaled a.gguf:0.5", "--embeddings",
+    ):  # fmt: skip
+        assert f" {flags}" in text
+    plain = command_of(["llama-server"], Path("m.gguf"), "m", options_of(Settings.load(None)))
+    assert plain[plain.index("-np") :] == ["-np", str(SLOTS)]
+
+
+def test_the_wheel_knows_the_flags_of_a_plain_command() -> None:
+    """The program of the package xllamacpp accepts the flags that a plain command has."""
+    settings = Settings.load(None, context=1024, threads=2, gpu_layers="all", cache_memory=64)
+    found = command_of(["x"], Path("m.gguf"), "m", options_of(settings))
+    values = wheel.parse([word.replace("{port}", "8080") for word in found[1:]])
+    assert (values.m, values.port, values.c, values.np) == ("m.gguf", 8080, 1024, SLOTS)
+    assert (values.t, values.ngl, values.cache_ram, values.kv_unified) == (2, 999, 64, True)
+
+
+def test_llama_server_on_the_path_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A llama-server on the PATH is preferred to those of packages; without any there is none."""
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_program() == [str(program)]
+    program.unlink()
+    monkeypatch.setattr(commands, "find_spec", lambda name: name == "xllamacpp" or None)
+    assert find_program() == [sys.executable, wheel.__file__]
+    monkeypatch.setattr(commands, "find_spec", lambda _name: None)
+    assert find_program() is None
+
+
+def test_llama_server_is_chosen_where_the_extra_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is served by llama-server if llama-cpp-python is missing, and a line says so."""
+    monkeypatch.setattr("latimer.adapter.on_demand.find_spec", lambda _name: None)
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    settings = Settings.load(None, model=str(DEMO_MODEL), exact=True)
+    assert not is_in_process(settings)
+    first, second = unused(settings)
+    assert first.startswith(f"{program} serves the model in a process of its own")
+    assert second == "Ignored: --exact (not supported by llama-server)."
+    assert backend_of(settings).capabilities.engine == "llama-server"
+    # Without any llama-server, the error names the extra.
+    monkeypatch.setattr(commands, "find_spec", lambda _name: None)
+    program.unlink()
+    assert is_in_process(settings)
+
+
+def test_a_file_for_llama_server_is_checked() -> None:
+    """A file that is not there, or no GGUF file, is refused before a process is started."""
+    for model in ("missing.gguf", __file__):
+        with pytest.raises(WrongSetup, match=r"no model at|not a GGUF file"):
+            backend_of(Settings.load(None, model=model, backend="llama-server"))
+
+
+def test_a_file_is_served_by_llama_server(tmp_path: Path) -> None:
+    """`latimer serve FILE --backend llama-server` serves it, and the process ends with Latimer."""
+    import httpx2
+
+    arguments = (str(DEMO_MODEL), "--backend", "llama-server", "--context", "1024")
+    with command(*arguments, XDG_STATE_HOME=str(tmp_path)) as (_, url):
+        [model] = httpx2.get(f"{url}/v1/models").json()["data"]
+        assert (model["id"], model["context_length"]) == (DEMO_MODEL.stem, 1024)
+        body = {"model": model["id"], "messages": [{"role": "user", "content": "Hello"}]}
+        reply = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert reply.json()["choices"][0]["message"]["content"]
+        assert [*tmp_path.rglob("engines/*.json")]
+    assert not [*tmp_path.rglob("engines/*.json")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_broken_file_ends_the_start(tmp_path: Path) -> None:
+    """A file that llama-server cannot load ends the start with its log, and leaves no process."""
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(DEMO_MODEL.read_bytes()[:1000])
+    ended = subprocess.run(
+        ["latimer", "serve", str(broken), "--backend", "llama-server", "--port", "0"],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 3
+    assert "exit code 1" in ended.stderr
+    assert "broken.gguf" in ended.stderr
+    assert not [*tmp_path.rglob("engines/*.json")]
+
+
+def test_the_library_of_the_wheel_serves(tmp_path: Path) -> None:
+    """The server of the package xllamacpp, where it is installed, answers with its key only."""
+    pytest.importorskip("xllamacpp")
+    import httpx2
+    from support.servers import free_port, wait_for
+
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, wheel.__file__, "-m", str(DEMO_MODEL), "-c", "512", "--port", str(port)],
+        env={**os.environ, "LLAMA_API_KEY": "secret"},
+    )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process)
+        assert httpx2.get(f"http://127.0.0.1:{port}/props").status_code == 401
+    finally:
+        process.terminate()
+        process.wait(10)
+    assert groups.start_of(process.pid) is None
