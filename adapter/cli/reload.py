@@ -51,10 +51,10 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
             raise WrongSettings(f"{settings.file}: it has no table of a key any more.")
         changes = fleet.apply(new)
     except (WrongSettings, UnusableKey) as error:
-        say(f"Latimer goes on with the settings that it has: {error}")
+        say(f"Latimer keeps its settings: {error}")
         return settings
     except LatimerError as error:
-        say(f"Latimer goes on with the settings that it has: {error.message}")
+        say(f"Latimer keeps its settings: {error.message}")
         return settings
     app.replace(fleet.entries)
     app.replace_keys(settings.api_keys(), new.keys)
