@@ -318,7 +318,7 @@ class OpenAIAdapter(Router):
             raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
         options = {**DEFAULTS, **options}
         self._service = _service_of(backend, options)
-        keys = Keys(options["api_keys"], grants_of(keys_of(options["keys"])))
+        keys = self._api_keys = Keys(options["api_keys"], grants_of(keys_of(options["keys"])))
         shares = options["share_prefixes"]
         own = [
             Middleware(ErrorMiddleware, self._service, keys, shares),
@@ -406,9 +406,9 @@ class OpenAIAdapter(Router):
             ValueError: there is no key, but there was one: the server would be open.
         """
         found = Keys(api_keys, grants_of(keys_of(keys)))
-        if self._keys is not None and self._keys.needed and not found.needed:
+        if self._api_keys.needed and not found.needed:
             raise ValueError("a server that needs a key cannot do without one while it runs")
-        self._keys = found
+        self._api_keys.replace(found)
 
     @property
     def service(self) -> Service:

@@ -93,6 +93,10 @@ class Keys:
         self.grants = {_owner(digest): grant for digest, grant in (grants or {}).items()}
         self.needed = bool(self._owners)
 
+    def replace(self, others: Keys) -> None:
+        """Accept the keys of `others` instead, from the next request on."""
+        self._owners, self.grants, self.needed = others._owners, others.grants, others.needed
+
     def find(self, request: Request) -> str | None:
         """Return the owner of a request's key, as a digest; None if it has no known key."""
         for name, value in request.scope["headers"]:

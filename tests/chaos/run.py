@@ -92,6 +92,8 @@ def run_cancels(options: argparse.Namespace) -> bool:
     """Cancel requests over koboldcpp, and return True with failures."""
     print(f"Seed {options.seed}", flush=True)
     return bool(asyncio.run(cancels.cancels(options.koboldcpp, options.minutes, options.seed)))
+
+
 def run_fleet(options: argparse.Namespace) -> bool:
     """Run a fleet under load with troubled engines, and return True with violations."""
     print(f"Seed {options.seed}", flush=True)
