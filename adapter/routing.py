@@ -1,4 +1,4 @@
-"""What a request tells a model of several engines, and what its response says about them."""
+"""The request as a model of several engines sees it, and the headers that name its engine."""
 
 from __future__ import annotations
 

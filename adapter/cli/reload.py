@@ -49,10 +49,10 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
             raise WrongSettings(f"{settings.file}: it has no table of an engine any more.")
         changes = fleet.apply(new)
     except (WrongSettings, UnusableKey) as error:
-        say(f"Latimer goes on with the settings that it has: {error}")
+        say(f"Latimer keeps its settings: {error}")
         return settings
     except LatimerError as error:
-        say(f"Latimer goes on with the settings that it has: {error.message}")
+        say(f"Latimer keeps its settings: {error.message}")
         return settings
     app.replace(fleet.entries)
     fleet.start()

@@ -1,4 +1,4 @@
-"""Where the prefixes of prompts are: chained hashes of blocks, and a table of them per engine.
+"""Chained hashes of the blocks of prompts, and a table of them for each engine.
 
 A prompt is cut into blocks of 64 bytes: of its text, or of 16 token ids. The hash of a block covers
 all blocks before it, so that equal hashes mean equal prefixes. Python's hash of bytes has a random

@@ -194,7 +194,7 @@ class Pool(Backend):
         return time.monotonic() - min(waiting) if waiting else 0.0
 
     def update(self, replicas: Sequence[Replica], queue: int, affinity: Affinity) -> None:
-        """Change the engines and the rules; what runs goes on where it is."""
+        """Change the engines and the rules; running calls stay where they are."""
         for replica in self.replicas:
             if replica not in replicas:
                 replica.leave(self.grant)

@@ -22,7 +22,7 @@ W = TypeVar("W", bound=Waiting)
 
 
 class Shares:
-    """What each key has used: virtual token counters (arXiv 2401.00588).
+    """The use of each key: virtual token counters (arXiv 2401.00588).
 
     The key with the lowest counter is next. A key that returns after it had nothing to run is
     lifted to the lowest counter of the others, so that nobody saves up.
@@ -45,7 +45,7 @@ class Shares:
             if others:
                 self._used[key] = max(self.used(key), min(others))
             else:
-                # Nobody competes, so that all begin anew.
+                # Nobody competes, so all start from zero.
                 self._used = {key: 0.0}
         self._calls[key] = calls + 1
 

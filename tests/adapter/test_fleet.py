@@ -277,7 +277,7 @@ def test_an_invalid_file_is_not_followed(servers: list[str], tmp_path: Path) -> 
         written(file, "[engines.one]\nurll = 3\n")
         process.send_signal(signal.SIGHUP)
         said = f"{file}: engines.one.urll: unknown setting (did you mean 'url'?)."
-        assert line() == f"Latimer goes on with the settings that it has: {said}\n"
+        assert line() == f"Latimer keeps its settings: {said}\n"
         assert httpx2.get(f"{address}/v1/models/two").status_code == 200
         # A change without a signal is noticed, too.
         written(file, "port = 7\n", f'[engines.one]\nurl = "{servers[0]}"\n')

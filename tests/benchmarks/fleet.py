@@ -46,7 +46,7 @@ WAYS: dict[str, Affinity] = {
 
 
 class RoundRobin(Pool):
-    """A pool that gives each call the next engine, whatever that has or does."""
+    """A pool that gives each call the next engine, busy or not."""
 
     _next = 0
 

@@ -36,7 +36,7 @@ LEAVERS, STAYS = 0.2, (0.0, 0.5)
 
 @dataclass
 class Report:
-    """What happened to the requests; `wrong` lists what must not happen."""
+    """The outcomes of the requests; `wrong` lists the violations."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     engines: Counter[str] = field(default_factory=Counter)

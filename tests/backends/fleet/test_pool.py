@@ -111,7 +111,7 @@ async def test_errors_of_the_request_are_not_tried_again(error: RequestError) ->
 
 
 async def test_an_engine_that_fails_is_ejected_but_never_the_last() -> None:
-    """Five failures in a row eject an engine; the last one that is ready goes on."""
+    """Five failures in a row eject an engine; the last one that is ready keeps its requests."""
     one, other = Engine("one", 8), Engine("other", 8)
     pool = await pool_of(one, other, affinity="none")
     one.fails = EngineError("It is broken.")
@@ -352,7 +352,7 @@ async def test_two_models_share_the_places_of_an_engine() -> None:
 
 
 async def test_the_request_learns_its_engine() -> None:
-    """A request is told which engine runs it, and whether that has its prompt."""
+    """A request learns which engine runs it, and if that has its prompt."""
     one, other = Engine("one", 4), Engine("other", 4)
     pool = await pool_of(one, other)
     notes: list[tuple[str, str]] = []

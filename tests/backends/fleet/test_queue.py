@@ -35,7 +35,7 @@ def served(line: Line[Call], shares: Shares, count: int, cost: float = 10.0) -> 
 
 
 def test_keys_get_their_shares() -> None:
-    """Keys that wait are served in proportion to their weights, however many calls they have."""
+    """Keys that wait are served in proportion to their weights, not to their calls."""
     shares = Shares()
     line: Line[Call] = Line(shares)
     for key, weight, count in (("greedy", 1.0, 300), ("polite", 1.0, 50), ("heavy", 2.0, 100)):

@@ -1,4 +1,4 @@
-"""Engines for tests of a fleet: they answer slowly, fail, hang, or remember prompts, as told."""
+"""Engines for tests of a fleet, which answer slowly, fail, or hang."""
 
 from __future__ import annotations
 
