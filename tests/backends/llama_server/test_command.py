@@ -82,7 +82,7 @@ def test_llama_server_is_chosen_where_the_extra_is_missing(
 
 
 def test_a_file_for_llama_server_is_checked() -> None:
-    """A file that is no GGUF file is refused before a process is started."""
+    """A file of another format is refused before a process is started."""
     with pytest.raises(WrongSetup, match="not a GGUF file"):
         backend_of(Settings.load(None, model=__file__, backend="llama-server"))
 
