@@ -91,7 +91,8 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
 
 def _is_file_of_server(settings: Settings) -> bool:
     """Return True if a llama-server that Latimer starts has to serve a file."""
-    return settings.backend == "llama-server" and settings.model is not None
+    model = settings.model
+    return settings.backend == "llama-server" and model is not None and Path(model).exists()
 
 
 def _llama_server(settings: Settings, address: str, key: str) -> Backend:

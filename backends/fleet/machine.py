@@ -157,6 +157,12 @@ class Member:
     def attach(self, pool: Demand, replica: Replica) -> None:
         """Keep the state of a pool's replica from now on."""
         self._pools[pool] = replica
+
+        def ended() -> None:
+            if not replica.running:
+                self._machine.look()
+
+        replica.join(ended)
         self.show()
 
     def want(self) -> None:

@@ -424,7 +424,7 @@ class Pool(Backend):
     def _can_wait(self, place: Place) -> bool:
         """Return True if an engine may run a call now or later."""
         return any(
-            (one.state == "ready" and one not in place.failed) or one.is_loadable
+            one not in place.failed and (one.state == "ready" or one.is_loadable)
             for one in self.replicas
         )
 

@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from latimer.backends.base import Generation, Prompt, Text
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet import loading
 from latimer.backends.fleet.machine import Machine, Member
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
 from support.loaders import SlowLoader
 
 
@@ -170,7 +173,7 @@ async def test_an_unload_waits_for_requests() -> None:
     """An engine that is unloaded by hand finishes its requests first, and new ones wait."""
     loader = sized("a", seconds=0)
     async with machine_of(loader) as [member]:
-        running = asyncio.create_task(request(member, 0.1))
+        running = asyncio.create_task(request(member, 0.5))
         await asyncio.sleep(0.02)
         unloading = asyncio.create_task(member.unload())
         await asyncio.sleep(0.02)
@@ -225,3 +228,30 @@ async def test_pinned_engines_leave_no_room() -> None:
         await request(first, 0)
         with pytest.raises(EngineUnavailable, match="pinned engines: 'a'"):
             await request(second, 0)
+
+
+async def test_calls_of_pools_load_engines_in_turns() -> None:
+    """A pool's call that waits is served when the last call of the engine in its way has ended."""
+    async with machine_of(sized("a"), sized("b"), most_wait=0.05) as members:
+        pools = [
+            Pool(member.name, [Replica(member.name, member.backend, 2, member)])
+            for member in members
+        ]
+
+        async def call(pool: Pool, seconds: float) -> None:
+            job = Generation(Prompt(Text("Hello")), max_tokens=2)
+            async with pool.open(job) as batches:
+                await asyncio.sleep(seconds)
+                assert [batch async for batch in batches]
+
+        async with asyncio.timeout(20):
+            first = asyncio.create_task(call(pools[0], 0.4))
+            await asyncio.sleep(0.1)
+            await call(pools[1], 0)
+            assert first.done()
+            await first
+            await asyncio.gather(*(call(pools[number % 2], 0.01) for number in range(20)))
+        assert [member.state for member in members].count("ready") == 1
+        assert not any(member.is_used for member in members)
+        for pool in pools:
+            await pool.aclose()
