@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import orjson
@@ -104,11 +104,7 @@ async def unload(_: Fleet, replica: Replica) -> None:
         InvalidRequest: Latimer has not loaded it.
     """
     if replica.loader is None:
-        raise InvalidRequest(
-            f"The engine '{replica.name}' is not loaded on demand, so it cannot be unloaded. "
-            "Drain it instead.",
-            code="not_on_demand",
-        )
+        raise not_on_demand(replica.name)
     await replica.loader.unload()
 
 
@@ -124,13 +120,25 @@ def _all(fleet: Fleet) -> list[Replica]:
 def _named(fleet: Fleet, name: str) -> Replica:
     replica = fleet.replicas.get(name)
     if replica is None:
-        known = shortened(", ".join(fleet.replicas))
-        raise InvalidRequest(
-            f"There is no engine '{shortened(name)}'. There are: {known}.",
-            code="engine_not_found",
-            status=404,
-        )
+        raise engine_not_found(name, fleet.replicas)
     return replica
+
+
+def not_on_demand(name: str) -> InvalidRequest:
+    """Return the error for an engine that Latimer has not loaded."""
+    return InvalidRequest(
+        f"The engine '{name}' is not loaded on demand, so it cannot be unloaded. Drain it instead.",
+        code="not_on_demand",
+    )
+
+
+def engine_not_found(name: str, known: Iterable[str]) -> InvalidRequest:
+    """Return the error for a name that no engine has."""
+    return InvalidRequest(
+        f"There is no engine '{shortened(name)}'. There are: {shortened(', '.join(known))}.",
+        code="engine_not_found",
+        status=404,
+    )
 
 
 def _check(request: Request, key: str) -> None:

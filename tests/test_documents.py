@@ -44,7 +44,7 @@ def reader(
 ) -> Reader:
     """A reader with a model, a llama-server and a koboldcpp."""
     engines = {
-        "http://127.0.0.1:8080": llama_server_url,
+        **dict.fromkeys((f"http://127.0.0.1:808{n}" for n in range(3)), llama_server_url),
         "http://127.0.0.1:5001": koboldcpp_replay[0],
     }
     return Reader(tmp_path, engines, default)
@@ -60,19 +60,22 @@ def executed(block: Block) -> dict[str, Any]:
     return names
 
 
-def marked(block: Block) -> Any:
-    """Return a block as a parameter; lm-eval takes 20 s to start."""
-    return pytest.param(block, marks=[pytest.mark.clients] if "lm_eval" in block.text else [])
+def marked(page: Path, block: Block) -> Any:
+    """Return a block and its page as parameters; lm-eval takes 20 s to start."""
+    marks = [pytest.mark.clients] if "lm_eval" in block.text else []
+    return pytest.param(page, block, marks=marks, id=f"{page.stem}-{block}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "block",
-    [marked(one) for page in DOCUMENTS for one in blocks(page) if one.language != "mermaid"],
-    ids=str,
+    ("page", "block"),
+    [marked(page, one) for page in DOCUMENTS for one in blocks(page) if one.language != "mermaid"],
 )
-def test_a_block_runs_as_it_stands(block: Block, reader: Reader) -> None:
-    """A reader who copies the block gets what it promises."""
+def test_a_block_runs_as_it_stands(page: Path, block: Block, reader: Reader) -> None:
+    """A reader who copies the block gets what it promises, with the files that its page names."""
+    for one in blocks(page):
+        if one.language == "toml" and one.text.startswith("# "):
+            reader.run(one)
     reader.run(block)
 
 

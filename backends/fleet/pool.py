@@ -26,7 +26,6 @@ from ..base import (
     Scores,
     Special,
     Stream,
-    Text,
     TokenIds,
 )
 from ..errors import (
@@ -39,17 +38,17 @@ from ..errors import (
 )
 from ..patience import wait
 from ..queue import QUEUE, Ticket
-from .affinity import TOKENS, Blocks, blocks_of
+from .affinity import TOKENS
 from .breaker import RetryBudget
 from .config import Affinity
 from .loading import MOST_RETRY, not_loaded
+from .place import Job, Place, difference, place_of
 from .queue import COMPLETION, PROMPT, Line, Shares
 from .replica import Replica
 
 log = logging.getLogger("latimer")
 
 T = TypeVar("T")
-Job = Generation | Embedding | Ranking
 
 # Seconds between looks at engines that do not answer, and at those that do.
 AGAIN, LOOK = 1.0, 5.0
@@ -65,44 +64,6 @@ MOST_PARKED, LONGEST_PARKED = 16, 5.0
 LOAD = 0.25
 # Tokens that an answer has, as long as none has ended.
 _ANSWER = 128.0
-
-
-class Place:
-    """A call that waits for a place, or has one.
-
-    Attributes:
-        party: its request.
-        width: the places that it takes: one for each choice.
-        tokens: the approximate number of tokens in its prompt.
-        blocks: the hashes of its prompt.
-        fingerprint: the pool's model for which it was made; empty if any will do.
-        failed: the engines that have failed it.
-        replica: the engine that it runs on.
-        matched: the blocks of its prompt that the engine had.
-        until: the time until which it waits for a busy engine that has its prompt, or 0.
-    """
-
-    __slots__ = (
-        "blocks", "charged", "failed", "fingerprint", "future", "matched", "party", "replica",
-        "since", "taken", "tokens", "until", "width",
-    )  # fmt: skip
-
-    def __init__(
-        self, party: Ticket, width: int, tokens: int, blocks: Blocks, fingerprint: str = ""
-    ) -> None:
-        self.party = party
-        self.width = width
-        self.tokens = tokens
-        self.blocks = blocks
-        self.fingerprint = fingerprint
-        self.failed: set[Replica] = set()
-        self.replica: Replica | None = None
-        self.taken = 0
-        self.matched = 0
-        self.charged = 0.0
-        self.until = 0.0
-        self.since = 0.0
-        self.future: asyncio.Future[Replica] | None = None
 
 
 class Pool(Backend):
@@ -265,7 +226,10 @@ class Pool(Backend):
         """Let an engine that answers serve requests, if it has the pool's model."""
         if replica not in self.replicas or replica.state not in ("ready", "unavailable"):
             return
-        reason = self._difference(replica, model)
+        reason = ""
+        if self._known is not None:
+            abilities = replica.backend.capabilities, self.capabilities
+            reason = difference(model, self._known, *abilities)
         if reason and not any(
             other.state == "ready" and other is not replica for other in self.replicas
         ):
@@ -284,25 +248,6 @@ class Pool(Backend):
         replica.learn(model)
         if replica.state != "ready" and not replica.breaker.until:
             replica.set("ready")
-
-    def _difference(self, replica: Replica, model: Model) -> str:
-        """Return how an engine differs from the others; empty if it does not."""
-        known = self._known
-        if known is None or known == model:
-            return ""
-        for what, own, others in (
-            ("its chat template", model.template, known.template),
-            ("its BOS token", (model.bos_token, model.adds_bos), (known.bos_token, known.adds_bos)),
-            ("its end token", model.eos_token, known.eos_token),
-            ("the media that it accepts", model.media, known.media),
-            ("its size", _weights(model), _weights(known)),
-            ("what it can do", replica.backend.capabilities, self.capabilities),
-        ):
-            if own != others:
-                return f"it serves another model ({model.name}): {what} is not that of the others"
-        if model.context < known.context:
-            return f"its context is {model.context} tokens, less than {known.context}"
-        return ""
 
     def _set_aside(self, replica: Replica, error: LatimerError) -> None:
         """Send no requests to an engine until it answers."""
@@ -340,18 +285,6 @@ class Pool(Backend):
     def _calls(self) -> Iterator[Place]:
         yield from self._parked
         yield from self._line
-
-    def _place(self, job: Job) -> Place:
-        """Return the place that a job needs."""
-        party = job.party or Ticket()
-        if not isinstance(job, Generation):
-            return Place(party, 1, 0, (), job.fingerprint)
-        content = job.prompt.content
-        tokens = len(content.text) // 4 if isinstance(content, Text) else len(content)
-        blocks: Blocks = ()
-        if self.affinity == "prefix":
-            blocks = blocks_of(content, (self.name, job.owner))
-        return Place(party, len(job.seeds), tokens, blocks, job.fingerprint)
 
     async def _take(self, place: Place) -> Replica:
         """Wait for a place on an engine.
@@ -633,7 +566,7 @@ class Pool(Backend):
     @override
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        place = self._place(job)
+        place = place_of(job, self.name, self.affinity)
         self.budget.count()
         while True:
             replica = await self._begin(place, job)
@@ -708,7 +641,7 @@ class Pool(Backend):
 
     async def _call(self, job: Embedding | Ranking, work: Callable[[Backend], Awaitable[T]]) -> T:
         """Run a job with one result."""
-        place = self._place(job)
+        place = place_of(job, self.name, self.affinity)
         self.budget.count()
         while True:
             replica = await self._begin(place, job)
@@ -821,7 +754,7 @@ class _Run(AbstractAsyncContextManager[AsyncIterator[Batch]]):
     def __init__(self, pool: Pool, job: Generation) -> None:
         self._pool = pool
         self._job = job
-        self._place = pool._place(job)
+        self._place = place_of(job, pool.name, pool.affinity)
         self._inner: Stream | None = None
         self._next: Callable[[], Awaitable[Batch]] | None = None
         self._finishes: list[Finish] = []
@@ -944,8 +877,3 @@ class _Run(AbstractAsyncContextManager[AsyncIterator[Batch]]):
 def _load(replica: Replica) -> tuple[float, float]:
     """Return how busy an engine is, and the time of its last call."""
     return replica.running / replica.places, replica.used_at
-
-
-def _weights(model: Model) -> tuple[int | None, ...]:
-    """Return the sizes that distinguish models of one name."""
-    return tuple(model.sizes.get(name) for name in ("n_vocab", "n_params", "size"))

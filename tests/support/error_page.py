@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import httpx2
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.admin import engine_not_found, not_on_demand
 from latimer.adapter.auth import require_key
 from latimer.adapter.cli.protocol import MOST_HEAD
 from latimer.adapter.errors import (
@@ -76,6 +77,8 @@ OTHERS: tuple[LatimerError, ...] = (
     LimitsUnavailable("for the log"),
     RateLimited("demo", "team-a", "tokens per min (TPM)", 200_000, 199_000, 1_060, 1.5),
     EngineSilent("The engine at http://127.0.0.1:8080 sent nothing for 60 s."),
+    engine_not_found("big", ["small", "tiny"]),
+    not_on_demand("small"),
     ShuttingDown(),
     StoreUnavailable("the database is locked by another process"),
     TooComplex(30.0),

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+from latimer.adapter.settings import Settings
 from latimer.backends.llama_cpp import DEMO_MODEL
 
 from support.documents import Block, Command, commands
@@ -88,6 +89,8 @@ class Reader:
             shutil.copy(path, folder / f"{name}.gguf")
         projector(folder / "mmproj.gguf", DEMO_WIDTH)
         (folder / "picture.png").write_bytes(png(255, 0, 0))
+        (folder / "fleet.toml").write_text('[engines.small]\nfile = "model.gguf"\n')
+        shutil.copy(DEMO_MODEL, folder / "small.gguf")
         for path in EVALUATE.glob("*.yaml"):
             shutil.copy(path, folder)
         questions = (EVALUATE / "questions.jsonl").read_text().splitlines(keepends=True)
@@ -107,6 +110,8 @@ class Reader:
             self._shell(self._local(block.text))
         elif block.language in ("json", "yaml", "toml") and HERE in block.text:
             self._settings(block)
+        elif block.language == "toml" and re.search(r"^\[\w+", block.text, re.MULTILINE):
+            self._tables(self._local(block.text))
         elif block.language == "json":
             self._fields(block.text)
         else:
@@ -143,6 +148,13 @@ class Reader:
         elif block.language == "toml":
             tomllib.loads(block.text)
 
+    def _tables(self, text: str) -> None:
+        """Load tables of the settings, in the file that the first line names."""
+        name = text.removeprefix("# ").partition("\n")[0] if text.startswith("# ") else "one.toml"
+        path = self._folder / name
+        path.write_text(text)
+        Settings.load(path)
+
     def _fields(self, text: str) -> None:
         """Send each line as fields of a chat request."""
         with self._serving("latimer", "serve"):
@@ -173,6 +185,10 @@ class Reader:
 
     def _command(self, command: Command, background: contextlib.ExitStack) -> None:
         words = command.words
+        if words[0] == "llama-server":
+            # One runs at the address that replaces this port's.
+            assert f"http://127.0.0.1:{words[words.index('--port') + 1]}" in self._addresses
+            return
         if words[:2] == ("latimer", "serve"):
             with contextlib.ExitStack() as foreground:
                 stack = background if command.background else foreground

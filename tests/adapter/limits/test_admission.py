@@ -46,7 +46,7 @@ async def limited(
     app = OpenAIAdapter(engine or Echo("one two"), any_model=True, keys=keys(**limits))
     store = app._service.limits
     assert isinstance(store, MemoryLimits)
-    grant = next(iter(app._keys.grants.values()))
+    grant = next(iter(app._api_keys.grants.values()))
     account = store._account(grant)
     async with client_of(app) as client:
         client.headers["authorization"] = "Bearer sk-team"
