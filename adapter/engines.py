@@ -25,7 +25,8 @@ from ..backends.llama_server import LlamaServer
 from ..backends.llama_server.command import find_program
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
 from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
-from .settings import BackendName, Need, Settings, reason_of
+from .option import Need
+from .settings import BackendName, Settings, reason_of
 from .store.config import OFF, StoreConfig
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store

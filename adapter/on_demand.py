@@ -26,7 +26,8 @@ from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
 from ..backends.llama_cpp.options import EXTRA, name_of
 from ..backends.llama_server.command import SUPPORTED, command_of, find_program
-from .settings import Settings, option_of
+from .option import option_of
+from .settings import Settings
 
 # The variable in which llama-server finds its API key.
 _KEY = "LLAMA_API_KEY"

@@ -32,6 +32,8 @@ PARTS = {
     "setup.py": "build-system",
     "adapter/generation/token_ids.py": "tiktoken",
     "adapter/store/blobs.py": "s3",
+    "adapter/limits/postgresql.py": "postgres",
+    "adapter/limits/redis.py": "redis",
     "backends/llama_cpp/": "llama-cpp",
     "adapter/": "dependencies",
     "backends/": "dependencies",
@@ -46,14 +48,15 @@ WITH = {
     "llama-cpp": ("dependencies",),
     "tiktoken": ("dependencies",),
     "s3": ("dependencies",),
+    "postgres": ("dependencies",),
+    "redis": ("dependencies",),
     "conformance": ("dependencies",),
-    "test": ("dependencies", "llama-cpp", "tiktoken", "postgres", "s3", "conformance"),
+    "test": ("dependencies", "llama-cpp", "tiktoken", "postgres", "redis", "s3", "conformance"),
 }
 # Modules that an extra of another distribution installs.
 BROUGHT = {"botocore": "boto3", "uvloop": "uvicorn[standard]"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
-    ("postgres", "psycopg[binary]"): "SQLAlchemy imports it for PostgreSQL's URLs",
     ("test", "flask"): "moto's server imports it",
     ("test", "flask-cors"): "moto's server imports it",
     ("test", "lm-eval[api]"): "the client of lm-eval that tests/clients runs",
@@ -245,7 +248,7 @@ MISSING = [
     ("jsonschema", ["conform", "http://127.0.0.1:1/v1"], 3, "requires the extra 'conformance'"),
     (
         "llguidance",
-        ["serve", "--port", "0"],
+        ["serve", "--port", "0", "--backend", "llama-cpp"],
         3,
         "llama.cpp in process requires the extra 'llama-cpp'",
     ),

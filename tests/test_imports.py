@@ -59,7 +59,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "admin", "app", "engines", "fleet", "on_demand", "routes", "settings",
+            "__init__", "admin", "app", "engines", "fleet", "on_demand", "option", "routes",
+            "settings",
         )
     ),
     ("adapter/cli/*.py",),

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
-from ..settings import ENGINE, IN_PROCESS, STORE, Settings, is_list, option_of, type_of
+from ..option import ENGINE, IN_PROCESS, STORE, is_list, option_of, type_of
+from ..settings import Settings
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]

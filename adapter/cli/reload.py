@@ -11,7 +11,8 @@ from ...backends.errors import LatimerError
 from ..app import OpenAIAdapter
 from ..auth import UnusableKey
 from ..fleet import Fleet, changes_of
-from ..settings import Settings, WrongSettings, option_of
+from ..option import option_of
+from ..settings import Settings, WrongSettings
 from .terminal import say
 
 # Seconds between looks at the file.

@@ -14,14 +14,8 @@ import pytest
 from latimer.adapter.app import DEFAULTS, Options
 from latimer.adapter.cli.commands import check, serve
 from latimer.adapter.cli.options import option
-from latimer.adapter.settings import (
-    FLEET,
-    SERVER,
-    FlatSettings,
-    Settings,
-    WrongSettings,
-    option_of,
-)
+from latimer.adapter.option import FLEET, SERVER, option_of
+from latimer.adapter.settings import FlatSettings, Settings, WrongSettings
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer

@@ -188,7 +188,7 @@ async def _long_head() -> Reply:
 
 
 # The position of the code among the arguments of the functions that make errors.
-_CODES = {"InvalidRequest": 2, "invalid": 1, "_body": 3}
+_CODES = {"InvalidRequest": 2, "wrong_value": 2, "invalid": 1, "_body": 3}
 
 
 def codes() -> set[str]:
