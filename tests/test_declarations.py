@@ -57,6 +57,7 @@ WITH = {
 BROUGHT = {"botocore": "boto3", "uvloop": "uvicorn[standard]"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
+    ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
     ("test", "flask"): "moto's server imports it",
     ("test", "flask-cors"): "moto's server imports it",
     ("test", "lm-eval[api]"): "the client of lm-eval that tests/clients runs",
@@ -74,7 +75,9 @@ NOT_IMPORTED = {
 # Files that only pytest imports, so pytest is installed.
 OF_PYTEST = ("tests/conformance/plugin.py", "tests/conformance/test_conformance.py")
 # Scripts that list their own requirements in their docstrings.
-SCRIPTS = ("tests/models/make.py", "tests/models/make_embeddings.py")
+SCRIPTS = (
+    "backends/llama_server/wheel.py", "tests/models/make.py", "tests/models/make_embeddings.py",
+)  # fmt: skip
 # Programs of `make clients`, which have environments of their own.
 CLIENTS = "tests/clients/installed/python"
 # The requirements that their modules with another name come with.

@@ -1,8 +1,9 @@
 """llama.cpp's server from the package `xllamacpp`, with some of llama-server's flags.
 
+    pip install xllamacpp
     python wheel.py -m model.gguf --port 8080
 
-The script imports nothing from Latimer.
+The script imports nothing from Latimer, which runs it where that package is installed.
 """
 
 from __future__ import annotations

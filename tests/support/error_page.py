@@ -218,7 +218,8 @@ def _patterns(value: ast.expr) -> Iterator[str]:
     if isinstance(value, ast.IfExp):
         yield from (*_patterns(value.body), *_patterns(value.orelse))
     elif isinstance(value, ast.Constant) and isinstance(value.value, str):
-        yield re.escape(value.value)
+        # The schemas' `wrong_value` has a path there, such as ".type".
+        yield from () if value.value.startswith(".") else (re.escape(value.value),)
     elif isinstance(value, ast.JoinedStr):
         yield "".join(
             re.escape(str(part.value)) if isinstance(part, ast.Constant) else "[a-z]+"
