@@ -151,6 +151,9 @@ def unused(settings: Settings) -> list[str]:
         else ("an engine at a URL", "only for an engine at a URL")
     ]
     lines = []
+    if settings.admin_key is not None:
+        where = settings.source_of("admin_key")
+        lines.append(f"Ignored: {where} (only with tables of engines).")
     if not is_elsewhere(settings) and not is_in_process(settings):
         program = find_program()
         if settings.backend == "auto" and program is not None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel, TypeAdapter
+
 from ..backends.errors import LatimerError
 from ..backends.fleet.config import ModelConfig
 from ..backends.fleet.machine import Machine
@@ -19,13 +21,18 @@ from .engines import WrongSetup, backend_of, member_of
 from .on_demand import update_machines
 from .service import ModelEntry
 from .settings import OF_ENGINE, Settings
+from .validation import parse
 
 # Seconds that the waiting requests of a removed model get.
 _REMOVED = 60
 # Seconds between looks at models that are not available yet.
 _AGAIN = 0.5
-# The requests that a model's defaults are for.
-_REQUESTS = (ChatRequest, CompletionRequest, ResponseRequest)
+# The requests that a model's defaults are for, each with its required fields.
+_REQUESTS: Mapping[type[BaseModel], Mapping[str, Any]] = {
+    ChatRequest: {"messages": [{"role": "user", "content": "Hello"}]},
+    CompletionRequest: {"prompt": "Hello"},
+    ResponseRequest: {"input": "Hello"},
+}
 _FIELDS = frozenset(name for request in _REQUESTS for name in request.model_fields)
 
 
@@ -209,6 +216,14 @@ def _policy(settings: Settings, name: str, model: ModelConfig) -> Any:
             f"models.{name}.defaults: no request has the field {unknown[0]!r}. Write a field of "
             "chat completions, completions or responses."
         )
+    for request, body in _REQUESTS.items():
+        own_fields = request.model_fields.keys() & model.defaults.keys()
+        try:
+            # A wrong value would be an error of each request that does not set the field.
+            values = {field: model.defaults[field] for field in own_fields}
+            parse(TypeAdapter(request), (), {"model": name, **body, **values})
+        except LatimerError as error:
+            raise WrongSetup(f"models.{name}.defaults: {error.message}") from None
     own = settings.for_model(model)
     if own.logit_bias_vocabulary is not None:
         from .generation.token_ids import load

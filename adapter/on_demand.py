@@ -25,7 +25,7 @@ from ..backends.fleet.router_mode import KoboldModel, RouterModel
 from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
 from ..backends.llama_cpp.options import EXTRA, name_of
-from ..backends.llama_server.command import SUPPORTED, command_of, find_program
+from ..backends.llama_server.command import command_of, find_program, supported_by
 from .option import option_of
 from .settings import Settings
 
@@ -53,13 +53,14 @@ def options_of(settings: Settings) -> dict[str, Any]:
 
 
 def unsupported(settings: Settings) -> list[str]:
-    """Return where those settings were set that llama-server does not know."""
+    """Return where those settings were set that the llama-server here does not know."""
+    supported = supported_by(find_program() or [""])
     return [
         settings.source_of(name)
         for name, field in Settings.model_fields.items()
         if name in settings.model_fields_set
         and option_of(field).needs == "a GGUF file"
-        and (option_of(field).argument or name) not in SUPPORTED
+        and (option_of(field).argument or name) not in supported
     ]
 
 

@@ -541,6 +541,14 @@ class Settings(FlatSettings):
             *wrong_keys(self.keys),
         ]
         found = [f"{self._file}: {place}: {reason}" for place, reason in places]
+        for name in self.engines:
+            try:
+                own = self.for_engine(name)
+                own.adapters()
+                own.check_engine_key()
+            except ValueError as error:
+                reason = str(error).removeprefix(f"{self._file}: ")
+                found.append(f"{self._file}: engines.{name}: {reason}")
         for name in ("model", "model_name", "backend") if self.engines else ():
             if name in self.model_fields_set:
                 where = self.source_of(name)
@@ -627,6 +635,11 @@ class Settings(FlatSettings):
                 ) from None
         return found
 
+    def check_engine_key(self) -> None:
+        """Raise `UnusableKey` if the engine's key cannot be sent in a header."""
+        if self.engine_key:
+            check_key(self.engine_key.get_secret_value(), "engine_key")
+
     def api_keys(self) -> list[str]:
         """Return all API keys, from `api_key` and from `api_key_file`.
 
@@ -649,8 +662,7 @@ class Settings(FlatSettings):
             check_key(key, "api_key")
         if self.admin_key is not None:
             check_key(self.admin_key.get_secret_value(), "admin_key")
-        if self.engine_key:
-            check_key(self.engine_key.get_secret_value(), "engine_key")
+        self.check_engine_key()
         return keys
 
 

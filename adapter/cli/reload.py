@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from ..app import OpenAIAdapter
 from ..auth import UnusableKey
 from ..fleet import Fleet, changes_of
 from ..option import option_of
-from ..settings import Settings, WrongSettings
+from ..settings import OF_ENGINE, OF_MODEL, Settings, WrongSettings
 from .terminal import say
+
+log = logging.getLogger("latimer")
 
 # Seconds between looks at the file.
 _LOOK = 2.0
+# The settings that engines and models without their own get again with the file.
+_FOLLOWED = {*OF_ENGINE, *OF_MODEL, "queue"}
 
 
 async def follow(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> None:
@@ -45,10 +50,11 @@ async def follow(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> None:
 def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
     """Serve what the file says now; an invalid one changes nothing. Return the settings."""
     try:
+        keys = settings.api_keys()
         new = settings.reloaded()
         if not new.engines:
             raise WrongSettings(f"{settings.file}: it has no table of an engine any more.")
-        if settings.keys and not new.keys and not settings.api_keys():
+        if settings.keys and not new.keys and not keys:
             raise WrongSettings(f"{settings.file}: it has no table of a key any more.")
         changes = fleet.apply(new)
     except (WrongSettings, UnusableKey) as error:
@@ -57,8 +63,13 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
     except LatimerError as error:
         say(f"Latimer keeps its settings: {error.message}")
         return settings
+    except Exception as error:
+        # The file must be followed whatever it says: a key that it removes later has to go.
+        log.exception("the settings file could not be read again")
+        say(f"Latimer keeps its settings: {error}")
+        return settings
     app.replace(fleet.entries)
-    app.replace_keys(settings.api_keys(), new.keys)
+    app.replace_keys(keys, new.keys)
     changes += changes_of("key", settings.keys, new.keys)
     fleet.start()
     say(
@@ -68,6 +79,7 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
         name
         for name, field in Settings.model_fields.items()
         if (not option_of(field).is_table or name == "admission")
+        and name not in _FOLLOWED
         and getattr(new, name) != getattr(settings, name)
     ]
     if fixed:

@@ -63,8 +63,14 @@ _FLAGS: Mapping[str, Callable[[Any], Sequence[str]]] = {
     "embeddings": _on("--embeddings"),
     "pooling": lambda value: ["--reranking"] if value == "rank" else ["--pooling", value],
 }
-# The arguments of the in-process engine that llama-server knows.
-SUPPORTED = frozenset({*_FLAGS, "context", "parallel"})
+_ALWAYS = ("context", "parallel")
+# Those that the server of the package xllamacpp knows (`wheel.py`).
+_OF_WHEEL = ("threads", "batch", "gpu_layers", "cache_memory", "mmproj", "embeddings")
+
+
+def supported_by(program: Sequence[str]) -> frozenset[str]:
+    """Return the arguments of the in-process engine that a program has flags for."""
+    return frozenset({*(_OF_WHEEL if program[-1] == wheel.__file__ else _FLAGS), *_ALWAYS})
 
 
 def command_of(
@@ -82,6 +88,6 @@ def command_of(
     command += ["-c", str(options.get("context", CONTEXT)), "--kv-unified"]
     command += ["-np", str(options.get("parallel", SLOTS))]
     for name, flags in _FLAGS.items():
-        if options.get(name) is not None:
+        if options.get(name) is not None and name in supported_by(program):
             command += flags(options[name])
     return command

@@ -168,6 +168,7 @@ async def test_a_model_has_defaults_and_rules(servers: list[str], tmp_path: Path
     ("table", "said"),
     [
         ("defaults = { temprature = 1 }", "models.m.defaults: no request has the field 'temprat"),
+        ('defaults = { temperature = "hot" }', "models.m.defaults: Invalid type for 'temperature'"),
         ("logit_bias_vocabulary = 'x'", "models.m.logit_bias_vocabulary: "),
     ],
 )

@@ -203,6 +203,20 @@ def test_a_file_that_is_no_text(file: Path, data: bytes, said: str) -> None:
     assert said in complaint(file)
 
 
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('lora = ["a=b"]', "engines.one: lora: 'a=b' must end with a number after '='"),
+        ('engine_key = "a\\nb"', "engines.one: engine_key: a key contains a line break"),
+    ],
+    ids=["lora", "key"],
+)
+def test_a_value_in_a_table_is_checked(file: Path, table: str, said: str) -> None:
+    """A value that an engine's table gets wrong is an error at the start, and at a reload."""
+    file.write_text(f'[engines.one]\nurl = "http://127.0.0.1:1"\n{table}\n')
+    assert said in complaint(file)
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     """A folder as `--config` is an error that says so."""
     assert complaint(tmp_path) == "FILE cannot be read: Is a directory."

@@ -46,6 +46,13 @@ def test_the_wheel_knows_the_flags_of_a_plain_command() -> None:
     assert (values.t, values.ngl, values.cache_ram, values.kv_unified) == (2, 999, 64, True)
 
 
+def test_the_wheel_gets_no_flag_that_it_does_not_know() -> None:
+    """A setting that the prebuilt server has no flag for is left out of its command."""
+    options = {"threads": 2, "mlock": True, "cache_type": "q8_0", "pooling": "rank"}
+    words = command_of([sys.executable, wheel.__file__], DEMO_MODEL, "demo", options)
+    assert wheel.parse([word.replace("{port}", "8080") for word in words[2:]]).t == 2
+
+
 def test_llama_server_on_the_path_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A llama-server on the PATH is preferred to those of packages; without any there is none."""
     program = tmp_path / "llama-server"
