@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from .replica import Demand, LoadState, Replica, State
 LOAD_WAIT = 600.0
 # The host memory of a machine that has several memories.
 RAM = "ram"
+_numbers = itertools.count()
 
 
 class Member:
@@ -35,6 +37,7 @@ class Member:
         load_wait: seconds that a request waits which does not stream; None for no limit.
 
     Attributes:
+        key: identifies it in plans; a changed engine and its successor have the same name.
         is_pinned, idle: as in `Loader`.
         running: the number of requests that use it.
         loads: the number of its loads.
@@ -49,6 +52,7 @@ class Member:
         self, machine: Machine, loader: EngineLoader, load_wait: float | None = LOAD_WAIT
     ) -> None:
         self.loader = loader
+        self.key = str(next(_numbers))
         self.is_pinned, self.idle = loader.is_pinned, loader.idle
         self.load_wait = load_wait
         self.running = self.loads = 0
@@ -221,7 +225,7 @@ class Member:
         """Return what `plan` knows about the engine."""
         state = self.loader.state
         return View(
-            self.name,
+            self.key,
             is_loaded=state in ("ready", "loading") or self.task is not None,
             is_settled=self.task is None,
             is_pinned=self.is_pinned,
@@ -232,6 +236,7 @@ class Member:
             idle=self.idle,
             need=self.loader.memory or None,
             load_seconds=self.load_seconds,
+            name=self.name,
         )
 
     def _ends(self) -> list[float]:
@@ -374,10 +379,10 @@ class Machine:
         now = time.monotonic()
         made = plan([member.view(now) for member in self.members], self.memory, self.most_wait)
         for member in self.members:
-            if member.name in made.never:
-                message = f"The engine '{member.name}' cannot be loaded: {made.never[member.name]}."
+            if member.key in made.never:
+                message = f"The engine '{member.name}' cannot be loaded: {made.never[member.key]}."
                 member.refuse(not_loaded(message, 60.0))
-            is_closed = member.name in made.closed or member in self._unloading
+            is_closed = member.key in made.closed or member in self._unloading
             if is_closed != member.is_closed:
                 member.is_closed = is_closed
                 member.show()
@@ -385,9 +390,9 @@ class Machine:
                 continue
             if member.loader.pause:
                 member.refuse(member.loader.unavailable())
-            elif member.name in made.load:
+            elif member.key in made.load:
                 member.task = self._start(self._load(member))
-            elif member.name in made.unload or (member in self._unloading and not member.is_used):
+            elif not member.is_used and (member.key in made.unload or member in self._unloading):
                 member.task = self._start(self._unload(member))
             elif member.is_ready and member.waiting:
                 member.admit()

@@ -255,3 +255,12 @@ async def test_calls_of_pools_load_engines_in_turns() -> None:
         assert not any(member.is_used for member in members)
         for pool in pools:
             await pool.aclose()
+
+
+async def test_a_changed_engine_and_its_successor_are_told_apart() -> None:
+    """An idle engine is unloaded without the busy one that has its name on the same machine."""
+    async with machine_of(sized("a"), sized("a", idle=0.05), memory=25) as [old, new]:
+        async with old.use():
+            await request(new, 0)
+            await asyncio.sleep(0.3)
+            assert (old.state, new.state) == ("ready", "unloaded")
