@@ -110,6 +110,7 @@ class Member:
 
         Raises:
             EngineUnavailable: it cannot be loaded, or not in time.
+            LatimerError: it was loaded, and describes no model.
         """
         if self.is_ready:
             self.running += 1
@@ -133,6 +134,8 @@ class Member:
         if isinstance(error, EngineUnavailable):
             # A new error, since an error that is raised again grows its traceback each time.
             raise not_loaded(error.message, error.retry_after or 1.0)
+        if error is not None:
+            raise error.with_traceback(None)
 
     def release(self) -> None:
         """Let another engine take its memory, when no other request uses it."""
@@ -388,11 +391,13 @@ class Machine:
                 member.show()
             if member.task is not None:
                 continue
-            if member.loader.pause:
+            if member in self._unloading and not member.is_used:
+                member.task = self._start(self._unload(member))
+            elif member.loader.pause:
                 member.refuse(member.loader.unavailable())
             elif member.key in made.load:
                 member.task = self._start(self._load(member))
-            elif not member.is_used and (member.key in made.unload or member in self._unloading):
+            elif member.key in made.unload and not member.is_used:
                 member.task = self._start(self._unload(member))
             elif member.is_ready and member.waiting:
                 member.admit()
