@@ -218,9 +218,9 @@ class Member:
         found += [pool.oldest for pool, own in self._pools.items() if _waits_for(pool, own)]
         return max(found, default=None)
 
-    def remember(self) -> None:
+    async def remember(self) -> None:
         """Measure the memory of the engine, unless it is declared."""
-        size, kind = self.loader.measure(), self._machine.kind
+        size, kind = await asyncio.to_thread(self.loader.measure), self._machine.kind
         if size is not None and kind is not None:
             self.loader.note_memory(kind, size)
 
@@ -415,6 +415,7 @@ class Machine:
         begun = time.monotonic()
         try:
             await member.loader.load()
+            await member.remember()
             await member.learn()
         except LatimerError as error:
             if member.loader.is_ready:
@@ -425,7 +426,6 @@ class Machine:
         else:
             member.loads += 1
             member.load_seconds = max(time.monotonic() - begun, 0.001)
-            member.remember()
             member.task = None
             # Those that waited are served, even if others have waited for too long meanwhile.
             member.admit()
@@ -435,7 +435,7 @@ class Machine:
 
     async def _unload(self, member: Member) -> None:
         try:
-            member.remember()
+            await member.remember()
             await member.loader.unload()
         finally:
             member.task = None

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Text
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet import groups
+from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.process import EngineProcess, Tail
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
@@ -301,3 +303,27 @@ def test_broken_records_do_no_harm(tmp_path: Path) -> None:
     for number, data in enumerate([b"", b"{", b"[]", b'{"parent": "x"}', b"null"]):
         (folder / f"{number}.json").write_bytes(data)
     assert groups.end_orphans(tmp_path) == []
+
+
+@linux
+async def test_looks_at_all_processes_are_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measuring and unloading an engine look at the processes in other threads."""
+    threads: list[int] = []
+    look = groups.Group.members
+
+    def members(group: groups.Group) -> list[int]:
+        threads.append(threading.get_ident())
+        return look(group)
+
+    monkeypatch.setattr(groups.Group, "members", members)
+    machine = Machine()
+    member = Member(machine, EngineProcess("test", real(), LlamaServer, folder=tmp_path))
+    try:
+        await member.load()
+        await member.unload()
+        assert len(threads) >= 3
+        assert threading.get_ident() not in threads
+    finally:
+        await machine.aclose()
