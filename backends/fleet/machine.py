@@ -271,6 +271,10 @@ class Member:
         """Unload the engine when no request uses it; the next request loads it again."""
         await self._machine.unload(self)
 
+    def leave(self) -> None:
+        """Leave the machine; for an engine that was never used."""
+        self._machine.members.remove(self)
+
     async def aclose(self) -> None:
         """Unload the engine at once, and release its backend."""
         await self._machine.remove(self)
