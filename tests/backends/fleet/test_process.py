@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -327,3 +328,21 @@ async def test_looks_at_all_processes_are_off_the_event_loop(
         assert threading.get_ident() not in threads
     finally:
         await machine.aclose()
+
+
+def test_a_user_without_a_home_directory_has_a_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a home directory the state is in a temporary folder that others cannot write."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    folder = groups.state_folder()
+    assert folder == groups.state_folder() == tmp_path / f"latimer-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    assert groups.state_folder() != folder
