@@ -143,6 +143,13 @@ def is_elsewhere(settings: Settings) -> bool:
     return settings.model is not None and _ADDRESS.match(settings.model) is not None
 
 
+def starts_engines(settings: Settings) -> bool:
+    """Return True if engines of these settings are processes that Latimer starts."""
+    if settings.engines:
+        return any(table.command is not None for table in settings.engines.values())
+    return not is_elsewhere(settings) and not is_in_process(settings)
+
+
 def unused(settings: Settings) -> list[str]:
     """Return lines about the engine that was chosen, and about settings without effect."""
     reasons: list[tuple[Need, str]] = [

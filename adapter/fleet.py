@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from ..backends.errors import LatimerError
 from ..backends.fleet.config import ModelConfig
-from ..backends.fleet.machine import Machine
+from ..backends.fleet.machine import Machine, Member
 from ..backends.fleet.pool import Pool
 from ..backends.fleet.replica import Replica
 from ..schemas.openai.chat import ChatRequest
@@ -18,7 +18,7 @@ from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.responses import ResponseRequest
 from .app import policy_of
 from .engines import WrongSetup, backend_of, member_of
-from .on_demand import update_machines
+from .on_demand import machines_of, update_machines
 from .service import ModelEntry
 from .settings import OF_ENGINE, Settings
 from .validation import parse
@@ -68,14 +68,22 @@ class Fleet:
         Raises:
             WrongSetup: an engine or a model cannot be made. Nothing has changed then.
         """
-        update_machines(self.machines, settings)
+        machines = machines_of(self.machines, settings)
         keys = {name: _key(settings, name) for name in settings.engines}
         models = settings.served()
         policies = {name: _policy(settings, name, model) for name, model in models.items()}
         made: dict[str, Replica] = {}
-        for name, key in keys.items():
-            if key != self._keys.get(name):
-                made[name] = self._make(settings, name)
+        try:
+            for name, key in keys.items():
+                if key != self._keys.get(name):
+                    made[name] = self._make(settings, name, machines)
+        except BaseException:
+            for replica in made.values():
+                if isinstance(replica.loader, Member):
+                    replica.loader.leave()
+            raise
+        update_machines(machines, settings)
+        self.machines = machines
         before = self.replicas
         replicas = {name: made[name] if name in made else before[name] for name in keys}
         changes = changes_of("engine", before, replicas)
@@ -121,7 +129,7 @@ class Fleet:
         self.pools = pools
         return changes
 
-    def _make(self, settings: Settings, name: str) -> Replica:
+    def _make(self, settings: Settings, name: str, machines: Mapping[str, Machine]) -> Replica:
         """Return a new engine.
 
         Raises:
@@ -130,7 +138,7 @@ class Fleet:
         table = settings.engines[name]
         try:
             if table.is_loaded_on_demand:
-                loader = member_of(settings, name, self.machines)
+                loader = member_of(settings, name, machines)
                 return Replica(name, loader.backend, table.places, loader)
             backend = backend_of(settings.for_engine(name), self._progress)
         except WrongSetup as error:

@@ -105,15 +105,26 @@ class OnlyModel(Pool):
 _KOBOLD = "koboldcpp at "
 
 
-def update_machines(machines: dict[str, Machine], settings: Settings) -> None:
-    """Add the machines of the tables, and change those that exist."""
+def machines_of(machines: Mapping[str, Machine], settings: Settings) -> dict[str, Machine]:
+    """Return the machines that exist, and new ones of the tables; see `update_machines`."""
+    names = [*settings.machines]
+    names += [place for engine in settings.engines.values() if (place := _place_of(engine))]
+    return {**{name: Machine(name) for name in names}, **machines}
+
+
+def update_machines(machines: Mapping[str, Machine], settings: Settings) -> None:
+    """Give the machines the limits of the tables."""
     for name, table in settings.machines.items():
-        machine = machines.setdefault(name, Machine(name))
-        machine.memory, machine.most_wait = table.memory, table.most_wait
+        machines[name].memory, machines[name].most_wait = table.memory, table.most_wait
     for engine in settings.engines.values():
         if _is_kobold(engine):
-            machine = machines.setdefault(engine.machine or _KOBOLD + str(engine.url), Machine())
+            machine = machines[_place_of(engine)]
             machine.memory = {**(machine.memory or {}), _KOBOLD + str(engine.url): 1}
+
+
+def _place_of(engine: Any) -> str:
+    """Return the name of an engine's machine; an empty text if it has one for itself."""
+    return engine.machine or (_KOBOLD + str(engine.url) if _is_kobold(engine) else "")
 
 
 def _is_kobold(engine: Any) -> bool:
@@ -153,6 +164,5 @@ def loader_of(
 
 def machine_of(settings: Settings, name: str, machines: Mapping[str, Machine]) -> Machine:
     """Return the machine of an engine; one without limits of its own if it names none."""
-    table = settings.engines[name]
-    place = table.machine or (_KOBOLD + str(table.url) if _is_kobold(table) else "")
+    place = _place_of(settings.engines[name])
     return machines[place] if place else Machine(name)

@@ -24,7 +24,7 @@ from ...backends.fleet.groups import end_orphans, kill_all, state_folder
 from ...backends.offload import Abandoned
 from ..admin import admin_routes
 from ..app import OpenAIAdapter
-from ..engines import backend_of, is_elsewhere, unused
+from ..engines import backend_of, is_elsewhere, starts_engines, unused
 from ..errors import InvalidRequest, LimitsUnavailable
 from ..fleet import Fleet
 from ..generation.token_ids import load
@@ -71,7 +71,7 @@ async def serve(settings: Settings) -> None:
         SystemExit: the server could not start.
     """
     end_at_once()
-    for name in end_orphans(state_folder()):
+    for name in end_orphans(state_folder()) if starts_engines(settings) else ():
         say(f"Ended the engine {name}, which an earlier Latimer had started.")
     _allow_connections()
     _hide_ends_of_work()

@@ -12,8 +12,10 @@ import os
 import re
 import secrets
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,11 +37,33 @@ def state_folder() -> Path:
     own = os.environ.get("XDG_STATE_HOME")
     if own:
         return Path(own) / "latimer"
+    try:
+        return _folder_at_home()
+    except RuntimeError:
+        # The user has no home directory, as in a container with a numeric user.
+        return _temporary_folder()
+
+
+def _folder_at_home() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "latimer"
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "latimer"
     return Path.home() / ".local" / "state" / "latimer"
+
+
+def _temporary_folder() -> Path:
+    """Return a folder that only this user can write, for a user without a home directory."""
+    if sys.platform == "win32":
+        return Path(tempfile.gettempdir()) / "latimer"
+    folder = Path(tempfile.gettempdir()) / f"latimer-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700)
+    facts = folder.lstat()
+    if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022:
+        return folder
+    # Another user has made it.
+    return Path(tempfile.mkdtemp(prefix="latimer-"))
 
 
 class Group:

@@ -120,7 +120,10 @@ class EngineLoader(ABC):
         return self.state == "ready"
 
     def measure(self) -> int | None:
-        """Return the bytes of memory that the engine takes now; None if they cannot be measured."""
+        """Return the bytes of memory that the engine takes now; None if they cannot be measured.
+
+        This runs in a thread, since it may take time.
+        """
         return None
 
     def note_memory(self, kind: str, size: int) -> None:

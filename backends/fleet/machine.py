@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from .replica import Demand, LoadState, Replica, State
 LOAD_WAIT = 600.0
 # The host memory of a machine that has several memories.
 RAM = "ram"
+_numbers = itertools.count()
 
 
 class Member:
@@ -35,6 +37,7 @@ class Member:
         load_wait: seconds that a request waits which does not stream; None for no limit.
 
     Attributes:
+        key: identifies it in plans; a changed engine and its successor have the same name.
         is_pinned, idle: as in `Loader`.
         running: the number of requests that use it.
         loads: the number of its loads.
@@ -49,6 +52,7 @@ class Member:
         self, machine: Machine, loader: EngineLoader, load_wait: float | None = LOAD_WAIT
     ) -> None:
         self.loader = loader
+        self.key = str(next(_numbers))
         self.is_pinned, self.idle = loader.is_pinned, loader.idle
         self.load_wait = load_wait
         self.running = self.loads = 0
@@ -106,6 +110,7 @@ class Member:
 
         Raises:
             EngineUnavailable: it cannot be loaded, or not in time.
+            LatimerError: it was loaded, and describes no model.
         """
         if self.is_ready:
             self.running += 1
@@ -129,6 +134,8 @@ class Member:
         if isinstance(error, EngineUnavailable):
             # A new error, since an error that is raised again grows its traceback each time.
             raise not_loaded(error.message, error.retry_after or 1.0)
+        if error is not None:
+            raise error.with_traceback(None)
 
     def release(self) -> None:
         """Let another engine take its memory, when no other request uses it."""
@@ -211,9 +218,9 @@ class Member:
         found += [pool.oldest for pool, own in self._pools.items() if _waits_for(pool, own)]
         return max(found, default=None)
 
-    def remember(self) -> None:
+    async def remember(self) -> None:
         """Measure the memory of the engine, unless it is declared."""
-        size, kind = self.loader.measure(), self._machine.kind
+        size, kind = await asyncio.to_thread(self.loader.measure), self._machine.kind
         if size is not None and kind is not None:
             self.loader.note_memory(kind, size)
 
@@ -221,7 +228,7 @@ class Member:
         """Return what `plan` knows about the engine."""
         state = self.loader.state
         return View(
-            self.name,
+            self.key,
             is_loaded=state in ("ready", "loading") or self.task is not None,
             is_settled=self.task is None,
             is_pinned=self.is_pinned,
@@ -232,6 +239,7 @@ class Member:
             idle=self.idle,
             need=self.loader.memory or None,
             load_seconds=self.load_seconds,
+            name=self.name,
         )
 
     def _ends(self) -> list[float]:
@@ -262,6 +270,10 @@ class Member:
     async def unload(self) -> None:
         """Unload the engine when no request uses it; the next request loads it again."""
         await self._machine.unload(self)
+
+    def leave(self) -> None:
+        """Leave the machine; for an engine that was never used."""
+        self._machine.members.remove(self)
 
     async def aclose(self) -> None:
         """Unload the engine at once, and release its backend."""
@@ -374,20 +386,22 @@ class Machine:
         now = time.monotonic()
         made = plan([member.view(now) for member in self.members], self.memory, self.most_wait)
         for member in self.members:
-            if member.name in made.never:
-                message = f"The engine '{member.name}' cannot be loaded: {made.never[member.name]}."
+            if member.key in made.never:
+                message = f"The engine '{member.name}' cannot be loaded: {made.never[member.key]}."
                 member.refuse(not_loaded(message, 60.0))
-            is_closed = member.name in made.closed or member in self._unloading
+            is_closed = member.key in made.closed or member in self._unloading
             if is_closed != member.is_closed:
                 member.is_closed = is_closed
                 member.show()
             if member.task is not None:
                 continue
-            if member.loader.pause:
+            if member in self._unloading and not member.is_used:
+                member.task = self._start(self._unload(member))
+            elif member.loader.pause:
                 member.refuse(member.loader.unavailable())
-            elif member.name in made.load:
+            elif member.key in made.load:
                 member.task = self._start(self._load(member))
-            elif member.name in made.unload or (member in self._unloading and not member.is_used):
+            elif member.key in made.unload and not member.is_used:
                 member.task = self._start(self._unload(member))
             elif member.is_ready and member.waiting:
                 member.admit()
@@ -405,6 +419,7 @@ class Machine:
         begun = time.monotonic()
         try:
             await member.loader.load()
+            await member.remember()
             await member.learn()
         except LatimerError as error:
             if member.loader.is_ready:
@@ -415,7 +430,6 @@ class Machine:
         else:
             member.loads += 1
             member.load_seconds = max(time.monotonic() - begun, 0.001)
-            member.remember()
             member.task = None
             # Those that waited are served, even if others have waited for too long meanwhile.
             member.admit()
@@ -425,7 +439,7 @@ class Machine:
 
     async def _unload(self, member: Member) -> None:
         try:
-            member.remember()
+            await member.remember()
             await member.loader.unload()
         finally:
             member.task = None

@@ -22,6 +22,7 @@ class View(NamedTuple):
     """The facts about a member that `plan` needs.
 
     Args:
+        key: identifies it; a changed engine and its successor have the same name.
         is_loaded: True if it takes memory: it is loaded, or it is being loaded or unloaded.
         is_settled: True if it is neither being loaded nor unloaded.
         is_pinned: as in `EngineLoader`.
@@ -32,9 +33,10 @@ class View(NamedTuple):
         idle: as in `EngineLoader`.
         need: its bytes by memory; None if they are unknown.
         load_seconds: the seconds that it takes to load.
+        name: its name in messages; by default the key.
     """
 
-    name: str
+    key: str
     is_loaded: bool = False
     is_settled: bool = True
     is_pinned: bool = False
@@ -45,6 +47,7 @@ class View(NamedTuple):
     idle: float | None = None
     need: Mapping[str, int] | None = None
     load_seconds: float = FIRST_LOAD
+    name: str = ""
 
     @property
     def is_free(self) -> bool:
@@ -57,7 +60,7 @@ class Plan:
     """The members to load, to unload and to close now.
 
     Args:
-        load, unload: the members to load and to unload.
+        load, unload: the keys of the members to load and to unload.
         closed: the members that accept no more requests, because others have waited too long.
         never: the members that cannot be loaded, with the reason.
         again: seconds until the plan may change by itself; None if it does not.
@@ -86,29 +89,29 @@ def plan(
     needs = _needs(views, memory)
     pinned = [view for view in views if view.is_loaded and view.is_pinned]
     # What is loaded, and what waits for room: a later one must not take it.
-    taken = _sum([needs[view.name] for view in views if view.is_loaded])
+    taken = _sum([needs[view.key] for view in views if view.is_loaded])
     victims: list[View] = []
     wanted = [view for view in views if view.waited is not None and not view.is_loaded]
     for view in sorted(wanted, key=_waited, reverse=True):
-        need = needs[view.name]
-        reason = _never(need, [needs[one.name] for one in pinned], memory)
+        need = needs[view.key]
+        reason = _never(need, [needs[one.key] for one in pinned], memory)
         if reason:
-            names = ", ".join(f"'{one.name}'" for one in pinned)
-            made.never[view.name] = reason.format(pinned=names)
+            names = ", ".join(f"'{one.name or one.key}'" for one in pinned)
+            made.never[view.key] = reason.format(pinned=names)
             continue
         free = [one for one in views if one.is_loaded and one not in pinned + victims]
         chosen = _victims(need, free, needs, taken, memory)
         for victim in chosen:
-            taken = _sum([taken, _negative(needs[victim.name])])
+            taken = _sum([taken, _negative(needs[victim.key])])
             _evict(view, victim, most_wait, made)
         taken = _sum([taken, need])
         victims += chosen
         if not victims and (memory is None or _fits([taken], memory)):
-            made.load.append(view.name)
+            made.load.append(view.key)
     for view in views:
         if view.is_free and view.idle is not None and view not in pinned + victims:
             if view.unused >= view.idle:
-                made.unload.append(view.name)
+                made.unload.append(view.key)
             else:
                 made.wake(view.idle - view.unused)
     return made
@@ -125,9 +128,9 @@ def _evict(view: View, victim: View, most_wait: float, made: Plan) -> None:
     if rest > 0:
         made.wake(rest)
         return
-    made.closed.add(victim.name)
+    made.closed.add(victim.key)
     if not victim.running:
-        made.unload.append(victim.name)
+        made.unload.append(victim.key)
 
 
 def _victims(
@@ -143,7 +146,7 @@ def _victims(
         return chosen
 
     def fits(without: Sequence[View]) -> bool:
-        return _fits([taken, need, *(_negative(needs[one.name]) for one in without)], memory)
+        return _fits([taken, need, *(_negative(needs[one.key]) for one in without)], memory)
 
     for one in sorted(free, key=lambda one: (not one.is_free, one.running > 0, -one.unused)):
         if fits(chosen):
@@ -178,7 +181,7 @@ def _needs(
     """Return what each member takes; where that is unknown, all that the pinned ones leave."""
     kept = _sum([view.need or {} for view in views if view.is_loaded and view.is_pinned])
     rest = {name: max(size - kept.get(name, 0), 0) for name, size in (memory or {}).items()}
-    return {view.name: rest if view.need is None else view.need for view in views}
+    return {view.key: rest if view.need is None else view.need for view in views}
 
 
 def _fits(sizes: Iterable[Mapping[str, int]], memory: Mapping[str, int]) -> bool:

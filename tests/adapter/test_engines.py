@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.adapter.engines import WrongSetup, backend_of, describe, unused
+from latimer.adapter.engines import WrongSetup, backend_of, describe, starts_engines, unused
 from latimer.adapter.settings import Settings
 from latimer.backends.errors import EngineUnavailable
 from support.embeddings import ENGINES, MODELS, embedding
@@ -160,3 +160,16 @@ async def test_a_model_for_chat(engine: str, make_backend: Any) -> None:
     for name in ("embeddings", "rerank"):
         assert rows[name].startswith("no: ")
         assert len(rows[name]) > len("no: ")
+
+
+def test_only_commands_and_files_of_llama_servers_start_engines(tmp_path: Path) -> None:
+    """A server of engines that run elsewhere or in its process looks for no orphans."""
+    url = "http://127.0.0.1:8080"
+    assert not starts_engines(Settings(model=url))
+    assert not starts_engines(Settings(model="a.gguf", backend="llama-cpp"))
+    assert starts_engines(Settings(model="a.gguf", backend="llama-server"))
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'[engines.a]\nurl = "{url}"\n')
+    assert not starts_engines(Settings.load(file))
+    file.write_text('[engines.a]\ncommand = ["llama-server", "--port", "{port}"]\n')
+    assert starts_engines(Settings.load(file))

@@ -264,6 +264,29 @@ async def test_a_changed_file_is_followed(servers: list[str], tmp_path: Path) ->
         assert [name for name, _, _ in fleet.states()] == ["one"]
 
 
+async def test_a_refused_file_changes_no_machine(tmp_path: Path) -> None:
+    """A file that is refused adds no engine to a machine, and changes no limit."""
+
+    def tables(context: int, gib: int) -> str:
+        return (
+            f'[machines.here]\nmemory = "{gib} GiB"\nmost_wait = "{gib}s"\n'
+            f'[engines.a]\ncommand = ["llama-server", "--port", "{{port}}", "-c", "{context}"]\n'
+            'machine = "here"\n'
+        )
+
+    file = written(tmp_path / "fleet.toml", tables(512, 4))
+    fleet = Fleet(Settings.load(file))
+    machine = fleet.machines["here"]
+    before = [*machine.members], machine.memory, machine.most_wait
+    other = '[machines.there]\nmemory = "1 GiB"\n'
+    written(file, tables(256, 8), other, '[engines.b]\nfile = "missing.gguf"\n')
+    with pytest.raises(WrongSetup):
+        fleet.apply(Settings.load(file))
+    assert ([*machine.members], machine.memory, machine.most_wait) == before
+    assert [*fleet.machines] == ["here"]
+    await fleet.aclose()
+
+
 def test_an_invalid_file_is_not_followed(servers: list[str], tmp_path: Path) -> None:
     """A server keeps its settings if the file becomes invalid, and follows it when it is mended."""
     file = written(tmp_path / "fleet.toml", engines(servers))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from latimer.backends.base import Generation, Prompt, Text
-from latimer.backends.errors import EngineUnavailable
+from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.fleet import loading
 from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.pool import Pool
@@ -255,3 +255,39 @@ async def test_calls_of_pools_load_engines_in_turns() -> None:
         assert not any(member.is_used for member in members)
         for pool in pools:
             await pool.aclose()
+
+
+async def test_a_changed_engine_and_its_successor_are_told_apart() -> None:
+    """An idle engine is unloaded without the busy one that has its name on the same machine."""
+    loaders = [sized("a"), sized("a", idle=0.05)]
+    async with machine_of(*loaders, memory=25) as [old, new], old.use():
+        await request(new, 0)
+        await asyncio.sleep(0.3)
+        assert (old.state, new.state) == ("ready", "unloaded")
+
+
+async def test_a_failed_engine_is_unloaded_at_once() -> None:
+    """An unload by hand ends the pause of a failed engine instead of waiting for it."""
+    loader = sized("a")
+    loader.fails = "no such file"
+    async with machine_of(loader) as [member]:
+        with pytest.raises(EngineUnavailable):
+            await member.load()
+        assert loader.pause > 0.5
+        async with asyncio.timeout(0.5):
+            await member.unload()
+        assert loader.state == "unloaded"
+
+
+async def test_every_error_of_a_load_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded engine that refuses to describe its model is an error for those that wait."""
+
+    async def refuse(_: Member) -> None:
+        raise EngineError("The engine has no model.")
+
+    monkeypatch.setattr(Member, "learn", refuse)
+    async with machine_of(sized("a")) as [member]:
+        for work in (member.load(), request(member, 0)):
+            with pytest.raises(EngineError, match="no model"):
+                await work
+        assert not member.running

@@ -160,7 +160,7 @@ def test_plans_are_safe(seed: int) -> None:
             for number in range(6)
         ]
         made = plan(views, GPU)
-        known = {view.name: view for view in views}
+        known = {view.key: view for view in views}
         for name in made.unload:
             view = known[name]
             assert view.is_loaded

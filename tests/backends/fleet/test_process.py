@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +20,7 @@ import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Text
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet import groups
+from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.process import EngineProcess, Tail
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
@@ -301,3 +304,45 @@ def test_broken_records_do_no_harm(tmp_path: Path) -> None:
     for number, data in enumerate([b"", b"{", b"[]", b'{"parent": "x"}', b"null"]):
         (folder / f"{number}.json").write_bytes(data)
     assert groups.end_orphans(tmp_path) == []
+
+
+@linux
+async def test_looks_at_all_processes_are_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measuring and unloading an engine look at the processes in other threads."""
+    threads: list[int] = []
+    look = groups.Group.members
+
+    def members(group: groups.Group) -> list[int]:
+        threads.append(threading.get_ident())
+        return look(group)
+
+    monkeypatch.setattr(groups.Group, "members", members)
+    machine = Machine()
+    member = Member(machine, EngineProcess("test", real(), LlamaServer, folder=tmp_path))
+    try:
+        await member.load()
+        await member.unload()
+        assert len(threads) >= 3
+        assert threading.get_ident() not in threads
+    finally:
+        await machine.aclose()
+
+
+def test_a_user_without_a_home_directory_has_a_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a home directory the state is in a temporary folder that others cannot write."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    folder = groups.state_folder()
+    assert folder == groups.state_folder() == tmp_path / f"latimer-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    assert groups.state_folder() != folder
