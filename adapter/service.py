@@ -239,20 +239,29 @@ class Service:
         self, table: Mapping[str, ModelEntry], name: str | None, grant: Grant | None
     ) -> ServedModel:
         """Return the backend for a model name; no other engine is asked."""
+        entry, name, replaces = self._chosen(table, name, grant)
+        model = await entry.backend.model()
+        name = name or entry.names[0]
+        return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
+
+    def _chosen(
+        self, table: Mapping[str, ModelEntry], name: str | None, grant: Grant | None
+    ) -> tuple[ModelEntry, str | None, bool]:
+        """Return the model for a name, its name, and True if it replaces another one."""
         entry = table.get(name or "")
         if entry is None and name:
             entry = next((one for one in self._listings if one.any_model), None)
         if entry is None or (grant is not None and not grant.allows(name or "")):
             raise self._unknown(name, [*table], grant)
-        replaces = False
         if entry.fallback and not _is_available(entry):
             for other in entry.fallback:
                 if _is_available(table[other]) and (grant is None or grant.allows(other)):
-                    entry, name, replaces = table[other], other, True
-                    break
-        model = await entry.backend.model()
-        name = name or entry.names[0]
-        return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
+                    return table[other], other, True
+        return entry, name, False
+
+    def is_replaced(self, name: str, grant: Grant | None) -> bool:
+        """Return True if a model has no engine, and a fallback serves its requests."""
+        return self._table is not None and self._chosen(self._table, name, grant)[2]
 
     def _unknown(
         self, name: str | None, known: Sequence[str], grant: Grant | None
