@@ -227,7 +227,7 @@ class Service:
                 missing = missing or error
                 continue
             if name and (listing.any_model or name in listing.names_of(model)):
-                if grant is not None and not grant.allows(name):
+                if grant is not None and not _may_use(grant, name, listing.names_of(model)):
                     continue
                 return ServedModel(listing.backend, model, listing.policy, name)
             known += listing.names_of(model)
@@ -251,7 +251,7 @@ class Service:
         entry = table.get(name or "")
         if entry is None and name:
             entry = next((one for one in self._listings if one.any_model), None)
-        if entry is None or (grant is not None and not grant.allows(name or "")):
+        if entry is None or (grant is not None and not _may_use(grant, name or "", entry.names)):
             raise self._unknown(name, [*table], grant)
         if entry.fallback and not _is_available(entry):
             for other in entry.fallback:
@@ -359,3 +359,8 @@ class Service:
 
 def _is_available(entry: ModelEntry) -> bool:
     return entry.pool is None or entry.pool.is_available
+
+
+def _may_use(grant: Grant, name: str, names: Sequence[str]) -> bool:
+    """Return True if a key may use a model by a name, which is its own or any other."""
+    return grant.allows(name) and (name in names or any(map(grant.allows, names)))

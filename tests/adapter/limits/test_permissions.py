@@ -159,6 +159,27 @@ async def test_a_fallback_needs_permission() -> None:
     await app.aclose()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_any_name_reaches_no_other_model(count: int) -> None:
+    """A key for other models does not reach a model that accepts every name."""
+    digests = {"team": ["team-*"], "own": ["demo", "gpt-*"], "all": None}
+    keys = {
+        name: {"digest": digest_of(f"sk-{name}"), **({"models": models} if models else {})}
+        for name, models in digests.items()
+    }
+    entries = [ModelEntry(Echo(), ("demo",), any_model=True), ModelEntry(Echo(), ("other",))]
+    app = OpenAIAdapter(entries[:count], keys=keys)
+    async with client_of(app) as client:
+        for key, name, status in (
+            ("sk-team", "team-zzz", 404), ("sk-own", "gpt-4o", 200), ("sk-own", "demo", 200),
+            ("sk-all", "team-zzz", 200),
+        ):  # fmt: skip
+            body = {"model": name, "messages": MESSAGES}
+            reply = await client.post("/v1/chat/completions", json=body, headers=by(key))
+            assert reply.status_code == status, (key, name, reply.text)
+    await app.aclose()
+
+
 async def test_a_fallback_ends_the_first_lease() -> None:
     """A request that a fallback serves in the end holds one place of its key, and frees it."""
     lost = Engine("a")
