@@ -140,7 +140,7 @@ class ApiRoute(Route):
 
 
 async def _in_fleet(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:
-    """Run an endpoint; once more if a model with fallbacks was lost before the response."""
+    """Run an endpoint; once more if a model with fallbacks lost its engines before the response."""
     exchange.defaults = service.defaults
     if not service.has_fallbacks:
         await endpoint(exchange, service)
@@ -150,8 +150,14 @@ async def _in_fleet(exchange: Exchange, service: Service, endpoint: Endpoint) ->
     try:
         await endpoint(exchange, service)
     except EngineUnavailable:
-        if exchange.started:
+        if exchange.started or exchange.method != "POST":
             raise
+        name = await exchange.read_json(lambda body: body.get("model"))
+        if not isinstance(name, str) or not service.is_replaced(name, exchange.grant):
+            raise
+        if exchange.lease is not None:
+            exchange.lease.release()
+            exchange.lease = None
         exchange.response_headers[:] = headers
         exchange.draft = exchange.to_store = None
         await endpoint(exchange, service)

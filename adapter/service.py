@@ -227,7 +227,7 @@ class Service:
                 missing = missing or error
                 continue
             if name and (listing.any_model or name in listing.names_of(model)):
-                if grant is not None and not grant.allows(name):
+                if grant is not None and not _may_use(grant, name, listing.names_of(model)):
                     continue
                 return ServedModel(listing.backend, model, listing.policy, name)
             known += listing.names_of(model)
@@ -239,20 +239,29 @@ class Service:
         self, table: Mapping[str, ModelEntry], name: str | None, grant: Grant | None
     ) -> ServedModel:
         """Return the backend for a model name; no other engine is asked."""
-        entry = table.get(name or "")
-        if entry is None and name:
-            entry = next((one for one in self._listings if one.any_model), None)
-        if entry is None or (grant is not None and not grant.allows(name or "")):
-            raise self._unknown(name, [*table], grant)
-        replaces = False
-        if entry.fallback and not _is_available(entry):
-            for other in entry.fallback:
-                if _is_available(table[other]) and (grant is None or grant.allows(other)):
-                    entry, name, replaces = table[other], other, True
-                    break
+        entry, name, replaces = self._chosen(table, name, grant)
         model = await entry.backend.model()
         name = name or entry.names[0]
         return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
+
+    def _chosen(
+        self, table: Mapping[str, ModelEntry], name: str | None, grant: Grant | None
+    ) -> tuple[ModelEntry, str | None, bool]:
+        """Return the model for a name, its name, and True if it replaces another one."""
+        entry = table.get(name or "")
+        if entry is None and name:
+            entry = next((one for one in self._listings if one.any_model), None)
+        if entry is None or (grant is not None and not _may_use(grant, name or "", entry.names)):
+            raise self._unknown(name, [*table], grant)
+        if entry.fallback and not _is_available(entry):
+            for other in entry.fallback:
+                if _is_available(table[other]) and (grant is None or grant.allows(other)):
+                    return table[other], other, True
+        return entry, name, False
+
+    def is_replaced(self, name: str, grant: Grant | None) -> bool:
+        """Return True if a model has no engine, and a fallback serves its requests."""
+        return self._table is not None and self._chosen(self._table, name, grant)[2]
 
     def _unknown(
         self, name: str | None, known: Sequence[str], grant: Grant | None
@@ -350,3 +359,8 @@ class Service:
 
 def _is_available(entry: ModelEntry) -> bool:
     return entry.pool is None or entry.pool.is_available
+
+
+def _may_use(grant: Grant, name: str, names: Sequence[str]) -> bool:
+    """Return True if a key may use a model by a name, which is its own or any other."""
+    return grant.allows(name) and (name in names or any(map(grant.allows, names)))

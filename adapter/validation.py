@@ -84,7 +84,6 @@ def _read(
     body: Mapping[str, Any],
 ) -> T:
     request = parse(adapter, limits, body)
-    exchange.wants_stream = bool(body.get("stream"))
     if exchange.defaults is not None and type(request) in _PLACES:
         known = type(request).model_fields.keys()  # type: ignore[attr-defined]
         # A limit by its other name is a limit, too.
@@ -101,6 +100,9 @@ def _read(
     if "user" in body or "safety_identifier" in body:
         exchange.end_user = end_user_of(body)
     where = _PLACES.get(type(request))
+    if where is not None and body.get("stream"):
+        # The response of an engine itself has no comments.
+        exchange.wants_stream = body.get("oai_compat") is not False
     extra = request.__pydantic_extra__ if where is not None else None  # type: ignore[attr-defined]
     if where is not None and extra:
         draft = exchange.draft = dialects.replaced(body, extra, where)

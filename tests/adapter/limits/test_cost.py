@@ -25,7 +25,7 @@ def counted(path: str, **options: Any) -> int:
 
     async def run() -> int:
         app = OpenAIAdapter(
-            LlamaServer("http://127.0.0.1:9"), any_model=True, store="off", **options
+            LlamaServer("http://127.0.0.1:9"), model_names=["m"], store="off", **options
         )
         found = await calls.fewest(app, path, calls.body_of(path, calls.TOKENS, False))
         await app.aclose()

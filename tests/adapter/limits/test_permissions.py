@@ -159,6 +159,65 @@ async def test_a_fallback_needs_permission() -> None:
     await app.aclose()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_any_name_reaches_no_other_model(count: int) -> None:
+    """A key for other models does not reach a model that accepts every name."""
+    digests = {"team": ["team-*"], "own": ["demo", "gpt-*"], "all": None}
+    keys = {
+        name: {"digest": digest_of(f"sk-{name}"), **({"models": models} if models else {})}
+        for name, models in digests.items()
+    }
+    entries = [ModelEntry(Echo(), ("demo",), any_model=True), ModelEntry(Echo(), ("other",))]
+    app = OpenAIAdapter(entries[:count], keys=keys)
+    async with client_of(app) as client:
+        for key, name, status in (
+            ("sk-team", "team-zzz", 404), ("sk-own", "gpt-4o", 200), ("sk-own", "demo", 200),
+            ("sk-all", "team-zzz", 200),
+        ):  # fmt: skip
+            body = {"model": name, "messages": MESSAGES}
+            reply = await client.post("/v1/chat/completions", json=body, headers=by(key))
+            assert reply.status_code == status, (key, name, reply.text)
+    await app.aclose()
+
+
+async def test_a_fallback_ends_the_first_lease() -> None:
+    """A request that a fallback serves in the end holds one place of its key, and frees it."""
+    lost = Engine("a")
+    pool = await pool_of(lost)
+    lost.fails = lost.error = EngineUnavailable("It is away.")
+    entries = [ModelEntry(pool, ("demo",), fallback=("other",)), ModelEntry(Echo(), ("other",))]
+    keys = {"team": {"digest": digest_of("sk-team"), "concurrent": 1}}
+    app = OpenAIAdapter(entries, keys=keys)
+    async with client_of(app) as client:
+        for _ in range(3):
+            body = {"model": "demo", "messages": MESSAGES}
+            reply = await client.post("/v1/chat/completions", json=body, headers=by("sk-team"))
+            assert reply.status_code == 200, reply.text
+            assert reply.json()["model"] == "other"
+    await app.aclose()
+
+
+async def test_an_error_with_an_engine_left_has_no_fallback() -> None:
+    """A request is not sent again while its own model has an engine."""
+    failing = Engine("a")
+    pool = await pool_of(failing)
+    asked = 0
+
+    async def fail() -> Any:
+        nonlocal asked
+        asked += 1
+        raise EngineUnavailable("It is not loaded yet.")
+
+    pool.model = fail  # type: ignore[method-assign]
+    entries = [ModelEntry(pool, ("demo",), fallback=("other",)), ModelEntry(Echo(), ("other",))]
+    app = OpenAIAdapter(entries)
+    async with client_of(app) as client:
+        body = {"model": "demo", "messages": MESSAGES}
+        reply = await client.post("/v1/chat/completions", json=body)
+        assert (reply.status_code, asked) == (503, 1)
+    await app.aclose()
+
+
 async def test_stored_objects_of_another_model_are_unknown(tmp_path: Any) -> None:
     """When a key may no longer use a model, its stored objects made by that model are unknown."""
     store = str(tmp_path / "store.db")

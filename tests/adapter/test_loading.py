@@ -1,0 +1,56 @@
+"""Tests of requests that wait until their model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.service import ModelEntry, Policy
+from latimer.backends.fleet.machine import Machine, Member
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
+from support.clients import client_of
+from support.loaders import SlowLoader
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@asynccontextmanager
+async def unloaded(**options: Any) -> AsyncIterator[tuple[httpx2.AsyncClient, SlowLoader]]:
+    """Yield a client of a model that is not loaded, and its loader."""
+    machine, loader = Machine("here"), SlowLoader("demo", 0.2)
+    member = Member(machine, loader)
+    pool = Pool("demo", [Replica("demo", member.backend, loader=member)])
+    app = OpenAIAdapter([ModelEntry(pool, ("demo",), policy=Policy(keepalive=0.02))], **options)
+    try:
+        async with client_of(app) as client:
+            yield client, loader
+    finally:
+        await app.aclose()
+        await machine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("embeddings", {"input": "Hi"}),
+        ("rerank", {"query": "Hi", "documents": ["a"]}),
+        ("responses/input_tokens", {"input": "Hi"}),
+        ("chat/completions", {"messages": MESSAGES, "oai_compat": False}),
+    ],
+)
+async def test_only_streams_get_comments(path: str, fields: dict[str, Any]) -> None:
+    """A request that has no stream gets no comment while its model loads, whatever it sends."""
+    async with unloaded() as (client, loader):
+        body = {"model": "demo", "stream": True, **fields}
+        reply = await client.post(f"/v1/{path}", json=body)
+        assert loader.starts == 1
+        assert not reply.text.startswith(":")
+    async with unloaded() as (client, _):
+        body = {"model": "demo", "stream": True, "messages": MESSAGES}
+        reply = await client.post("/v1/chat/completions", json=body)
+        assert reply.text.startswith(": ")
