@@ -23,10 +23,39 @@ _UNITS: Mapping[Kind, str] = {
 _RESET = go_duration(SECONDS).encode()
 
 
+async def admitted(
+    exchange: Exchange,
+    service: Service,
+    name: str | None,
+    most: int | None = None,
+    choices: int = 1,
+    prompts: int = 1,
+) -> ServedModel:
+    """Return the backend for a model name once the limits of the key, which has a table, allow it.
+
+    A request for a model that no engine has described yet waits for it after its admission.
+
+    Args:
+        most, choices: see `admit`.
+
+    Raises:
+        LatimerError: see `admit` and `Service.resolve`.
+    """
+    unread = service.unread(name, exchange.grant)
+    if unread is not None:
+        await admit(exchange, service, unread, None, most, choices, prompts)
+    served = await service.resolve(name, exchange.grant)
+    if unread is None:
+        context = served.model.context
+        await admit(exchange, service, served.name, context, most, choices, prompts)
+    return served
+
+
 async def admit(
     exchange: Exchange,
     service: Service,
-    served: ServedModel,
+    model: str,
+    context: int | None,
     most: int | None = None,
     choices: int = 1,
     prompts: int = 1,
@@ -38,6 +67,8 @@ async def admit(
     limit, so that none is refused for ever.
 
     Args:
+        model: its name, for errors.
+        context: neither a prompt nor an answer has more tokens; None if that is not known yet.
         most: the tokens of an answer at most; None if there is no limit.
         choices: the answers to each prompt.
 
@@ -48,16 +79,18 @@ async def admit(
     grant = exchange.grant
     if grant is None or grant.rates is NO_RATES:
         return
-    context, limit, prompt, tokens = served.model.context, grant.rates.tokens, 0, 0
+    limit, prompt, tokens = grant.rates.tokens, 0, 0
     if limit is not None:
-        prompt = min(exchange.size // TOKEN + 1, context * prompts)
+        prompt = exchange.size // TOKEN + 1
         answer = ANSWER if most is None or most < 0 else most
-        tokens = min(answer, context) * choices * prompts + prompt
+        if context is not None:
+            prompt, answer = min(prompt, context * prompts), min(answer, context)
+        tokens = answer * choices * prompts + prompt
         if tokens > limit:
             tokens = limit
     found = await service.limits.reserve(grant, tokens)
     if isinstance(found, Refusal):
-        raise _refused(found, served.name, grant)
+        raise _refused(found, model, grant)
     found.prompt = prompt
     exchange.lease = found
     requests, spent = found.left

@@ -259,6 +259,18 @@ class Service:
                     return table[other], other, True
         return entry, name, False
 
+    def unread(self, name: str | None, grant: Grant | None) -> str | None:
+        """Return the name of a model that no engine has described yet; None if it is known."""
+        if self._table is None:
+            return None
+        if not name and len(self._listings) == 1:
+            entry, name = self._listings[0], self._listings[0].names[0]
+        else:
+            entry, name, _ = self._chosen(self._table, name, grant)
+        if entry.pool is None or entry.pool.known is not None:
+            return None
+        return name or entry.names[0]
+
     def is_replaced(self, name: str, grant: Grant | None) -> bool:
         """Return True if a model has no engine, and a fallback serves its requests."""
         return self._table is not None and self._chosen(self._table, name, grant)[2]

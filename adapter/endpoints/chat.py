@@ -13,7 +13,7 @@ from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ..admission import admit
+from ..admission import admitted
 from ..chat.message import ChatEncoder, Shape, message_of
 from ..chat.prepare import ChatJob, ChatTurn, prepare
 from ..chat.templates import AS_USUAL, Reasoning
@@ -59,9 +59,11 @@ _COMBINED = frozenset({"max_completion_tokens", "metadata", "modalities", "top_l
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     """Create a chat completion."""
     request = await read(exchange, _REQUEST, CHAT_LIMITS if service.hosted else ())
-    served = await service.resolve(request.model, exchange.grant)
-    if exchange.grant is not None:
-        await admit(exchange, service, served, request.most_tokens, request.n or 1)
+    if exchange.grant is None:
+        served = await service.resolve(request.model)
+    else:
+        most, count = request.most_tokens, request.n or 1
+        served = await admitted(exchange, service, request.model, most, count)
     capabilities, strict = served.backend.capabilities, served.policy.strict
     is_small = exchange.size <= offload.SMALL
     include_usage = request.stream_options is not None and check_stream_options(request)

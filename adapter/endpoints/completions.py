@@ -27,7 +27,7 @@ from ...backends.errors import LatimerError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
-from ..admission import admit
+from ..admission import admitted
 from ..chat.templates import without_bos
 from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import Echo
@@ -62,13 +62,15 @@ _REQUEST = TypeAdapter(CompletionRequest)
 async def create_completion(exchange: Exchange, service: Service) -> None:
     """Create a completion."""
     request = await read(exchange, _REQUEST, COMPLETION_LIMITS if service.hosted else ())
-    served = await service.resolve(request.model, exchange.grant)
+    if exchange.grant is None:
+        served = await service.resolve(request.model)
+    else:
+        most, each = request.max_tokens, max(request.n or 1, request.best_of or 1)
+        count = _prompt_count(request.prompt)
+        served = await admitted(exchange, service, request.model, most, each, count)
     model, policy, capabilities = served.model, served.policy, served.backend.capabilities
     include_usage = request.stream_options is not None and check_stream_options(request)
     candidates, best = _count(request)
-    if exchange.grant is not None:
-        count = _prompt_count(request.prompt)
-        await admit(exchange, service, served, request.max_tokens, candidates, count)
     sampling, inexact = await in_model_vocabulary(
         request,
         await offload.run(exchange.size, sampling_of, request, capabilities),

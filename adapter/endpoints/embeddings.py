@@ -30,7 +30,7 @@ from ...backends.errors import RequestError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import range_error
 from ...schemas.openai.embeddings import EmbeddingRequest, RerankRequest, RerankResult
-from ..admission import admit
+from ..admission import admitted
 from ..errors import InvalidRequest, about, worded
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
@@ -58,10 +58,11 @@ _FOREIGN_IDS = (
 async def create_embeddings(exchange: Exchange, service: Service) -> None:
     """Embed one input or several."""
     request = await read(exchange, _EMBEDDING, EMBEDDING_LIMITS if service.hosted else ())
-    served = await service.resolve(request.model, exchange.grant)
-    if exchange.grant is not None:
+    if exchange.grant is None:
+        served = await service.resolve(request.model)
+    else:
         count = len(request.input) if _is_list(request.input) else 1
-        await admit(exchange, service, served, 0, prompts=count)
+        served = await admitted(exchange, service, request.model, 0, prompts=count)
     facts = await served.backend.embedding_model()
     wanted = request.dimensions
     if wanted is not None and facts is not None and facts.dimensions:
@@ -207,9 +208,11 @@ _RERANK = TypeAdapter(RerankRequest)
 async def rerank(exchange: Exchange, service: Service) -> None:
     """Sort documents by their relevance to a query."""
     request = await read(exchange, _RERANK)
-    served = await service.resolve(request.model, exchange.grant)
-    if exchange.grant is not None:
-        await admit(exchange, service, served, 0, prompts=len(request.documents))
+    if exchange.grant is None:
+        served = await service.resolve(request.model)
+    else:
+        count = len(request.documents)
+        served = await admitted(exchange, service, request.model, 0, prompts=count)
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict)
     documents = [one if isinstance(one, str) else one.text for one in request.documents]
     job = Ranking(request.query, documents, ticket_of(exchange, served), served.model.fingerprint)

@@ -16,7 +16,7 @@ from ...backends.base import Capabilities, Sampling
 from ...backends.errors import LatimerError
 from ...schemas.openai.messages import Message
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
-from ..admission import admit
+from ..admission import admitted
 from ..chat.prepare import ChatJob, ChatTurn, prepare
 from ..chat.profile import known_profile
 from ..chat.templates import Reasoning
@@ -117,11 +117,13 @@ async def _drafted(
         LatimerError: the request is invalid, or cannot be served.
     """
     try:
-        served = await service.resolve(request.model, exchange.grant)
+        if exchange.grant is None:
+            served = await service.resolve(request.model)
+        else:
+            most = request.most_tokens if generates else 0
+            served = await admitted(exchange, service, request.model, most)
     except LatimerError as error:
         raise in_responses(error) from None
-    if exchange.grant is not None:
-        await admit(exchange, service, served, request.most_tokens if generates else 0)
     capabilities = served.capabilities
     check_stream_options(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.limits.config import digest_of
 from latimer.adapter.service import ModelEntry, Policy
 from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.pool import Pool
@@ -54,3 +56,31 @@ async def test_only_streams_get_comments(path: str, fields: dict[str, Any]) -> N
         body = {"model": "demo", "stream": True, "messages": MESSAGES}
         reply = await client.post("/v1/chat/completions", json=body)
         assert reply.text.startswith(": ")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {"messages": MESSAGES}),
+        ("completions", {"prompt": "Hi"}),
+        ("responses", {"input": "Hi"}),
+        ("embeddings", {"input": "Hi"}),
+        ("rerank", {"query": "Hi", "documents": ["a"]}),
+    ],
+)
+async def test_limits_hold_while_a_model_loads(path: str, fields: dict[str, Any]) -> None:
+    """A request beyond a limit of its key is refused at once, before its model is loaded."""
+    keys = {"team": {"digest": digest_of("sk-team"), "concurrent": 1, "tokens_per_minute": 5_000}}
+    async with unloaded(keys=keys) as (client, loader):
+        client.headers["authorization"] = "Bearer sk-team"
+        body = {"model": "demo", **fields}
+        first = asyncio.create_task(client.post(f"/v1/{path}", json=body))
+        while not loader.starts:
+            await asyncio.sleep(0.001)
+        refused = await client.post(f"/v1/{path}", json={**body, "stream": True})
+        assert refused.status_code == 429
+        assert "demo in key team on concurrent requests" in refused.text
+        assert not first.done()
+        reply = await first
+        assert reply.headers["x-ratelimit-limit-tokens"] == "5000"
+        assert (await client.post(f"/v1/{path}", json=body)).status_code != 429
