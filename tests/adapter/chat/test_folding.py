@@ -343,4 +343,4 @@ def test_the_time_grows_with_the_messages(letters: str) -> None:
     made = [{**turn, "content": "x" * 1_000} for turn in pure(letters) * (10_000 // len(letters))]
     begun = time.process_time()
     fold(made, STRICTEST)
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 2
