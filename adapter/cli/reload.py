@@ -64,7 +64,7 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
         say(f"Latimer keeps its settings: {error.message}")
         return settings
     except Exception as error:
-        # The file must be followed whatever it says: a key that it removes later has to go.
+        # The file must be followed after any error: a key that it removes later has to go.
         log.exception("the settings file could not be read again")
         say(f"Latimer keeps its settings: {error}")
         return settings

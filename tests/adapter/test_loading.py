@@ -46,7 +46,7 @@ async def unloaded(**options: Any) -> AsyncIterator[tuple[httpx2.AsyncClient, Sl
     ],
 )
 async def test_only_streams_get_comments(path: str, fields: dict[str, Any]) -> None:
-    """A request that has no stream gets no comment while its model loads, whatever it sends."""
+    """A request that has no stream gets no comment while its model loads, even with `stream`."""
     async with unloaded() as (client, loader):
         body = {"model": "demo", "stream": True, **fields}
         reply = await client.post(f"/v1/{path}", json=body)

@@ -47,7 +47,7 @@ def test_the_wheel_knows_the_flags_of_a_plain_command() -> None:
 
 
 def test_the_wheel_gets_no_flag_that_it_does_not_know() -> None:
-    """A setting that the prebuilt server has no flag for is left out of its command."""
+    """The command of the prebuilt server omits settings that it has no flag for."""
     options = {"threads": 2, "mlock": True, "cache_type": "q8_0", "pooling": "rank"}
     words = command_of([sys.executable, wheel.__file__], DEMO_MODEL, "demo", options)
     assert wheel.parse([word.replace("{port}", "8080") for word in words[2:]]).t == 2
