@@ -286,6 +286,10 @@ class Pool(Backend):
         yield from self._parked
         yield from self._line
 
+    def _place(self, job: Job) -> Place:
+        """Return the place that a job needs."""
+        return place_of(job, self.name, self.affinity)
+
     async def _take(self, place: Place) -> Replica:
         """Wait for a place on an engine.
 
@@ -566,7 +570,7 @@ class Pool(Backend):
     @override
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        place = place_of(job, self.name, self.affinity)
+        place = self._place(job)
         self.budget.count()
         while True:
             replica = await self._begin(place, job)
@@ -641,7 +645,7 @@ class Pool(Backend):
 
     async def _call(self, job: Embedding | Ranking, work: Callable[[Backend], Awaitable[T]]) -> T:
         """Run a job with one result."""
-        place = place_of(job, self.name, self.affinity)
+        place = self._place(job)
         self.budget.count()
         while True:
             replica = await self._begin(place, job)
@@ -754,7 +758,7 @@ class _Run(AbstractAsyncContextManager[AsyncIterator[Batch]]):
     def __init__(self, pool: Pool, job: Generation) -> None:
         self._pool = pool
         self._job = job
-        self._place = place_of(job, pool.name, pool.affinity)
+        self._place = pool._place(job)
         self._inner: Stream | None = None
         self._next: Callable[[], Awaitable[Batch]] | None = None
         self._finishes: list[Finish] = []

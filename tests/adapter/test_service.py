@@ -27,7 +27,9 @@ async def test_a_second_model_stands_behind_another_name(llama_server_url: str) 
     assert (await service.first()).backend is inside
     models = await service.models()
     assert list(models) == ["one", "both", "demo.gguf"]
-    assert models["both"].model is one.model
+    both = models["both"]
+    assert both is not None
+    assert both.model is one.model
     with pytest.raises(RequestError, match="The model `two` does not exist"):
         await service.resolve("two")
     await service.health()

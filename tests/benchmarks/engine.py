@@ -108,7 +108,7 @@ async def answered(address: str, body: Mapping[str, Any]) -> tuple[float, int]:
     )
     loop = asyncio.get_running_loop()
     _, answer = await loop.create_connection(
-        lambda: Answer(head.encode() + data), parts.hostname, parts.port
+        lambda: Answer(head.encode() + data), parts.hostname or "", parts.port or 80
     )
     found = (await answer.done).rpartition(b'"completion_tokens":')[2]
     tokens = int(found[: found.find(b",")])

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from latimer.backends.base import Finish, Generation, Piece, Prompt, Sampling, Text
 from latimer.backends.fleet.config import Affinity
-from latimer.backends.fleet.pool import Job, Place, Pool
+from latimer.backends.fleet.place import Job, Place
+from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer

@@ -107,7 +107,7 @@ def run(seconds: float, load: float, most_wait: float, policy: Any) -> tuple[See
         app = OpenAIAdapter(fleet.entries)
         app.service.release = fleet.aclose
         seen = Seen()
-        machine.plan = policy
+        vars(machine)["plan"] = policy
         try:
             with serving(lambda: app) as url:
                 begun = time.monotonic()
@@ -122,7 +122,7 @@ def run(seconds: float, load: float, most_wait: float, policy: Any) -> tuple[See
                 taken = time.monotonic() - begun
                 loads = sum(one.loads for one in fleet.machines["here"].members)
         finally:
-            machine.plan = plan
+            vars(machine)["plan"] = plan
     return seen, loads, taken
 
 

@@ -146,7 +146,10 @@ async def _stream(upstream: Upstream, is_chat: bool, head: Any, send: Any) -> No
         if events and events[-1]["stop"]:
             reason = _REASONS[events[-1]["stop_type"]]
             last: dict[str, Any] = {"index": 0, "finish_reason": reason}
-            last |= {"delta": {}} if is_chat else {"text": ""}
+            if is_chat:
+                last["delta"] = {}
+            else:
+                last["text"] = ""
             out += b"data: " + orjson.dumps({**head, "choices": [last]}) + b"\n\n" + _DONE
         await send({"type": "http.response.body", "body": out, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

@@ -131,7 +131,12 @@ def test_a_missing_client_is_named(
 
 def test_wrong_keys_of_an_app() -> None:
     """An app cannot be made with a table that is wrong, so that no key is open by mistake."""
-    for keys in ({"a": {}}, {"a": {"digest": SECRET}}, {"a b": {"digest": digest_of("a")}}):
+    wrong: list[dict[str, dict[str, Any]]] = [
+        {"a": {}},
+        {"a": {"digest": SECRET}},
+        {"a b": {"digest": digest_of("a")}},
+    ]
+    for keys in wrong:
         with pytest.raises(ValueError, match=r"digest|name") as raised:
             OpenAIAdapter(Echo(), keys=keys)
         assert SECRET not in str(raised.value)

@@ -18,7 +18,7 @@ from support.engines.echo import Echo
 from support.engines.fleet import Engine, pool_of
 
 NAMES = ("demo", "demo-large", "other")
-KEYS = {
+KEYS: dict[str, dict[str, Any]] = {
     "demos": {"digest": digest_of("sk-demos"), "models": ["demo*"]},
     "other": {"digest": digest_of("sk-other"), "models": ["other"]},
     "all": {"digest": digest_of("sk-all")},

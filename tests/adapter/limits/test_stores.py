@@ -140,8 +140,7 @@ async def test_databases_count_as_memory_does(opened: Opened) -> None:
         found = await store.reserve(grant, tokens)
         if mine is None:
             assert isinstance(found, Lease)
-            used = account.requests.used, account.tokens.used
-            assert found.left == (60 - used[0], 900 - used[1])
+            assert found.left == (60 - account.requests.used, 900 - account.tokens.used)
             running.append((found, str(number)))
         else:
             # Of two limits with the same wait, either may be named.

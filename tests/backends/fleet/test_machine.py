@@ -164,7 +164,8 @@ async def test_an_idle_engine_is_unloaded() -> None:
         await asyncio.sleep(0.05)
         assert loader.state == "ready"
         await asyncio.sleep(0.15)
-        assert loader.state == "unloaded"
+        state: str = loader.state
+        assert state == "unloaded"
         await request(member, 0)
         assert loader.starts == 2
 

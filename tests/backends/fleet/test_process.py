@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 import pytest
-from latimer.backends.base import Backend, Generation, Prompt, Text
+from latimer.backends.base import Backend, Generation, Piece, Prompt, Text
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet import groups
 from latimer.backends.fleet.machine import Machine, Member
@@ -62,7 +62,7 @@ async def texts(backend: Backend) -> bytes:
     """Return what a model generates."""
     job = Generation(Prompt(Text("Hello")), max_tokens=8, seeds=(1,))
     async with backend.open(job) as batches:
-        return b"".join([e.data async for batch in batches for e in batch if hasattr(e, "data")])
+        return b"".join([e.data async for batch in batches for e in batch if isinstance(e, Piece)])
 
 
 async def test_an_engine_is_loaded_and_unloaded(tmp_path: Path) -> None:
@@ -77,7 +77,8 @@ async def test_an_engine_is_loaded_and_unloaded(tmp_path: Path) -> None:
             pid = found.pid
             assert pid is not None
             await found.unload()
-            assert found.state == "unloaded"
+            state: str = found.state
+            assert state == "unloaded"
             assert groups.start_of(pid) is None
         assert answers[0]
         assert answers[0] == answers[1]

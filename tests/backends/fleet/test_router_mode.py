@@ -15,7 +15,7 @@ import orjson
 import pytest
 from latimer.adapter.engines import backend_of
 from latimer.adapter.settings import Settings
-from latimer.backends.base import Backend, Embedding, Generation, Prompt, Text
+from latimer.backends.base import Backend, Embedding, Generation, Piece, Prompt, Text
 from latimer.backends.errors import EngineUnavailable, NotServed
 from latimer.backends.fleet import router_mode
 from latimer.backends.fleet.machine import Machine, Member
@@ -60,7 +60,7 @@ async def texts(backend: Backend) -> bytes:
     """Return the text that a model generates."""
     job = Generation(Prompt(Text("Hello")), max_tokens=8, seeds=(1,), logprobs=0)
     async with backend.open(job) as batches:
-        return b"".join([e.data async for batch in batches for e in batch if hasattr(e, "data")])
+        return b"".join([e.data async for batch in batches for e in batch if isinstance(e, Piece)])
 
 
 def status_of(router: str, name: str) -> str:
