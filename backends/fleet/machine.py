@@ -247,7 +247,8 @@ class Member:
 
     def note(self) -> str:
         """Describe what a request waits for, as one line."""
-        if self.loader.state == "loading":
+        # A ready engine is asked for its model before it serves requests.
+        if self.loader.state in ("loading", "ready"):
             seconds = time.monotonic() - self.loader.since
             return f"loading {self.name} for {seconds:.0f} s"
         return f"waiting for memory to load {self.name}"
