@@ -85,9 +85,7 @@ async def admit(
         answer = ANSWER if most is None or most < 0 else most
         if context is not None:
             prompt, answer = min(prompt, context * prompts), min(answer, context)
-        tokens = answer * choices * prompts + prompt
-        if tokens > limit:
-            tokens = limit
+        tokens = min(answer * choices * prompts + prompt, limit)
     found = await service.limits.reserve(grant, tokens)
     if isinstance(found, Refusal):
         raise _refused(found, model, grant)

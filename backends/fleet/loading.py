@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from ..base import Backend
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, LatimerError
 from .replica import LoadState
 
 log = logging.getLogger("latimer")
@@ -101,6 +101,15 @@ class EngineLoader(ABC):
     @abstractmethod
     def backend(self) -> Backend:
         """The engine's backend; its calls fail unless the state is `ready`."""
+
+    async def _answers(self) -> bool:
+        """Return True if the engine says that it is ready, and which model it has."""
+        try:
+            await self.backend.health()
+            await self.backend.model()
+        except LatimerError:
+            return False
+        return True
 
     @abstractmethod
     async def _start(self) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 from typing_extensions import override
 
 from ..base import Backend
-from ..errors import LatimerError
 from . import launch
 from .config import PORT
 from .groups import MARK, Group, new_mark, state_folder
@@ -178,7 +177,7 @@ class EngineProcess(EngineLoader):
         ending = asyncio.create_task(process.wait())
         try:
             while True:
-                asking = asyncio.create_task(self._ask())
+                asking = asyncio.create_task(self._answers())
                 await asyncio.wait([ending, asking], return_when=asyncio.FIRST_COMPLETED)
                 if ending.done():
                     asking.cancel()
@@ -189,14 +188,6 @@ class EngineProcess(EngineLoader):
                 await asyncio.wait([ending], timeout=POLL)
         finally:
             ending.cancel()
-
-    async def _ask(self) -> bool:
-        try:
-            await self._backend.health()
-            await self._backend.model()
-        except LatimerError:
-            return False
-        return True
 
     @override
     async def _stop(self) -> None:

@@ -81,14 +81,6 @@ class RemoteModel(EngineLoader):
             async with asyncio.timeout(UNLOAD):
                 await self._end()
 
-    async def _answers(self) -> bool:
-        try:
-            await self._backend.health()
-            await self._backend.model()
-        except LatimerError:
-            return False
-        return True
-
     async def _look(self) -> None:
         """Notice that the model is not loaded any more."""
         while True:
