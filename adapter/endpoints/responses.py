@@ -135,18 +135,7 @@ async def _drafted(
     inexact: Sequence[str] = ()
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
-    try:
-        turn = await offload.run(
-            exchange.size,
-            turn_of_response,
-            *(exchange, request, served, sampling, conversation.messages, tools.tool_set),
-        )
-        if state.before or conversation.inexact:
-            # The size of the request does not count stored items and the texts of PDF files.
-            turn.size = max(turn.size, offload.UNKNOWN)
-        chat = await prepare(turn, served)
-    except LatimerError as error:
-        raise in_responses(error, conversation.names) from None
+    chat = await _chat_of(exchange, request, served, sampling, tools, conversation, state)
     thoughts = _thoughts(request, served)
     if thoughts == "summarised" and (await known_profile(served.model)).tags is not None:
         inexact = (*inexact, "reasoning.summary")
@@ -169,6 +158,34 @@ async def _drafted(
     show = None if chat.job.logprobs is None else to_response
     shape = Shape(tools.names, thoughts, show, seal)
     return _Drafted(served, chat, tools, conversation, shape, state, stored)
+
+
+async def _chat_of(
+    exchange: Exchange,
+    request: ResponseRequest,
+    served: ServedModel,
+    sampling: Sampling,
+    tools: Tools,
+    conversation: Conversation,
+    state: State,
+) -> ChatJob:
+    """Return the job of a request whose parts were read.
+
+    Raises:
+        LatimerError: the model cannot do what is asked; the error has Responses' field names.
+    """
+    try:
+        turn = await offload.run(
+            exchange.size,
+            turn_of_response,
+            *(exchange, request, served, sampling, conversation.messages, tools.tool_set),
+        )
+        if state.before or conversation.inexact:
+            # The size of the request does not count stored items and the texts of PDF files.
+            turn.size = max(turn.size, offload.UNKNOWN)
+        return await prepare(turn, served)
+    except LatimerError as error:
+        raise in_responses(error, conversation.names) from None
 
 
 async def _understood(

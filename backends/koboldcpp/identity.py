@@ -30,8 +30,10 @@ from ..identity import IdentityMonitor
 from .translate import ENGINE
 
 TESTED = (1, 115)
-# Seconds for which an answer is valid for questions; each generation asks again.
-HOLDS = 0.02
+# Seconds for which an answer is valid for questions, and for what is made ready for a call; each call
+# asks again. koboldcpp takes longer to start with another model. If nobody asked meanwhile, the call
+# finds that, and is a 503.
+HOLDS = 5.0
 # The tolerance of start times, and the longest answer that shows one, in seconds; beyond either
 # everything is read again.
 SAME_START, LONGEST_ANSWER = 0.03, 0.5
