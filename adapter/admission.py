@@ -64,7 +64,8 @@ async def admit(
 
     The tokens are estimated: those of the prompt by the size of the request, those of the answers
     by `max_tokens`. The end of the request corrects them. A request never reserves more than the
-    limit, so that none is refused for ever.
+    limit, so that none is refused for ever. A request that a fallback takes over has its lease
+    already.
 
     Args:
         model: its name, for errors.
@@ -79,19 +80,21 @@ async def admit(
     grant = exchange.grant
     if grant is None or grant.rates is NO_RATES:
         return
-    limit, prompt, tokens = grant.rates.tokens, 0, 0
-    if limit is not None:
-        prompt = exchange.size // TOKEN + 1
-        answer = ANSWER if most is None or most < 0 else most
-        if context is not None:
-            prompt, answer = min(prompt, context * prompts), min(answer, context)
-        tokens = min(answer * choices * prompts + prompt, limit)
-    found = await service.limits.reserve(grant, tokens)
-    if isinstance(found, Refusal):
-        raise _refused(found, model, grant)
-    found.prompt = prompt
-    exchange.lease = found
-    requests, spent = found.left
+    limit, lease = grant.rates.tokens, exchange.lease
+    if lease is None:
+        prompt, tokens = 0, 0
+        if limit is not None:
+            prompt = exchange.size // TOKEN + 1
+            answer = ANSWER if most is None or most < 0 else most
+            if context is not None:
+                prompt, answer = min(prompt, context * prompts), min(answer, context)
+            tokens = min(answer * choices * prompts + prompt, limit)
+        found = await service.limits.reserve(grant, tokens)
+        if isinstance(found, Refusal):
+            raise _refused(found, model, grant)
+        found.prompt = prompt
+        lease = exchange.lease = found
+    requests, spent = lease.left
     if grant.rates.requests is not None:
         exchange.response_headers += (
             (b"x-ratelimit-limit-requests", b"%d" % grant.rates.requests),

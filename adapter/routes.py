@@ -155,9 +155,7 @@ async def _in_fleet(exchange: Exchange, service: Service, endpoint: Endpoint) ->
         name = await exchange.read_json(lambda body: body.get("model"))
         if not isinstance(name, str) or not service.is_replaced(name, exchange.grant):
             raise
-        if exchange.lease is not None:
-            exchange.lease.release()
-            exchange.lease = None
+        # The request keeps its lease, so that it counts once.
         exchange.response_headers[:] = headers
         exchange.draft = exchange.to_store = None
         await endpoint(exchange, service)
