@@ -115,7 +115,7 @@ def test_check_shows_a_table(llama_server_url: str) -> None:
 
 
 def test_check_of_engines_on_demand(tmp_path: Path) -> None:
-    """An engine that a request will load is no failed check, unless its program is missing."""
+    """An engine that a request loads passes the check, unless its program is missing."""
     file = tmp_path / "fleet.toml"
     for program, code in ((sys.executable, 0), ("no-such-program", 1)):
         file.write_text(

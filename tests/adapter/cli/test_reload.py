@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -59,17 +60,25 @@ def test_a_server_of_one_engine_follows_its_keys(tmp_path: Path) -> None:
             assert status(address, "two") == 200
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-async def test_the_first_engine_that_latimer_starts_looks_for_orphans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that gets its first engine with a command ends what a killed Latimer has left."""
+@pytest.fixture
+def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an engine whose Latimer was killed."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     environment = {**os.environ, groups.MARK: "left"}
-    orphan = subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
-    groups.Group.started(orphan.pid, "left", "old", groups.state_folder())
-    [record] = tmp_path.rglob("*.json")
-    record.write_bytes(orjson.dumps({**orjson.loads(record.read_bytes()), "parent": 2**22 + 1}))
+    with subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True) as process:
+        groups.Group.started(process.pid, "left", "old", groups.state_folder())
+        [record] = tmp_path.rglob("*.json")
+        facts = {**orjson.loads(record.read_bytes()), "parent": 2**22 + 1}
+        record.write_bytes(orjson.dumps(facts))
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+async def test_the_first_engine_that_latimer_starts_looks_for_orphans(
+    tmp_path: Path, orphan: subprocess.Popen[bytes]
+) -> None:
+    """A file that gets its first engine with a command ends what a killed Latimer has left."""
     file = tmp_path / "fleet.toml"
     file.write_text('[engines.a]\nurl = "http://127.0.0.1:1"\n')
     settings = Settings.load(file)
