@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..backends.errors import LatimerError
 from .errors import Header, RateLimited, go_duration
-from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Refusal
+from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
 from .request import Exchange
 from .service import ServedModel, Service
 
@@ -33,77 +33,71 @@ async def admitted(
 ) -> ServedModel:
     """Return the backend for a model name once the limits of the key, which has a table, allow it.
 
-    A request for a model that no engine has described yet waits for it after its admission.
+    A request reserves what it may use. The tokens are estimated: those of the prompt by the size of
+    the request, those of the answers by `max_tokens`. The end of the request corrects them. A
+    request never reserves more than the limit, so that none is refused for ever. A request that a
+    fallback takes over has its lease already. One for a model that no engine has described yet
+    waits for it after its admission.
 
     Args:
-        most, choices: see `admit`.
-
-    Raises:
-        LatimerError: see `admit` and `Service.resolve`.
-    """
-    unread = service.unread(name, exchange.grant)
-    if unread is not None:
-        await admit(exchange, service, unread, None, most, choices, prompts)
-    served = await service.resolve(name, exchange.grant)
-    if unread is None:
-        context = served.model.context
-        await admit(exchange, service, served.name, context, most, choices, prompts)
-    return served
-
-
-async def admit(
-    exchange: Exchange,
-    service: Service,
-    model: str,
-    context: int | None,
-    most: int | None = None,
-    choices: int = 1,
-    prompts: int = 1,
-) -> None:
-    """Reserve what a request may use of the limits of its key, which has a table.
-
-    The tokens are estimated: those of the prompt by the size of the request, those of the answers
-    by `max_tokens`. The end of the request corrects them. A request never reserves more than the
-    limit, so that none is refused for ever.
-
-    Args:
-        model: its name, for errors.
-        context: neither a prompt nor an answer has more tokens; None if that is not known yet.
         most: the tokens of an answer at most; None if there is no limit.
         choices: the answers to each prompt.
 
     Raises:
         RateLimited: the key has too little left.
         LimitsUnavailable: the store of the limits does not answer, and requests are refused then.
+        LatimerError: see `Service.resolve`.
     """
     grant = exchange.grant
-    if grant is None or grant.rates is NO_RATES:
-        return
-    limit, prompt, tokens = grant.rates.tokens, 0, 0
-    if limit is not None:
-        prompt = exchange.size // TOKEN + 1
-        answer = ANSWER if most is None or most < 0 else most
-        if context is not None:
-            prompt, answer = min(prompt, context * prompts), min(answer, context)
-        tokens = min(answer * choices * prompts + prompt, limit)
-    found = await service.limits.reserve(grant, tokens)
-    if isinstance(found, Refusal):
-        raise _refused(found, model, grant)
-    found.prompt = prompt
-    exchange.lease = found
-    requests, spent = found.left
-    if grant.rates.requests is not None:
-        exchange.response_headers += (
-            (b"x-ratelimit-limit-requests", b"%d" % grant.rates.requests),
+    chosen = None if service.table is None else service.chosen(name, grant)
+    if chosen is not None and chosen[0].pool is not None:
+        served, model, known = None, chosen[1], chosen[0].pool.known
+    else:
+        served = await (service.resolve(name, grant) if chosen is None else service.served(chosen))
+        model, known = served.name, served.model
+    if grant is not None and grant.rates is not NO_RATES:
+        limit, lease = grant.rates.tokens, exchange.lease
+        if lease is None:
+            prompt, tokens = 0, 0
+            if limit is not None:
+                prompt = exchange.size // TOKEN + 1
+                answer = ANSWER if most is None or most < 0 else most
+                if known is not None:
+                    # Neither a prompt nor an answer has more tokens.
+                    prompt, answer = (
+                        min(prompt, known.context * prompts),
+                        min(answer, known.context),
+                    )
+                tokens = min(answer * choices * prompts + prompt, limit)
+            found = await service.limits.reserve(grant, tokens)
+            if isinstance(found, Refusal):
+                raise _refused(found, model, grant)
+            found.prompt = prompt
+            lease = exchange.lease = found
+        exchange.response_headers += _headers(grant.rates, lease)
+    if served is None:
+        assert chosen is not None
+        served = await service.served(chosen)
+    return served
+
+
+def _headers(rates: Rates, lease: Lease) -> list[Header]:
+    """Return the headers that say what a key has left."""
+    requests, spent = lease.left
+    found: list[Header] = []
+    if rates.requests is not None:
+        found += (
+            (b"x-ratelimit-limit-requests", b"%d" % rates.requests),
             (b"x-ratelimit-remaining-requests", b"%d" % requests),
             (b"x-ratelimit-reset-requests", _RESET),
         )
-    if limit is not None:
-        exchange.response_headers += (
-            (b"x-ratelimit-limit-tokens", b"%d" % limit),
+    if rates.tokens is not None:
+        found += (
+            (b"x-ratelimit-limit-tokens", b"%d" % rates.tokens),
             (b"x-ratelimit-remaining-tokens", b"%d" % spent),
             (b"x-ratelimit-reset-tokens", _RESET),
         )
+    return found
 
 
 def _refused(refusal: Refusal, model: str, grant: Grant) -> LatimerError:

@@ -16,6 +16,7 @@ import orjson
 from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
 from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed
 from ..backends.fleet.config import EngineConfig
+from ..backends.fleet.loading import EngineLoader
 from ..backends.fleet.machine import Machine, Member
 from ..backends.http import ConnectionPool, HttpClient, shown_address
 from ..backends.identity import LazyBackend
@@ -49,6 +50,8 @@ NO_PROGRAM = (
     "There is no llama-server on the PATH. Install llama.cpp, or its server as a Python package "
     "with pip install xllamacpp."
 )
+# What `latimer check` shows of an engine that is not loaded yet.
+ON_DEMAND = "loads on demand"
 # Seconds that detecting the engine may take.
 _PROBE_SECONDS = 10.0
 
@@ -315,6 +318,13 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         task = "ranks documents" if facts.pooling == "rank" else "embeds"
         return True, [*rows, ("chat, completions", f"no: the model only {task}"), *vectors]
     return True, [*rows, *_generation(model, backend.capabilities), *vectors]
+
+
+async def describe_loader(loader: EngineLoader) -> tuple[bool, list[tuple[str, str]]]:
+    """Return True if an engine can be loaded, as far as that is known, and the rows of a table."""
+    reason = await loader.obstacle()
+    rows = [("engine", loader.backend.capabilities.engine)]
+    return not reason, [*rows, ("reachable", f"no: {reason}" if reason else ON_DEMAND)]
 
 
 async def describe_store(place: StoreConfig | None) -> tuple[bool, tuple[str, str]]:

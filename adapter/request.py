@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
+from ..backends.queue import Ticket
 from ..schemas import limits
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
@@ -77,10 +79,13 @@ class Exchange(Request):
         wants_stream: True if the request asks for a stream.
         keepalive: seconds between the comments of a stream that waits for an engine; 0 sends none.
         has_waited: True if the head of the response was sent because the request waits.
+        party: the request as the queue of its model knows it, which learns the engine; None for a
+            model without such a queue.
     """
 
     grant: Grant | None = None
     lease: Lease | None = None
+    party: Ticket | None = None
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.maximum
@@ -273,6 +278,8 @@ class Exchange(Request):
             *self.response_headers,
             *headers,
         ]
+        if self.party is not None and self.party.engine:
+            head += _engine_headers(self.party.engine, self.party.affinity)
         self.streams = content_type.startswith(b"text/event-stream")
         if content_type == EVENT_STREAM:
             head += [
@@ -287,6 +294,17 @@ class Exchange(Request):
         Every token takes this path, so it saves a coroutine and returns that of `send`.
         """
         return self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def header_value(text: str) -> bytes:
+    """Return a text as the value of a header."""
+    return text.encode("ascii", "backslashreplace")
+
+
+@lru_cache
+def _engine_headers(engine: str, affinity: str) -> tuple[Header, ...]:
+    """Return the headers that name the engine of a response, and what it had of the prompt."""
+    return ((b"x-latimer-engine", header_value(engine)), (b"x-latimer-affinity", affinity.encode()))
 
 
 # The exchanges that the next timer of each event loop starts to watch.

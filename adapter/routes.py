@@ -132,19 +132,16 @@ class ApiRoute(Route):
             exchange.watch()
         service = self._service
         if not self.param_convertors:
-            if service.is_fleet:
-                return _in_fleet(exchange, service, endpoint)
+            exchange.defaults = service.defaults
+            if service.has_fallbacks:
+                return _with_fallback(exchange, service, endpoint)
             return endpoint(exchange, service)
         values = [scope["path_params"][name] for name in self.param_convertors]
         return endpoint(exchange, self._service, *values)
 
 
-async def _in_fleet(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:
+async def _with_fallback(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:
     """Run an endpoint; once more if a model with fallbacks lost its engines before the response."""
-    exchange.defaults = service.defaults
-    if not service.has_fallbacks:
-        await endpoint(exchange, service)
-        return
     exchange.keeps_body = True
     headers = [*exchange.response_headers]
     try:
@@ -155,11 +152,9 @@ async def _in_fleet(exchange: Exchange, service: Service, endpoint: Endpoint) ->
         name = await exchange.read_json(lambda body: body.get("model"))
         if not isinstance(name, str) or not service.is_replaced(name, exchange.grant):
             raise
-        if exchange.lease is not None:
-            exchange.lease.release()
-            exchange.lease = None
+        # The request keeps its lease, so that it counts once.
         exchange.response_headers[:] = headers
-        exchange.draft = exchange.to_store = None
+        exchange.draft = exchange.to_store = exchange.party = None
         await endpoint(exchange, service)
 
 

@@ -1,16 +1,14 @@
-"""The request as a model of several engines sees it, and the headers that name its engine."""
+"""The request as a model of several engines sees it."""
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..backends.queue import Ticket
-from .request import Exchange
+from .request import Exchange, header_value
 from .service import ServedModel
 
 # The headers by which clients and harnesses name their session.
 SESSION_HEADERS = (b"x-session-id", b"x-session-affinity", b"x-claude-code-session-id")
-ENGINE, AFFINITY, MODEL = b"x-latimer-engine", b"x-latimer-affinity", b"x-latimer-model"
+MODEL = b"x-latimer-model"
 # The bytes of a session's name that count.
 _MOST = 256
 
@@ -23,32 +21,18 @@ def ticket_of(exchange: Exchange, served: ServedModel, party: Ticket | None = No
     """
     party = party or Ticket()
     if served.is_pooled:
+        exchange.party = party
         party.key = exchange.key
         if exchange.grant is not None:
             party.weight = exchange.grant.weight
-        party.session = exchange.cache_key[:_MOST] or _named(exchange)
-        party.routed = partial(_note, exchange)
+        session = exchange.cache_key
+        if not session:
+            headers = dict(exchange.scope["headers"])
+            for name in SESSION_HEADERS:
+                if name in headers:
+                    session = str(headers[name], "latin-1")
+                    break
+        party.session = session[:_MOST]
         if served.replaces:
-            _set(exchange, MODEL, served.name)
+            exchange.response_headers.append((MODEL, header_value(served.name)))
     return party
-
-
-def _named(exchange: Exchange) -> str:
-    found = dict(exchange.scope["headers"])
-    for name in SESSION_HEADERS:
-        if name in found:
-            return str(found[name][:_MOST], "latin-1")
-    return ""
-
-
-def _note(exchange: Exchange, engine: str, affinity: str) -> None:
-    """Name the engine in the headers of the response, unless they are sent."""
-    if not exchange.started:
-        _set(exchange, ENGINE, engine)
-        _set(exchange, AFFINITY, affinity)
-
-
-def _set(exchange: Exchange, name: bytes, value: str) -> None:
-    headers = [header for header in exchange.response_headers if header[0] != name]
-    text = value.encode("ascii", "backslashreplace")
-    exchange.response_headers[:] = [*headers, (name, text)]

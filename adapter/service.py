@@ -112,6 +112,9 @@ class ModelEntry:
         any_model: accept every model name.
         fallback: the names of models that serve its requests while it is not available.
         defaults: fields of requests that do not set them.
+
+    Attributes:
+        pool: the backend, if it is a model of several engines.
     """
 
     backend: Backend
@@ -120,15 +123,19 @@ class ModelEntry:
     policy: Policy = Policy()
     fallback: Sequence[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    pool: Pool | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        pool = self.backend if isinstance(self.backend, Pool) else None
+        object.__setattr__(self, "pool", pool)
 
     def names_of(self, model: Model) -> Sequence[str]:
         """Return the names of the model."""
         return self.names or (model.name,)
 
-    @property
-    def pool(self) -> Pool | None:
-        """The backend, if it is a model of several engines."""
-        return self.backend if isinstance(self.backend, Pool) else None
+
+# A model, its name for the response, and True if it replaces another one.
+Chosen: TypeAlias = tuple[ModelEntry, str, bool]
 
 
 class Service:
@@ -142,6 +149,9 @@ class Service:
         store: stores what requests ask to store; None if nothing is stored.
         seal: seals reasoning that clients keep.
         limits: counts the limits of keys; by default in memory.
+
+    Attributes:
+        table: the models by name, if no engine has to be asked for its own; None if one has to.
     """
 
     def __init__(
@@ -178,7 +188,7 @@ class Service:
         # Names are only known at once if no engine has to be asked for its own.
         are_known = all(listing.names for listing in listings)
         several = self.is_fleet or len(listings) > 1
-        self._table = table if are_known and several else None
+        self.table = table if are_known and several else None
         self.has_fallbacks = any(listing.fallback for listing in listings)
         has_defaults = any(listing.defaults for listing in listings)
         self.defaults = self._with_defaults if has_defaults else None
@@ -186,8 +196,8 @@ class Service:
     def _with_defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         name = body.get("model")
         entry = self._listings[0]
-        if isinstance(name, str) and self._table is not None:
-            entry = self._table.get(name, entry)
+        if isinstance(name, str) and self.table is not None:
+            entry = self.table.get(name, entry)
         return entry.defaults
 
     @property
@@ -212,10 +222,10 @@ class Service:
             InvalidRequest: no model has the name, or the request must name one.
             EngineUnavailable: an engine that may serve the model is not available.
         """
+        if self.table is not None:
+            return await self.served(self.chosen(name, grant))
         if not name and len(self._listings) == 1:
             return await self.first(grant)
-        if self._table is not None:
-            return await self._named(self._table, name, grant)
         missing: LatimerError | None = None
         known: list[str] = []
         for listing in self._listings:
@@ -235,45 +245,41 @@ class Service:
             raise missing
         raise self._unknown(name, known, grant)
 
-    async def _named(
-        self, table: Mapping[str, ModelEntry], name: str | None, grant: Grant | None
-    ) -> ServedModel:
-        """Return the backend for a model name; no other engine is asked."""
-        entry, name, replaces = self._chosen(table, name, grant)
+    async def served(self, chosen: Chosen) -> ServedModel:
+        """Return the backend of a model that was chosen; no other engine is asked."""
+        entry, name, replaces = chosen
         model = await entry.backend.model()
-        name = name or entry.names[0]
         return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
 
-    def _chosen(
-        self, table: Mapping[str, ModelEntry], name: str | None, grant: Grant | None
-    ) -> tuple[ModelEntry, str | None, bool]:
-        """Return the model for a name, its name, and True if it replaces another one."""
+    def chosen(self, name: str | None, grant: Grant | None) -> Chosen:
+        """Return the model for a name, its name, and True if it replaces another one.
+
+        Raises:
+            InvalidRequest: no model has the name, or the request must name one.
+        """
+        table = self.table
+        assert table is not None
+        if not name and len(self._listings) == 1:
+            only = self._listings[0]
+            return only, _first_name(only.names, grant), False
         entry = table.get(name or "")
         if entry is None and name:
             entry = next((one for one in self._listings if one.any_model), None)
-        if entry is None or (grant is not None and not _may_use(grant, name or "", entry.names)):
+        if entry is None or (
+            grant is not None
+            and grant.names is not None
+            and not _may_use(grant, name or "", entry.names)
+        ):
             raise self._unknown(name, [*table], grant)
         if entry.fallback and not _is_available(entry):
             for other in entry.fallback:
                 if _is_available(table[other]) and (grant is None or grant.allows(other)):
                     return table[other], other, True
-        return entry, name, False
-
-    def unread(self, name: str | None, grant: Grant | None) -> str | None:
-        """Return the name of a model that no engine has described yet; None if it is known."""
-        if self._table is None:
-            return None
-        if not name and len(self._listings) == 1:
-            entry, name = self._listings[0], self._listings[0].names[0]
-        else:
-            entry, name, _ = self._chosen(self._table, name, grant)
-        if entry.pool is None or entry.pool.known is not None:
-            return None
-        return name or entry.names[0]
+        return entry, name or entry.names[0], False
 
     def is_replaced(self, name: str, grant: Grant | None) -> bool:
         """Return True if a model has no engine, and a fallback serves its requests."""
-        return self._table is not None and self._chosen(self._table, name, grant)[2]
+        return self.table is not None and self.chosen(name, grant)[2]
 
     def _unknown(
         self, name: str | None, known: Sequence[str], grant: Grant | None
@@ -304,15 +310,8 @@ class Service:
         """
         listing = self._listings[0]
         model = await listing.backend.model()
-        names = listing.names_of(model)
-        if grant is not None and grant.names is not None:
-            names = [one for one in names if grant.allows(one)]
-            if not names:
-                raise InvalidRequest(
-                    "you must provide a model parameter. This API key may use: "
-                    f"{shortened(grant.shown or 'no model')}."
-                )
-        return ServedModel(listing.backend, model, listing.policy, names[0], self.is_fleet)
+        name = _first_name(listing.names_of(model), grant)
+        return ServedModel(listing.backend, model, listing.policy, name, self.is_fleet)
 
     async def models(self, grant: Grant | None = None) -> dict[str, ServedModel | None]:
         """Return every name that requests with a key may use, with its backend.
@@ -371,6 +370,23 @@ class Service:
 
 def _is_available(entry: ModelEntry) -> bool:
     return entry.pool is None or entry.pool.is_available
+
+
+def _first_name(names: Sequence[str], grant: Grant | None) -> str:
+    """Return the first name of a model that a key may use.
+
+    Raises:
+        InvalidRequest: it may use none.
+    """
+    if grant is None or grant.names is None:
+        return names[0]
+    for name in names:
+        if grant.allows(name):
+            return name
+    raise InvalidRequest(
+        "you must provide a model parameter. This API key may use: "
+        f"{shortened(grant.shown or 'no model')}."
+    )
 
 
 def _may_use(grant: Grant, name: str, names: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import insort
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from enum import IntEnum
 from itertools import chain
 from operator import attrgetter
@@ -74,19 +74,19 @@ class Ticket:
         key: the digest of its API key; keys that wait for the same model share it fairly.
         weight: the share of its key, compared with other keys.
         session: the conversation that it belongs to, as its client names it; empty if unknown.
-        routed: gets the name of the engine that runs a call, and `hit`, `miss` or `none` for what
-            the engine has in its prompt cache; before the first event of the call.
+        engine: the name of the engine that runs its last call, if its model has several; known
+            before the first event of the call.
+        affinity: `hit`, `miss` or `none`, for what that engine had in its prompt cache.
     """
 
-    __slots__ = ("admitted", "jobs", "key", "routed", "session", "tier", "weight")
+    __slots__ = ("admitted", "affinity", "engine", "jobs", "key", "session", "tier", "weight")
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
         self.jobs = 0
         self.tier = tier
-        self.key = self.session = ""
+        self.key = self.session = self.engine = self.affinity = ""
         self.weight = 1.0
-        self.routed: Callable[[str, str], None] | None = None
 
 
 class Waiting(Protocol):

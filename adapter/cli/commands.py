@@ -110,7 +110,8 @@ def _print(rows: Sequence[tuple[str, str]]) -> None:
 
 async def _check_fleet(settings: Settings) -> int:
     """Print the engines of a fleet, then its models and the store."""
-    from ..engines import WrongSetup, describe, describe_store
+    from ...backends.fleet.machine import Member
+    from ..engines import ON_DEMAND, WrongSetup, describe, describe_loader, describe_store
     from ..fleet import Fleet
 
     try:
@@ -121,18 +122,25 @@ async def _check_fleet(settings: Settings) -> int:
     try:
         are_ready = True
         for name, replica in fleet.replicas.items():
-            reachable, rows = await describe(replica.backend)
+            if isinstance(replica.loader, Member):
+                reachable, rows = await describe_loader(replica.loader.loader)
+            else:
+                reachable, rows = await describe(replica.backend)
             are_ready = are_ready and reachable
             _print([("engines." + name, "")] + [("  " + key, value) for key, value in rows])
             click.echo()
         rows = []
         for name, pool in fleet.pools.items():
             await pool.ask_all()
-            known = f"{len(pool.replicas)} engines" if pool.known is None else pool.known.name
-            rows.append((f"models.{name}", f"{known}, {pool.places} at a time"))
+            if pool.known is not None:
+                about = f"{pool.known.name}, {pool.places} at a time"
+            else:
+                about = ON_DEMAND if pool.is_available else "no engine is ready"
+            rows.append((f"models.{name}", about))
             for one in pool.replicas:
-                rows.append((f"  {one.name}", one.state + (f": {one.reason}" * bool(one.reason))))
-                are_ready = are_ready and one.state == "ready"
+                state = f"{one.state}: {one.reason}" if one.reason else one.state
+                rows.append((f"  {one.name}", ON_DEMAND if one.is_loadable else state))
+                are_ready = are_ready and (one.state == "ready" or one.is_loadable)
         is_open, row = await describe_store(settings.store_place())
         _print([*rows, row])
     finally:

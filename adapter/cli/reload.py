@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...backends.errors import LatimerError
+from ...backends.fleet.groups import end_orphans, state_folder
 from ..app import OpenAIAdapter
 from ..auth import UnusableKey
+from ..engines import starts_engines
 from ..fleet import Fleet, changes_of
 from ..option import option_of
 from ..settings import OF_ENGINE, OF_MODEL, Settings, WrongSettings
@@ -24,7 +27,7 @@ _LOOK = 2.0
 _FOLLOWED = {*OF_ENGINE, *OF_MODEL, "queue"}
 
 
-async def follow(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> None:
+async def follow(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) -> None:
     """Read the settings file again when it has changed, or after SIGHUP, until cancelled."""
     file = settings.file
     assert file is not None
@@ -44,19 +47,25 @@ async def follow(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> None:
             continue
         asked.clear()
         seen = now
-        settings = reload(settings, fleet, app)
+        settings = await reload(settings, fleet, app)
 
 
-def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
-    """Serve what the file says now; an invalid one changes nothing. Return the settings."""
+async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) -> Settings:
+    """Serve what the file says now; an invalid one changes nothing. Return the settings.
+
+    Args:
+        fleet: the engines and models of the file's tables; None for a server of one engine, which
+            follows the keys only.
+    """
     try:
         keys = settings.api_keys()
         new = settings.reloaded()
-        if not new.engines:
-            raise WrongSettings(f"{settings.file}: it has no table of an engine any more.")
-        if settings.keys and not new.keys and not keys:
-            raise WrongSettings(f"{settings.file}: it has no table of a key any more.")
-        changes = fleet.apply(new)
+        _check(settings, new, fleet, keys)
+        changes: list[str] = []
+        if fleet is not None:
+            if starts_engines(new) and not starts_engines(settings):
+                await asyncio.to_thread(end_earlier_engines)
+            changes = fleet.apply(new)
     except (WrongSettings, UnusableKey) as error:
         say(f"Latimer keeps its settings: {error}")
         return settings
@@ -68,23 +77,48 @@ def reload(settings: Settings, fleet: Fleet, app: OpenAIAdapter) -> Settings:
         log.exception("the settings file could not be read again")
         say(f"Latimer keeps its settings: {error}")
         return settings
-    app.replace(fleet.entries)
+    if fleet is not None:
+        app.replace(fleet.entries)
+        fleet.start()
     app.replace_keys(keys, new.keys)
     changes += changes_of("key", settings.keys, new.keys)
-    fleet.start()
-    say(
-        f"Latimer has read {new.file} again: {', '.join(changes) or 'the same engines and models'}."
-    )
+    same = "the same keys" if fleet is None else "the same engines and models"
+    say(f"Latimer has read {new.file} again: {', '.join(changes) or same}.")
     fixed = [
         name
         for name, field in Settings.model_fields.items()
         if (not option_of(field).is_table or name == "admission")
-        and name not in _FOLLOWED
+        and (fleet is None or name not in _FOLLOWED)
         and getattr(new, name) != getattr(settings, name)
     ]
     if fixed:
         say(f"Start the server again to change: {', '.join(fixed)}.")
     return new
+
+
+def end_earlier_engines() -> None:
+    """End the engines that a killed Latimer has left; this can take seconds."""
+    for name in end_orphans(state_folder()):
+        say(f"Ended the engine {name}, which an earlier Latimer had started.")
+
+
+def _check(settings: Settings, new: Settings, fleet: Fleet | None, keys: Sequence[str]) -> None:
+    """Check that the server can change to other settings while it runs.
+
+    Args:
+        keys: the keys without a table.
+
+    Raises:
+        WrongSettings: it cannot.
+    """
+    if fleet is not None and not new.engines:
+        raise WrongSettings(f"{settings.file}: it has no table of an engine any more.")
+    if fleet is None and new.engines:
+        raise WrongSettings(
+            f"{settings.file}: it has tables of engines now. Start the server again to serve them."
+        )
+    if settings.keys and not new.keys and not keys:
+        raise WrongSettings(f"{settings.file}: it has no table of a key any more.")
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

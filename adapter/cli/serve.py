@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from ...backends.base import Backend
 from ...backends.errors import LatimerError, shortened
-from ...backends.fleet.groups import end_orphans, kill_all, state_folder
+from ...backends.fleet.groups import kill_all
 from ...backends.offload import Abandoned
 from ..admin import admin_routes
 from ..app import OpenAIAdapter
@@ -34,7 +34,7 @@ from ..origins import LocalRules, is_loopback
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from .protocol import Protocol
-from .reload import follow
+from .reload import end_earlier_engines, follow
 from .terminal import EXIT_START, end_at_once, fail, say
 
 # The listen backlog; uvicorn's default.
@@ -71,8 +71,8 @@ async def serve(settings: Settings) -> None:
         SystemExit: the server could not start.
     """
     end_at_once()
-    for name in end_orphans(state_folder()) if starts_engines(settings) else ():
-        say(f"Ended the engine {name}, which an earlier Latimer had started.")
+    if starts_engines(settings):
+        end_earlier_engines()
     _allow_connections()
     _hide_ends_of_work()
     sockets = _sockets(settings)
@@ -103,6 +103,9 @@ async def serve(settings: Settings) -> None:
     else:
         starting = _serve_fleet(settings, fleet, app, sockets, listens)
     readiness = asyncio.create_task(starting)
+    following = None
+    if fleet is None and settings.file is not None:
+        following = asyncio.create_task(follow(settings, None, app))
     # An engine that answers immediately is reported in one line.
     waiting = asyncio.create_task(listens.wait())
     await asyncio.wait([readiness, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -117,9 +120,9 @@ async def serve(settings: Settings) -> None:
     gc.freeze()
     gc.set_threshold(10_000, 4, 1_000)
     await server.serve(sockets)
-    readiness.cancel()
-    if opening is not None:
-        opening.cancel()
+    for task in (readiness, following, opening):
+        if task is not None:
+            task.cancel()
     if not server.started:
         sys.exit(EXIT_START)
 

@@ -18,10 +18,19 @@ class Breaker:
 
     Attributes:
         until: the end of the ejection; 0 if it is not ejected.
+        has_failed: True after a failure, until a call has succeeded.
         is_trying: True after an ejection, until one call has succeeded or failed.
     """
 
-    __slots__ = ("_clock", "_ejected_at", "_ejections", "_failures", "is_trying", "until")
+    __slots__ = (
+        "_clock",
+        "_ejected_at",
+        "_ejections",
+        "_failures",
+        "has_failed",
+        "is_trying",
+        "until",
+    )
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -29,16 +38,17 @@ class Breaker:
         self._ejections = 0
         self._ejected_at = 0.0
         self.until = 0.0
-        self.is_trying = False
+        self.is_trying = self.has_failed = False
 
     def succeed(self) -> None:
         """Count a call that the engine has answered."""
         self._failures = 0
-        self.is_trying = False
+        self.is_trying = self.has_failed = False
 
     def fail(self) -> bool:
         """Count a failed call; return True if the engine should be ejected now."""
         self._failures += 1
+        self.has_failed = True
         return self.is_trying or self._failures >= FAILURES
 
     def eject(self) -> float:
@@ -58,7 +68,7 @@ class Breaker:
         if not self.until or self._clock() < self.until:
             return False
         self.until = 0.0
-        self.is_trying = True
+        self.is_trying = self.has_failed = True
         return True
 
 
@@ -69,6 +79,9 @@ class RetryBudget:
         share: the calls sent again, as a share of all calls.
         a_second: calls that may be sent again in each second, in addition.
         seconds: the time for which calls are saved; at the start, all of them are.
+
+    Attributes:
+        calls: the calls that were sent for the first time since the last one that was sent again.
     """
 
     def __init__(
@@ -84,18 +97,14 @@ class RetryBudget:
         self._most = self._balance = a_second * seconds
         self._clock = clock
         self._at = clock()
-        self._calls = 0
-
-    def count(self) -> None:
-        """Count a call that is sent for the first time."""
-        self._calls += 1
+        self.calls = 0
 
     def take(self) -> bool:
         """Return True if one more call may be sent again, which is then counted."""
         now = self._clock()
         passed, self._at = now - self._at, now
-        earned = passed * self._a_second + self._calls * self._share
-        self._calls = 0
+        earned = passed * self._a_second + self.calls * self._share
+        self.calls = 0
         self._balance = min(self._most, self._balance + earned)
         if self._balance < 1:
             return False

@@ -128,6 +128,10 @@ class EngineLoader(ABC):
         """True if the engine is loaded."""
         return self.state == "ready"
 
+    async def obstacle(self) -> str:
+        """Return why the engine cannot be loaded; an empty text if no reason is known."""
+        return ""
+
     def measure(self) -> int | None:
         """Return the bytes of memory that the engine takes now; None if they cannot be measured.
 
@@ -176,10 +180,22 @@ class EngineLoader(ABC):
             await self._stop()
             self._failures, self._again = 0, 0.0
 
+    async def reject(self, reason: str) -> None:
+        """Unload an engine that is loaded and cannot be used, as after a load that fails."""
+        async with self._changing:
+            tail = self._last_lines()
+            # Its end is not one more failure.
+            self._enter("unloaded")
+            await self._abandon()
+            self._fail(reason, tail)
+
     async def aclose(self) -> None:
-        """Unload the engine, and release its backend."""
-        await self.unload()
-        await self.backend.aclose()
+        """Unload the engine if Latimer has loaded it, and release its backend."""
+        if self.state != "unloaded":
+            await self.unload()
+        async with self._changing:
+            # An unload that had begun has ended.
+            await self.backend.aclose()
 
     def lost(self, reason: str, tail: str = "") -> None:
         """Note that a ready engine has ended by itself."""

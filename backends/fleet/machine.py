@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ from .config import MEMORY
 from .loading import EngineLoader, not_loaded
 from .plan import FIRST_LOAD, MOST_WAIT, View, plan
 from .replica import Demand, LoadState, Replica, State
+
+log = logging.getLogger("latimer")
 
 # Seconds that a request waits for an engine, unless it streams.
 LOAD_WAIT = 600.0
@@ -281,12 +284,15 @@ class Member:
         await self._machine.remove(self)
         self.refuse(not_loaded("The engine is not served any more.", 1.0))
         self._pools.clear()
-        await self.loader.aclose()
+        try:
+            await self.loader.aclose()
+        finally:
+            self._machine.unloaded(self)
 
 
 def _waits_for(pool: Demand, replica: Replica) -> bool:
     """Return True if the calls of a pool wait for one of its engines, and for no other."""
-    if not pool.waiting:
+    if not pool.waiting or replica.state == "draining" or replica not in pool.replicas:
         return False
     others = [one for one in pool.replicas if one is not replica]
     if replica.state in ("ready", "loading"):
@@ -351,6 +357,12 @@ class Machine:
         self.look()
         await asyncio.shield(done)
 
+    def unloaded(self, member: Member) -> None:
+        """End the calls of `unload` that wait for an engine."""
+        done = self._unloading.pop(member, None)
+        if done is not None:
+            done.set_result(None)
+
     async def remove(self, member: Member) -> None:
         """Remove an engine, after its load or unload."""
         if member in self.members:
@@ -370,6 +382,8 @@ class Machine:
         for member in self.members:
             member.refuse(not_loaded("The server is shutting down.", 1.0))
         await asyncio.gather(*(member.loader.aclose() for member in self.members))
+        for member in [*self._unloading]:
+            self.unloaded(member)
 
     async def _own(self) -> None:
         while True:
@@ -422,10 +436,13 @@ class Machine:
             await member.loader.load()
             await member.remember()
             await member.learn()
-        except LatimerError as error:
+        except Exception as error:
+            if not isinstance(error, LatimerError):
+                log.exception("loading %s failed", member.name)
+                error = EngineUnavailable(f"The engine '{member.name}' could not be loaded.")
             if member.loader.is_ready:
-                # It was ready, and does not answer any more.
-                await member.loader.unload()
+                # It was ready, and cannot be used.
+                await member.loader.reject(error.message.rstrip("."))
             member.task = None
             member.refuse(error)
         else:
@@ -444,6 +461,4 @@ class Machine:
             await member.loader.unload()
         finally:
             member.task = None
-            done = self._unloading.pop(member, None)
-            if done is not None:
-                done.set_result(None)
+            self.unloaded(member)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Set
 from typing import TypeAlias
 
 from ..base import Capabilities, Embedding, Generation, Model, Ranking, Text
 from ..queue import Ticket
-from .affinity import Blocks, blocks_of
+from .affinity import TOKENS, Blocks, blocks_of
 from .config import Affinity
 from .replica import Replica
+
+# What evaluating a prompt costs that another engine has, as a multiple of its time.
+COPY = 2.0
+# The sessions that a pool knows at most.
+MOST_SESSIONS = 10_000
 
 Job: TypeAlias = Generation | Embedding | Ranking
 
@@ -17,52 +24,108 @@ Job: TypeAlias = Generation | Embedding | Ranking
 class Place:
     """A call that waits for a place, or has one.
 
+    Args:
+        job: what it runs; None for a place without a job.
+        name: the name of its model.
+        affinity: how its engine is chosen.
+
     Attributes:
         party: its request.
         width: the places that it takes: one for each choice.
         tokens: the approximate number of tokens in its prompt.
         blocks: the hashes of its prompt.
+        session: the key and the name of its session; None if it has none.
         fingerprint: the pool's model for which it was made; empty if any will do.
         failed: the engines that have failed it.
         replica: the engine that it runs on.
+        taken: the places that it has taken there.
         matched: the blocks of its prompt that the engine had.
+        charged: the cost that its key was charged.
         until: the time until which it waits for a busy engine that has its prompt, or 0.
+        awaited: that engine.
+        since: the time at which it began to wait.
+        future: done when it has a place, if it had to wait.
     """
 
-    __slots__ = (
-        "blocks", "charged", "failed", "fingerprint", "future", "matched", "party", "replica",
-        "since", "taken", "tokens", "until", "width",
-    )  # fmt: skip
-
-    def __init__(
-        self, party: Ticket, width: int, tokens: int, blocks: Blocks, fingerprint: str = ""
-    ) -> None:
-        self.party = party
-        self.width = width
-        self.tokens = tokens
-        self.blocks = blocks
-        self.fingerprint = fingerprint
-        self.failed: set[Replica] = set()
-        self.replica: Replica | None = None
-        self.taken = 0
-        self.matched = 0
-        self.charged = 0.0
-        self.until = 0.0
-        self.since = 0.0
-        self.future: asyncio.Future[Replica] | None = None
-
-
-def place_of(job: Job, name: str, affinity: Affinity) -> Place:
-    """Return the place that a job for a model needs."""
-    party = job.party or Ticket()
-    if not isinstance(job, Generation):
-        return Place(party, 1, 0, (), job.fingerprint)
-    content = job.prompt.content
-    tokens = len(content.text) // 4 if isinstance(content, Text) else len(content)
+    failed: Set[Replica] = frozenset()
+    replica: Replica | None = None
+    awaited: Replica | None = None
+    session: tuple[str, str] | None = None
     blocks: Blocks = ()
-    if affinity == "prefix":
-        blocks = blocks_of(content, (name, job.owner))
-    return Place(party, len(job.seeds), tokens, blocks, job.fingerprint)
+    width = 1
+    tokens = taken = matched = 0
+    charged = until = since = 0.0
+    fingerprint = ""
+    future: asyncio.Future[Replica] | None = None
+
+    def __init__(self, job: Job | None, name: str, affinity: Affinity) -> None:
+        self.party = party = (job and job.party) or Ticket()
+        if job is None:
+            return
+        self.fingerprint = job.fingerprint
+        if affinity != "none" and party.session:
+            self.session = party.key, party.session
+        if isinstance(job, Generation):
+            content = job.prompt.content
+            self.width = len(job.seeds)
+            self.tokens = len(content.text) // 4 if isinstance(content, Text) else len(content)
+            if affinity == "prefix":
+                self.blocks = blocks_of(content, (name, job.owner))
+
+
+class Sessions:
+    """The engines that run sessions.
+
+    Attributes:
+        homes: the engine of each session, by its key and its name; the last one used at the end.
+    """
+
+    def __init__(self) -> None:
+        self.homes: OrderedDict[tuple[str, str], Replica] = OrderedDict()
+
+    def move(self, session: tuple[str, str], replica: Replica) -> None:
+        """Note that an engine runs a request of a session."""
+        before = self.homes.pop(session, None)
+        if before is not None:
+            before.sessions -= 1
+        self.homes[session] = replica
+        replica.sessions += 1
+        if len(self.homes) > MOST_SESSIONS:
+            _, oldest = self.homes.popitem(last=False)
+            oldest.sessions -= 1
+
+    def forget(self, replica: Replica) -> None:
+        """Forget the sessions of an engine, which has started again or runs no more."""
+        for session in [one for one, home in self.homes.items() if home is replica]:
+            del self.homes[session]
+            replica.sessions -= 1
+
+
+def worth_waiting(
+    busy: Iterable[tuple[Replica, int]], matched: int, best: Replica, waiting: Iterable[Place]
+) -> tuple[float, Replica | None]:
+    """Return the seconds for which a call waits for a busy engine that has its prompt, and that.
+
+    An engine that evaluates a prompt delays the other calls that it runs by the same time, and the
+    copy takes the place of other prompts in its cache.
+
+    Args:
+        busy: the busy engines, each with the blocks of the prompt that it has.
+        matched: the blocks that the best engine with a free place has.
+        best: that engine.
+        waiting: the calls that wait for a busy engine already.
+    """
+    most, awaited, longest = 0.0, None, 0.0
+    for replica, has in busy:
+        if has > matched:
+            saved = (has - matched) * TOKENS * best.speed.slope * replica.trust
+            gain = COPY * saved * (1 + best.running)
+            before = sum(place.awaited is replica for place in waiting)
+            wait = replica.call_seconds * (1 + before) / replica.places
+            if gain > max(wait, most):
+                # A call of usual length ends before that.
+                most, awaited, longest = gain, replica, max(gain, 3 * wait)
+    return longest, awaited
 
 
 def difference(model: Model, known: Model, own: Capabilities, others: Capabilities) -> str:

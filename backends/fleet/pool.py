@@ -37,12 +37,12 @@ from ..errors import (
     RequestError,
 )
 from ..patience import wait
-from ..queue import QUEUE, Ticket
-from .affinity import TOKENS
+from ..queue import QUEUE
+from .affinity import matches
 from .breaker import RetryBudget
 from .config import Affinity
 from .loading import MOST_RETRY, not_loaded
-from .place import Job, Place, difference, place_of
+from .place import Job, Place, Sessions, difference, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
 from .replica import Replica
 
@@ -60,8 +60,10 @@ PATIENCE = 5.0
 # Calls that may wait for a busy engine which has their prompt, while another has a free place; and
 # the seconds that they wait at most.
 MOST_PARKED, LONGEST_PARKED = 16, 5.0
-# What a busy engine counts against one that has more of a prompt cached, as a share of the prompt.
-LOAD = 0.25
+# What an engine of which all places are taken counts against one that has more of a prompt cached,
+# as a share of the prompt: if the prompt continues one that the engine has, and if it only begins
+# like others.
+LOAD, NEW = 0.25, 2.0
 # Tokens that an answer has, as long as none has ended.
 _ANSWER = 128.0
 
@@ -76,9 +78,12 @@ class Pool(Backend):
         affinity: how an engine is chosen among those with a free place.
 
     Attributes:
+        capabilities: the capabilities of all engines, which are equal.
         load_wait: seconds that a request waits for the model to be loaded, unless it streams; None
             for no limit.
     """
+
+    capabilities = Capabilities("engine", frozenset())
 
     def __init__(
         self,
@@ -89,9 +94,7 @@ class Pool(Backend):
     ) -> None:
         self.name = name
         self.load_wait: float | None = None
-        self.replicas: list[Replica] = [*replicas]
         self.queue = queue
-        self.affinity: Affinity = affinity
         self.budget = RetryBudget()
         self._shares = Shares()
         self._line: Line[Place] = Line(self._shares)
@@ -100,30 +103,37 @@ class Pool(Backend):
         self._known: Model | None = None
         # The facts about its embeddings; empty until an engine has answered.
         self._facts: list[EmbeddingModel | None] = []
-        self._capabilities: Capabilities | None = None
         self._answer = _ANSWER
-        self._call_seconds = 1.0
+        self._sessions = Sessions()
         self._tasks: dict[object, asyncio.Task[None]] = {}
         self._looked: dict[Replica, float] = {}
         self._silent: dict[Replica, int] = {}
         self._is_granting = self._is_closed = False
-        for replica in replicas:
-            self._add(replica)
+        self.replicas: list[Replica] = []
+        self._use(replicas, affinity)
 
     # The engines.
+
+    def _use(self, replicas: Sequence[Replica], affinity: Affinity) -> None:
+        """Choose among these engines from now on."""
+        before, self.replicas = self.replicas, [*replicas]
+        for replica in before:
+            if replica not in replicas:
+                replica.leave(self.grant)
+                self._sessions.forget(replica)
+        # One engine has all prompts.
+        self._affinity: Affinity = affinity if len(replicas) > 1 else "none"
+        self._tables = [replica.prefixes for replica in replicas]
+        if self._known is None:
+            self.capabilities = replicas[0].backend.capabilities
+        for replica in replicas:
+            if replica not in before:
+                self._add(replica)
 
     def _add(self, replica: Replica) -> None:
         replica.join(self.grant)
         if replica.loader is not None:
             replica.loader.attach(self, replica)
-
-    @property
-    @override
-    def capabilities(self) -> Capabilities:
-        """The capabilities of all engines, which are equal."""
-        if self._capabilities is not None:
-            return self._capabilities
-        return self.replicas[0].backend.capabilities
 
     @property
     def known(self) -> Model | None:
@@ -156,14 +166,8 @@ class Pool(Backend):
 
     def update(self, replicas: Sequence[Replica], queue: int, affinity: Affinity) -> None:
         """Change the engines and the rules; running calls stay where they are."""
-        for replica in self.replicas:
-            if replica not in replicas:
-                replica.leave(self.grant)
-        for replica in replicas:
-            if replica not in self.replicas:
-                self._add(replica)
-        self.replicas = [*replicas]
-        self.queue, self.affinity = queue, affinity
+        self._use(replicas, affinity)
+        self.queue = queue
         self.start()
         self.grant()
 
@@ -235,7 +239,7 @@ class Pool(Backend):
         ):
             # No other engine has the model any more.
             log.warning("model %s: %s; all requests get it now", self.name, reason)
-            self._known = self._capabilities = None
+            self._known = None
             self._facts = []
             reason = ""
         if reason:
@@ -244,7 +248,9 @@ class Pool(Backend):
             replica.set("unavailable", reason)
             return
         if self._known is None:
-            self._known, self._capabilities = model, replica.backend.capabilities
+            self._known, self.capabilities = model, replica.backend.capabilities
+        if replica.model != model:
+            self._sessions.forget(replica)
         replica.learn(model)
         if replica.state != "ready" and not replica.breaker.until:
             replica.set("ready")
@@ -254,6 +260,7 @@ class Pool(Backend):
         if replica.state == "ready":
             log.warning("engine %s is not used: %s", replica.name, error.message)
             replica.prefixes.clear()
+            self._sessions.forget(replica)
         if replica.state in ("ready", "unavailable"):
             replica.set("unavailable", error.message)
 
@@ -272,7 +279,7 @@ class Pool(Backend):
                 )
                 replica.set("unavailable", f"it failed several times: {error.message}")
             else:
-                replica.breaker.succeed()
+                replica.succeed()
 
     def _demand(self) -> None:
         """Ask for the model to be loaded."""
@@ -286,11 +293,39 @@ class Pool(Backend):
         yield from self._parked
         yield from self._line
 
-    def _place(self, job: Job) -> Place:
-        """Return the place that a job needs."""
-        return place_of(job, self.name, self.affinity)
+    async def _begin(self, place: Place, job: Job | None) -> Replica:
+        """Take a place for a job; the job is for the model of its engine from now on.
 
-    async def _take(self, place: Place) -> Replica:
+        Raises:
+            Busy: too many requests wait.
+            EngineUnavailable: no engine can run the call.
+        """
+        party = place.party
+        replica = None
+        if not self._line.requests and not self._parked:
+            replica = self._choose(place, time.monotonic(), parks=True)
+        if replica is None:
+            replica = await self._wait(place)
+        else:
+            self._occupy(place, replica)
+            if party.key:
+                self._shares.enter(party.key, place.charged, party.weight)
+        if job is not None:
+            known, model = self._known, replica.model
+            if place.fingerprint and known is not None and model is not None:
+                if place.fingerprint != known.fingerprint:
+                    self._release(place)
+                    raise EngineUnavailable(
+                        f"The engines of the model {self.name} have loaded another model. Send "
+                        "the request again."
+                    )
+                job.fingerprint = model.fingerprint
+            party.engine = replica.name
+            hit = "hit" if place.matched else "miss"
+            party.affinity = "none" if self._affinity == "none" else hit
+        return replica
+
+    async def _wait(self, place: Place) -> Replica:
         """Wait for a place on an engine.
 
         Raises:
@@ -298,18 +333,13 @@ class Pool(Backend):
             EngineUnavailable: no engine can run the call.
         """
         party = place.party
-        if not self.waiting:
-            replica = self._choose(place, time.monotonic(), parks=True)
-            if replica is not None:
-                self._shares.enter(party.key)
-                self._occupy(place, replica)
-                return replica
         if not self._can_wait(place):
             await self._revive()
             if not self._can_wait(place):
                 raise self._unavailable()
         if not party.admitted and party not in self._line and self.waiting >= self.queue:
-            seconds = min(max(self._call_seconds * self.waiting / max(self.places, 1), 0.1), 60)
+            call_seconds = max(one.call_seconds for one in self.replicas) or 1.0
+            seconds = min(max(call_seconds * self.waiting / max(self.places, 1), 0.1), 60)
             raise Busy(
                 f"{self.waiting} requests are already waiting for the model. Send the request "
                 "again later.",
@@ -318,7 +348,8 @@ class Pool(Backend):
         party.admitted = True
         place.since = time.monotonic()
         place.future = asyncio.get_running_loop().create_future()
-        self._shares.enter(party.key)
+        if party.key:
+            self._shares.enter(party.key)
         self._line.push(place)
         self.grant()
         try:
@@ -329,7 +360,8 @@ class Pool(Backend):
             if place.replica is None:
                 if not self._line.remove(place) and place in self._parked:
                     self._parked.remove(place)
-                self._shares.leave(party.key)
+                if party.key:
+                    self._shares.leave(party.key)
             else:
                 # The place was already given to this call.
                 self._release(place)
@@ -394,7 +426,7 @@ class Pool(Backend):
 
     def grant(self) -> None:
         """Give free places to waiting calls."""
-        if self._is_granting or not self.waiting:
+        if self._is_granting or not (self._line.requests or self._parked):
             return
         self._is_granting = True
         try:
@@ -404,14 +436,17 @@ class Pool(Backend):
 
     def _grant(self) -> None:
         now = time.monotonic()
-        for place in [*self._parked]:
+        # Each of them sees those that wait before it.
+        parked, self._parked = self._parked, []
+        for place in parked:
             if self._is_over(place):
-                self._parked.remove(place)
-            elif not self._can_wait(place):
+                continue
+            if not self._can_wait(place):
                 self._fail(place)
             elif replica := self._choose(place, now, parks=True):
-                self._parked.remove(place)
                 self._give(place, replica)
+            else:
+                self._parked.append(place)
         while any(one.free > 0 for one in self.replicas):
             next_one = self._line.pop()
             if next_one is None:
@@ -438,6 +473,9 @@ class Pool(Backend):
     def _give(self, place: Place, replica: Replica) -> None:
         assert place.future is not None
         self._occupy(place, replica)
+        party = place.party
+        if party.key:
+            self._shares.charge(party.key, place.charged, party.weight)
         place.future.set_result(replica)
 
     def _set_timer(self, now: float) -> None:
@@ -453,87 +491,72 @@ class Pool(Backend):
     def _occupy(self, place: Place, replica: Replica) -> None:
         place.replica = replica
         place.taken = min(place.width, replica.places)
-        replica.take(place.taken)
-        party = place.party
+        replica.running += place.taken
         place.charged = PROMPT * place.tokens + COMPLETION * self._answer * place.width
-        self._shares.charge(party.key, place.charged, party.weight)
 
-    def _release(self, place: Place) -> None:
-        """Give a place back; the cost of a call that has not ended stays as estimated."""
+    def _release(self, place: Place, cost: float = 0.0) -> None:
+        """Give a place back.
+
+        Args:
+            cost: what the call has cost beyond what its key was charged; by default it stays as it
+                was estimated.
+        """
         replica = place.replica
-        if replica is not None:
-            place.replica = None
-            self._shares.leave(place.party.key)
-            replica.give_back(place.taken)
+        if replica is None:
+            return
+        place.replica = None
+        replica.running -= place.taken
+        replica.used_at = time.monotonic()
+        party = place.party
+        if party.key:
+            self._shares.leave(party.key, cost, party.weight)
+        listeners = replica.listeners
+        if len(listeners) != 1 or listeners[0] != self.grant:
+            replica.tell()
+        elif self._line.requests or self._parked:
+            self.grant()
 
     def _choose(self, place: Place, now: float, parks: bool) -> Replica | None:
         """Return the engine for a call; None if it has to wait.
 
+        It is the one with the least to do for it.
+
         Args:
             parks: it may wait for a busy engine that has its prompt.
         """
-        free = [one for one in self.replicas if one.free > 0 and one not in place.failed]
-        if not free:
+        blocks, failed = place.blocks, place.failed
+        count = max(len(blocks), 1)
+        home = self._sessions.homes.get(place.session) if place.session is not None else None
+        found = matches(self._tables, blocks) if blocks else None
+        best, fewest, matched = None, _MOST, 0
+        busy: list[tuple[Replica, int]] = []
+        for index, replica in enumerate(self.replicas):
+            if replica.state != "ready" or replica in failed:
+                continue
+            has = found[index] if found is not None else 0
+            used = replica.prefixes.used
+            if replica is home:
+                weight = LOAD
+                # Its prompt may have changed at the beginning, or is not known.
+                has = has or count
+            else:
+                weight = LOAD if has and used.get(blocks[has - 1]) else NEW
+            if replica.running >= replica.room:
+                busy.append((replica, has))
+                continue
+            load = weight * replica.running / replica.places
+            cost = 1 - has / count + load, replica.sessions, len(used), replica.used_at
+            if cost < fewest:
+                best, fewest, matched = replica, cost, has
+        if best is None:
             return None
-        session = self._session(place)
-        if not place.blocks and session is None:
-            return free[0] if len(free) == 1 else min(free, key=_load)
-        best, matched = self._best(free, place, session)
-        if parks and (not place.until or place.until > now):
-            seconds = self._worth_waiting(place, session, matched)
-            if seconds > 0:
+        if busy and parks and (not place.until or place.until > now):
+            seconds, place.awaited = worth_waiting(busy, matched, best, self._parked)
+            if place.awaited is not None:
                 place.until = place.until or now + min(seconds, LONGEST_PARKED)
                 return None
         place.matched = matched
         return best
-
-    def _session(self, place: Place) -> tuple[str, str] | None:
-        name = place.party.session
-        return (place.party.key, name) if name and self.affinity != "none" else None
-
-    @staticmethod
-    def _best(
-        free: Sequence[Replica], place: Place, session: tuple[str, str] | None
-    ) -> tuple[Replica, int]:
-        """Return the engine with the least to do for a call, and the blocks that it has."""
-        count = len(place.blocks)
-        best, fewest, found = free[0], (float("inf"), 0, 0.0), 0
-        for replica in free:
-            matched = replica.prefixes.match(place.blocks) if count else 0
-            if session is not None and not matched and replica.prefixes.has_session(session):
-                # Its prompt has changed at the beginning, or is not known.
-                matched = max(count, 1)
-            rest = 1 - matched / max(count, 1)
-            load = replica.running / replica.places
-            cost = (rest + LOAD * load, len(replica.prefixes), replica.used_at)
-            if cost < fewest:
-                best, fewest, found = replica, cost, matched
-        return best, found
-
-    def remember(self, place: Place, replica: Replica) -> None:
-        """Note that an engine evaluates a prompt, and runs the session from now on."""
-        if place.blocks:
-            replica.prefixes.add(place.blocks)
-        session = self._session(place)
-        if session is not None:
-            for other in self.replicas:
-                if other is not replica:
-                    other.prefixes.drop_session(session)
-            replica.prefixes.add_session(session)
-
-    def _worth_waiting(self, place: Place, session: tuple[str, str] | None, matched: int) -> float:
-        """Return the seconds for which a call waits for a busy engine that has its prompt."""
-        longest = 0.0
-        for replica in self.replicas:
-            if replica.state != "ready" or replica.free > 0 or replica in place.failed:
-                continue
-            has = replica.prefixes.match(place.blocks)
-            if session is not None and not place.blocks:
-                has = int(replica.prefixes.has_session(session))
-            gain = (has - matched) * TOKENS * replica.token_seconds
-            if gain > replica.call_seconds / max(replica.places, 1):
-                longest = max(longest, gain)
-        return longest
 
     # Calls.
 
@@ -556,8 +579,8 @@ class Pool(Backend):
         if not any(one.is_loadable for one in self.replicas):
             await self._revive()
         elif not any(one.state == "ready" for one in self.replicas):
-            place = Place(Ticket(), 1, 0, ())
-            await self._take(place)
+            place = Place(None, self.name, "none")
+            await self._begin(place, None)
             self._release(place)
         if self._known is None:
             raise self._unavailable()
@@ -565,13 +588,15 @@ class Pool(Backend):
     @override
     def open(self, job: Generation) -> Stream:
         """Run a job on the engine that is chosen when a place is free."""
-        return _Run(self, job)
+        run = _Run(job, self.name, self._affinity)
+        run.pool, run.job = self, job
+        return run
 
     @override
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        place = self._place(job)
-        self.budget.count()
+        place = Place(job, self.name, self._affinity)
+        self.budget.calls += 1
         while True:
             replica = await self._begin(place, job)
             context = replica.backend.native(job, stream)
@@ -588,23 +613,6 @@ class Pool(Backend):
             finally:
                 self._release(place)
 
-    async def _begin(self, place: Place, job: Job) -> Replica:
-        """Take a place for a job; the job is for the model of its engine from now on."""
-        replica = await self._take(place)
-        model, known = replica.model, self._known
-        if place.fingerprint and known is not None and model is not None:
-            if place.fingerprint != known.fingerprint:
-                self._release(place)
-                raise EngineUnavailable(
-                    f"The engines of the model {self.name} have loaded another model. Send the "
-                    "request again."
-                )
-            job.fingerprint = model.fingerprint
-        if place.party.routed is not None:
-            hit = "hit" if place.matched else "miss"
-            place.party.routed(replica.name, hit if self.affinity != "none" else "none")
-        return replica
-
     async def _after(self, place: Place, error: BaseException) -> None:
         """Decide what follows an error before the first event; raise it if it is the client's.
 
@@ -615,11 +623,11 @@ class Pool(Backend):
         if replica is None or not isinstance(error, LatimerError):
             raise error
         if isinstance(error, RequestError):
-            replica.breaker.succeed()
+            replica.succeed()
             raise error
         if not isinstance(error, Busy):
             self._failed(replica, error)
-        place.failed.add(replica)
+        place.failed = {*place.failed, replica}
         place.matched, place.until = 0, 0.0
         if not self._can_wait(place):
             await self._revive_for(place, error)
@@ -632,21 +640,29 @@ class Pool(Backend):
             await self._revive()
         del error
 
-    def settle(self, place: Place, replica: Replica, finishes: Sequence[Finish]) -> None:
-        """Correct what was estimated about a call, at its end."""
-        party, first = place.party, finishes[0]
+    def _end(self, run: _Run, replica: Replica) -> None:
+        """Give the place of a call back, and correct what was estimated about it."""
+        finishes, first = run.finishes, run.finishes[0]
         generated = first.completion_tokens
         for finish in finishes[1:]:
             generated += finish.completion_tokens
-        cost = PROMPT * first.prompt_tokens + COMPLETION * generated
-        self._shares.charge(party.key, cost - place.charged, party.weight)
         self._answer = 0.9 * self._answer + 0.1 * generated / len(finishes)
-        replica.breaker.succeed()
+        if replica.breaker.has_failed:
+            replica.succeed()
+        replica.measure(time.monotonic() - run.begun)
+        if self._affinity != "none":
+            replica.speed.add(first.prompt_tokens - first.cached_tokens, run.first - run.begun)
+            replica.reports_cache = replica.reports_cache or first.cached_tokens > 0
+            if run.matched and run.blocks and replica.reports_cache:
+                expected = first.prompt_tokens * run.matched / len(run.blocks)
+                replica.trust = 0.9 * replica.trust + 0.1 * min(first.cached_tokens / expected, 1.0)
+        cost = PROMPT * first.prompt_tokens + COMPLETION * generated
+        self._release(run, cost - run.charged)
 
     async def _call(self, job: Embedding | Ranking, work: Callable[[Backend], Awaitable[T]]) -> T:
         """Run a job with one result."""
-        place = self._place(job)
-        self.budget.count()
+        place = Place(job, self.name, self._affinity)
+        self.budget.calls += 1
         while True:
             replica = await self._begin(place, job)
             try:
@@ -654,7 +670,7 @@ class Pool(Backend):
             except BaseException as error:
                 await self._after(place, error)
             else:
-                replica.breaker.succeed()
+                replica.succeed()
                 self._release(place)
                 return found
 
@@ -738,146 +754,115 @@ class Pool(Backend):
             replica.leave(self.grant)
 
 
-class _Run(AbstractAsyncContextManager[AsyncIterator[Batch]]):
-    """A job on one engine, or on another one if that fails before its first event."""
+class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
+    """A job on one engine, or on another one if that fails before its first event.
 
-    __slots__ = (
-        "_began",
-        "_finishes",
-        "_first_at",
-        "_inner",
-        "_job",
-        "_lost",
-        "_next",
-        "_place",
-        "_pool",
-        "_task",
-        "_use",
-    )  # fmt: skip
+    Attributes:
+        begun, first: the times at which its engine got it, and sent its first event.
+        finishes: the ends of its choices.
+    """
 
-    def __init__(self, pool: Pool, job: Generation) -> None:
-        self._pool = pool
-        self._job = job
-        self._place = pool._place(job)
-        self._inner: Stream | None = None
-        self._next: Callable[[], Awaitable[Batch]] | None = None
-        self._finishes: list[Finish] = []
-        self._began = self._first_at = 0.0
-        self._use = 0
-        self._lost: LatimerError | None = None
-        self._task: asyncio.Task[object] | None = None
+    pool: Pool
+    job: Generation
+    begun = first = 0.0
+    _inner: Stream | None = None
+    _next: Callable[[], Awaitable[Batch]]
+    _lost: LatimerError | None = None
+    _task: asyncio.Task[object] | None = None
+    # True while the task waits for the first event.
+    _is_waiting = False
 
     async def __aenter__(self) -> AsyncIterator[Batch]:
-        self._pool.budget.count()
+        self.pool.budget.calls += 1
+        self.finishes: list[Finish] = []
         await self._start()
         return self._batches()
 
     async def _start(self) -> None:
         """Enter the job's context on an engine; try others while they fail."""
-        pool, place = self._pool, self._place
+        pool, job = self.pool, self.job
         while True:
-            replica = await pool._begin(place, self._job)
-            self._use = replica.prefixes.last_use(place.blocks, place.matched)
-            pool.remember(place, replica)
-            self._began = time.monotonic()
-            inner = replica.backend.open(self._job)
+            replica = await pool._begin(self, job)
+            if self.blocks:
+                replica.prefixes.add(self.blocks)
+            if self.session is not None:
+                pool._sessions.move(self.session, replica)
+            inner = replica.backend.open(job)
+            self.begun = time.monotonic()
+            self._task, self._lost, self._is_waiting = asyncio.current_task(), None, True
+            replica.waiting_first.add(self)
             try:
-                batches = await self._guarded(inner.__aenter__())
+                batches = await inner.__aenter__()
             except BaseException as error:
-                await pool._after(place, error)
+                await pool._after(self, self._cause(error, replica))
                 continue
-            self._inner = inner
-            self._next = aiter(batches).__anext__
+            self._is_waiting = False
+            self._inner, self._next = inner, aiter(batches).__anext__
             return
 
-    async def _guarded(self, step: Awaitable[T]) -> T:
-        """Wait for a step before the first event; it fails if the engine is lost."""
-        replica = self._place.replica
-        if replica is None:
-            return await step
-        self._task, self._lost = asyncio.current_task(), None
-        replica.waiting_first.add(self._lose)
-        try:
-            return await step
-        except asyncio.CancelledError:
-            lost = self._lost
-            if lost is None or self._task is None or self._task.uncancel() > 0:
-                raise
-            raise lost from None
-        finally:
-            self._task = None
-            replica.waiting_first.discard(self._lose)
-
-    def _lose(self, error: LatimerError) -> None:
+    def lose(self, error: LatimerError) -> None:
         """Cancel the step that waits for a lost engine."""
-        if self._task is not None and self._lost is None:
+        if self._lost is None:
             self._lost = error
-            self._task.cancel()
+            if self._is_waiting and self._task is not None:
+                self._task.cancel()
+
+    def _cause(self, error: BaseException, replica: Replica) -> BaseException:
+        """Return the loss of the engine, if that has cancelled a step, or else the error."""
+        replica.waiting_first.discard(self)
+        was_waiting, self._is_waiting = self._is_waiting, False
+        lost, task = self._lost, self._task
+        if not (was_waiting and lost and task and isinstance(error, asyncio.CancelledError)):
+            return error
+        return error if task.uncancel() > 0 else lost
 
     async def _batches(self) -> AsyncIterator[Batch]:
-        first = await self._first()
-        if first is None:
-            return
-        self._first_at = time.monotonic()
-        batch = first
-        finishes, step = self._finishes, self._next
-        assert step is not None
+        while True:
+            replica, step = self.replica, self._next
+            assert replica is not None
+            try:
+                if self._lost is not None:
+                    raise self._lost
+                self._is_waiting = True
+                batch = await step()
+                break
+            except StopAsyncIteration:
+                return
+            except BaseException as error:
+                cause = self._cause(error, replica)
+                inner, self._inner = self._inner, None
+                if inner is not None:
+                    await inner.__aexit__(type(cause), cause, cause.__traceback__)
+                await self.pool._after(self, cause)
+                await self._start()
+        self._is_waiting, self.first = False, time.monotonic()
+        replica.waiting_first.discard(self)
         while True:
             if isinstance(batch[-1], Finish):
-                finishes += [event for event in batch if isinstance(event, Finish)]
+                self.finishes += [event for event in batch if isinstance(event, Finish)]
             yield batch
             try:
                 batch = await step()
             except StopAsyncIteration:
                 return
             except EngineError as error:
-                if self._place.replica is not None:
-                    self._pool._failed(self._place.replica, error)
+                self.pool._failed(replica, error)
                 raise
-
-    async def _first(self) -> Batch | None:
-        """Return the first batch, of an engine that has one; None if the job has no events."""
-        pool, place = self._pool, self._place
-        while True:
-            assert self._next is not None
-            try:
-                return await self._guarded(self._next())
-            except StopAsyncIteration:
-                return None
-            except Exception as error:
-                inner, self._inner = self._inner, None
-                if inner is not None:
-                    await inner.__aexit__(type(error), error, error.__traceback__)
-                await pool._after(place, error)
-                await self._start()
 
     async def __aexit__(self, *error: object) -> None:
         inner, self._inner = self._inner, None
-        replica, place = self._place.replica, self._place
+        replica, self._is_waiting = self.replica, False
         try:
             if inner is not None:
                 await inner.__aexit__(*error)  # type: ignore[arg-type]
         finally:
             if replica is not None:
-                if len(self._finishes) >= place.width:
-                    self._settle(replica)
-                self._pool._release(place)
-
-    def _settle(self, replica: Replica) -> None:
-        place, finishes = self._place, self._finishes
-        self._pool.settle(place, replica, finishes)
-        first = finishes[0]
-        now = time.monotonic()
-        rest = first.prompt_tokens - first.cached_tokens
-        replica.reports_cache = replica.reports_cache or first.cached_tokens > 0
-        replica.measure(self._first_at - self._began, rest, now - self._began)
-        if place.matched and place.blocks:
-            expected = first.prompt_tokens * place.matched / len(place.blocks)
-            if first.cached_tokens < expected / 2 and replica.reports_cache:
-                # The engine has forgotten this prompt, and those that it used before.
-                replica.prefixes.forget_before(self._use)
+                replica.waiting_first.discard(self)
+                if len(self.finishes) >= self.width:
+                    self.pool._end(self, replica)
+                else:
+                    self.pool._release(self)
 
 
-def _load(replica: Replica) -> tuple[float, float]:
-    """Return how busy an engine is, and the time of its last call."""
-    return replica.running / replica.places, replica.used_at
+# More than any engine costs.
+_MOST = (float("inf"), 0, 0, 0.0)

@@ -107,6 +107,11 @@ class EngineProcess(EngineLoader):
         return None if self._group is None else self._group.pid
 
     @override
+    async def obstacle(self) -> str:
+        program = self._command[0]
+        return "" if shutil.which(program) is not None else f"there is no program '{program}'"
+
+    @override
     def measure(self) -> int | None:
         # Another thread may set it.
         group = self._group
@@ -133,8 +138,9 @@ class EngineProcess(EngineLoader):
 
     async def _spawn(self, mark: str) -> asyncio.subprocess.Process:
         command = [part.replace(PORT, str(self._port)) for part in self._command]
-        if shutil.which(command[0]) is None:
-            raise LoadFailed(f"there is no program '{command[0]}'")
+        obstacle = await self.obstacle()
+        if obstacle:
+            raise LoadFailed(obstacle)
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command]
         options: dict[str, Any] = {"start_new_session": True}

@@ -37,8 +37,8 @@ class Shares:
         """Return the counter of a key."""
         return self._used.get(key, 0.0)
 
-    def enter(self, key: str) -> None:
-        """Count a call of a key that waits or runs from now on."""
+    def enter(self, key: str, cost: float = 0.0, weight: float = 1.0) -> None:
+        """Count a call of a key that waits or runs from now on, with what it costs so far."""
         calls = self._calls.get(key, 0)
         if not calls:
             others = [self._used[other] for other in self._calls]
@@ -48,9 +48,11 @@ class Shares:
                 # Nobody competes, so all start from zero.
                 self._used = {key: 0.0}
         self._calls[key] = calls + 1
+        self._used[key] = self._used.get(key, 0.0) + cost / weight
 
-    def leave(self, key: str) -> None:
-        """Count the end of a call."""
+    def leave(self, key: str, cost: float = 0.0, weight: float = 1.0) -> None:
+        """Count the end of a call; a cost corrects what it was charged."""
+        self._used[key] = self._used.get(key, 0.0) + cost / weight
         calls = self._calls[key] - 1
         if calls:
             self._calls[key] = calls
@@ -63,17 +65,21 @@ class Shares:
 
 
 class Line(Generic[W]):
-    """Calls that wait; its length is the number of waiting requests."""
+    """Calls that wait; its length is the number of waiting requests.
+
+    Attributes:
+        requests: the same number.
+    """
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._order = FairOrder()
         # The calls of each request, the requests of each key, and the keys of each tier.
         self._tiers: dict[Tier, dict[str, OrderedDict[Ticket, deque[W]]]] = {}
-        self._requests = 0
+        self.requests = 0
 
     def __len__(self) -> int:
-        return self._requests
+        return self.requests
 
     def __iter__(self) -> Iterator[W]:
         for keys in self._tiers.values():
@@ -92,7 +98,7 @@ class Line(Generic[W]):
         calls = requests.get(party)
         if calls is None:
             calls = requests[party] = deque()
-            self._requests += 1
+            self.requests += 1
         calls.append(call)
 
     def pop(self) -> W | None:
@@ -124,7 +130,7 @@ class Line(Generic[W]):
     def _drop(self, party: Ticket) -> None:
         keys = self._tiers[party.tier]
         del keys[party.key][party]
-        self._requests -= 1
+        self.requests -= 1
         if not keys[party.key]:
             del keys[party.key]
             if not keys:

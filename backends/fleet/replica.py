@@ -41,6 +41,14 @@ class Demand(Protocol):
         ...
 
 
+class First(Protocol):
+    """A call that waits for its first event."""
+
+    def lose(self, error: LatimerError) -> None:
+        """Let the call fail, so that another engine can run it."""
+        ...
+
+
 class Loader(Protocol):
     """An engine whose model Latimer loads and unloads.
 
@@ -102,9 +110,9 @@ class Loader(Protocol):
 # The weight of the last measurement in a mean.
 _NEW = 0.2
 # The weight of earlier measurements with each new one, and the number that is needed.
-_KEPT, _LEAST = 0.98, 8.0
+_KEPT, _LEAST = 0.998, 8.0
 # The blocks that a prompt cache of unknown size has for each token of its context.
-_CACHED = 4
+_CACHED = 16
 
 
 class Replica:
@@ -116,15 +124,19 @@ class Replica:
 
     Attributes:
         places: the number of calls that run at a time.
+        room: the number of calls that may run now: one after an ejection, which tries the engine.
+        sessions: the number of sessions that it runs.
         reason: why it gets no requests; empty if it does.
         running: the places that are taken; it can be more than there are, for many choices.
         model: what the engine serves; None until it has answered.
         prefixes: what the engine probably has in its prompt cache.
-        token_seconds: the seconds for a prompt token that is not cached; 0 if unknown.
+        speed: the times of prompts.
         call_seconds: the seconds for a call; 0 if unknown.
         reports_cache: True if it has reported tokens from its prompt cache.
+        trust: what it has reported of them, as a share of what was expected; 1 at first.
         used_at: the time of the end of its last call.
-        waiting_first: cancels the calls that wait for their first event.
+        waiting_first: the calls that wait for their first event.
+        listeners: functions that are called whenever a place or the state changes.
     """
 
     def __init__(
@@ -143,22 +155,21 @@ class Replica:
         self.model: Model | None = None
         self.breaker = Breaker()
         self.prefixes = Prefixes()
-        self.token_seconds = self.call_seconds = 0.0
+        self.call_seconds = 0.0
         self.reports_cache = False
+        self.trust = 1.0
         self.used_at = time.monotonic()
-        self.waiting_first: set[Callable[[LatimerError], None]] = set()
-        self._speed = Speed()
+        self.waiting_first: set[First] = set()
+        self.speed = Speed()
+        self.sessions = 0
         self._declared = places
-        self.places = places or 1
-        self._pools: list[Callable[[], None]] = []
+        self.places = self.room = places or 1
+        self.listeners: list[Callable[[], None]] = []
 
     @property
     def free(self) -> int:
         """The number of calls that may start now."""
-        if self.state != "ready":
-            return 0
-        # After an ejection, one call tries the engine.
-        return (1 if self.breaker.is_trying else self.places) - self.running
+        return self.room - self.running if self.state == "ready" else 0
 
     @property
     def is_loadable(self) -> bool:
@@ -167,36 +178,36 @@ class Replica:
 
     def join(self, changed: Callable[[], None]) -> None:
         """Call a function of a pool whenever a place or the state changes."""
-        self._pools.append(changed)
+        self.listeners.append(changed)
 
     def leave(self, changed: Callable[[], None]) -> None:
         """Call a function no longer."""
-        if changed in self._pools:
-            self._pools.remove(changed)
+        if changed in self.listeners:
+            self.listeners.remove(changed)
 
     def set(self, state: State, reason: str = "") -> None:
         """Change the state, and tell the pools."""
         self.state, self.reason = state, reason
+        self._make_room()
         self.tell()
+
+    def succeed(self) -> None:
+        """Note that the engine has answered a call."""
+        if self.breaker.has_failed:
+            self.breaker.succeed()
+            self._make_room()
+
+    def _make_room(self) -> None:
+        self.room = 1 if self.breaker.is_trying else self.places
 
     def tell(self) -> None:
         """Tell the pools that a place or the state has changed."""
-        pools = self._pools
-        for changed in [*pools]:
+        listeners = self.listeners
+        for changed in [*listeners]:
             changed()
-        if len(pools) > 1:
+        if len(listeners) > 1:
             # The pools of an engine that several models share take turns.
-            pools.append(pools.pop(0))
-
-    def take(self, places: int) -> None:
-        """Take places for a call."""
-        self.running += places
-
-    def give_back(self, places: int) -> None:
-        """Give the places of a call back."""
-        self.running -= places
-        self.used_at = time.monotonic()
-        self.tell()
+            listeners.append(listeners.pop(0))
 
     def learn(self, model: Model) -> None:
         """Note what the engine serves."""
@@ -204,24 +215,18 @@ class Replica:
             self.prefixes.clear()
         self.model = model
         self.places = self._declared or model.places
+        self._make_room()
         self.prefixes.resize(_CACHED * self.places * model.context // TOKENS)
 
-    def measure(self, prompt: float, tokens: int, whole: float) -> None:
-        """Note how long a call took.
-
-        Args:
-            prompt: the seconds before its first event.
-            tokens: the prompt tokens that were evaluated in that time.
-            whole: the seconds of the whole call.
-        """
-        self._speed.add(tokens, prompt)
-        self.token_seconds = self._speed.slope
-        self.call_seconds = _mean(self.call_seconds, whole)
+    def measure(self, seconds: float) -> None:
+        """Note how long a call took."""
+        before = self.call_seconds
+        self.call_seconds = (1 - _NEW) * before + _NEW * seconds if before else seconds
 
     def lose(self, error: LatimerError) -> None:
         """Cancel the calls that wait for their first event; another engine can run them."""
-        for cancel in [*self.waiting_first]:
-            cancel(error)
+        for call in [*self.waiting_first]:
+            call.lose(error)
 
 
 class Speed:
@@ -252,7 +257,3 @@ class Speed:
             return 0.0
         slope = (self._count * self._products - self._tokens * self._seconds) / spread
         return max(slope, 0.0)
-
-
-def _mean(old: float, new: float) -> float:
-    return new if not old else (1 - _NEW) * old + _NEW * new

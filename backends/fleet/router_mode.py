@@ -57,6 +57,14 @@ class RemoteModel(EngineLoader):
         return self._backend
 
     @override
+    async def obstacle(self) -> str:
+        try:
+            await self._is_loaded()
+        except (LatimerError, LoadFailed) as error:
+            return str(error)
+        return ""
+
+    @override
     async def aclose(self) -> None:
         await super().aclose()
         await self._client.aclose()

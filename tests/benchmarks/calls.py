@@ -3,10 +3,10 @@
     python tests/benchmarks/calls.py [--before DIR] [--list NAME]
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
-over `LlamaServer`, whose connections are replaced by a transport in memory. The translator of
-`proxy.py` runs in the same way. A call is the start or the resumption of a Python function; those
-of this file, of the event loop and of uvicorn do not count. The number of a kind of request is the
-smallest of several.
+over `LlamaServer`, whose connections are replaced by a transport in memory, alone and in a pool.
+The translator of `proxy.py` runs in the same way. A call is the start or the resumption of a Python
+function; those of this file, of the event loop and of uvicorn do not count. The number of a kind of
+request is the smallest of several.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from benchmarks.checkouts import package_of
 from benchmarks.fake_engine import FakeEngine
 from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.limits.config import digest_of
+from latimer.adapter.service import ModelEntry
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
 from latimer.backends.llama_server import LlamaServer
 
 ROUNDS = 40
@@ -263,13 +267,43 @@ def over_llama_server(_burst: bool) -> App:
     return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, store="off")
 
 
+def over_pool(count: int, **options: Any) -> App:
+    """Return Latimer over a model of some llama-servers."""
+    engines = [LlamaServer(f"http://127.0.0.{index}:9") for index in range(1, count + 1)]
+    pool = Pool("m", [Replica(f"e{index}", engine) for index, engine in enumerate(engines)])
+    app = OpenAIAdapter([ModelEntry(pool, ("m",))], store="off", **options)
+
+    async def release() -> None:
+        for engine in engines:
+            await engine.aclose()
+
+    app.service.release = release
+    return app
+
+
+def over_one(_burst: bool) -> App:
+    """Return Latimer over a model of one llama-server."""
+    return over_pool(1)
+
+
+def over_four(_burst: bool) -> App:
+    """Return Latimer over a model of four llama-servers, for a key with limits."""
+    limits = {"requests_per_minute": 2**30, "tokens_per_minute": 2**30, "concurrent": 2**20}
+    return over_pool(4, keys={"team": {"digest": digest_of("unused"), **limits}})
+
+
 def translator(_burst: bool) -> App:
     """Return the translator that `proxy.py` compares Latimer with."""
     return Translator(9)
 
 
 # The apps of Latimer, by the start of the names of their numbers.
-APPS = {"": prepared, "over llama-server: ": over_llama_server}
+APPS = {
+    "": prepared,
+    "over llama-server: ": over_llama_server,
+    "over a pool of one: ": over_one,
+    "over a pool of four, with limits: ": over_four,
+}
 
 
 async def _measure(app: App, name: str, path: str, burst: bool) -> dict[str, Counter[str]]:
@@ -338,7 +372,7 @@ def main() -> None:
     else:
         before = in_checkout(arguments.before) if arguments.before else {}
         for name, count in now.items():
-            line = f"{name:45} {count:6}"
+            line = f"{name:65} {count:6}"
             sys.stdout.write(
                 f"{line}   before {before[name]:6}\n" if name in before else f"{line}\n"
             )

@@ -51,11 +51,10 @@ class RoundRobin(Pool):
 
     _next = 0
 
-    def _place(self, job: Job) -> Place:
-        place = super()._place(job)
+    async def _begin(self, place: Place, job: Job | None) -> Replica:
         self._next = (self._next + 1) % len(self.replicas)
         place.failed = {*self.replicas} - {self.replicas[self._next]}
-        return place
+        return await super()._begin(place, job)
 
 
 @contextlib.asynccontextmanager

@@ -114,6 +114,19 @@ def test_check_shows_a_table(llama_server_url: str) -> None:
     assert "cannot be reached" in done.stdout
 
 
+def test_check_of_engines_on_demand(tmp_path: Path) -> None:
+    """An engine that a request loads passes the check, unless its program is missing."""
+    file = tmp_path / "fleet.toml"
+    for program, code in ((sys.executable, 0), ("no-such-program", 1)):
+        file.write_text(
+            f'[engines.a]\nbackend = "llama-server"\ncommand = ["{program}", "{{port}}"]\n'
+        )
+        done = run("check", "--config", str(file))
+        assert done.returncode == code, done.stdout
+        assert ("loads on demand" in done.stdout.split("models.a")[0]) == (not code)
+        assert ("there is no program 'no-such-program'" in done.stdout) == bool(code)
+
+
 def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
     """`latimer check` recognizes a koboldcpp, although it also answers llama-server's paths."""
     done = run("check", koboldcpp_replay[0])

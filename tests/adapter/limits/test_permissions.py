@@ -180,20 +180,21 @@ async def test_any_name_reaches_no_other_model(count: int) -> None:
     await app.aclose()
 
 
-async def test_a_fallback_ends_the_first_lease() -> None:
-    """A request that a fallback serves in the end holds one place of its key, and frees it."""
+async def test_a_fallback_keeps_the_lease() -> None:
+    """A request that a fallback serves in the end holds one place of its key, and counts once."""
     lost = Engine("a")
     pool = await pool_of(lost)
     lost.fails = lost.error = EngineUnavailable("It is away.")
     entries = [ModelEntry(pool, ("demo",), fallback=("other",)), ModelEntry(Echo(), ("other",))]
-    keys = {"team": {"digest": digest_of("sk-team"), "concurrent": 1}}
-    app = OpenAIAdapter(entries, keys=keys)
+    limits = {"concurrent": 1, "requests_per_minute": 3}
+    app = OpenAIAdapter(entries, keys={"team": {"digest": digest_of("sk-team"), **limits}})
     async with client_of(app) as client:
-        for _ in range(3):
+        for left in (2, 1, 0):
             body = {"model": "demo", "messages": MESSAGES}
             reply = await client.post("/v1/chat/completions", json=body, headers=by("sk-team"))
             assert reply.status_code == 200, reply.text
             assert reply.json()["model"] == "other"
+            assert reply.headers["x-ratelimit-remaining-requests"] == str(left)
     await app.aclose()
 
 

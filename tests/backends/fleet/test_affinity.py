@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 from latimer.backends.base import Text
-from latimer.backends.fleet.affinity import MOST_BLOCKS, Prefixes, blocks_of
+from latimer.backends.errors import EngineUnavailable
+from latimer.backends.fleet.affinity import MOST_BLOCKS, Prefixes, blocks_of, matches
 from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Speed
 from latimer.backends.queue import Ticket
 from support.engines.fleet import Engine, job, pool_of
 from support.jobs import run
@@ -21,6 +23,16 @@ async def said(pool: Pool, text: str, owner: str = "", session: str = "") -> str
     party.session = session
     texts, _ = await run(pool, replace(job(text, owner), party=party))
     return texts[0].decode()
+
+
+class Known(Speed):
+    """A speed that no measurement changes."""
+
+    slope = 0.0
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.slope = slope
 
 
 def test_equal_prefixes_have_equal_hashes() -> None:
@@ -43,21 +55,11 @@ def test_the_table_is_bounded_and_keeps_beginnings() -> None:
     prompts = [[hash((index, step)) for step in range(40)] for index in range(4)]
     for blocks in prompts:
         table.add(blocks)
-        assert len(table) <= 100
-    assert [table.match(blocks) for blocks in prompts] == [0, 20, 40, 40]
+        assert len(table.used) <= 100
+    assert [matches([table], blocks)[0] for blocks in prompts] == [0, 20, 40, 40]
     for blocks in prompts:
-        known = [block in table._used for block in blocks]
+        known = [block in table.used for block in blocks]
         assert known == sorted(known, reverse=True)
-
-
-def test_a_forgotten_prompt_takes_older_ones_with_it() -> None:
-    """If an engine has forgotten a prompt, it has forgotten those that were used before it."""
-    table = Prefixes()
-    prompts = [[hash((index, step)) for step in range(10)] for index in range(3)]
-    for blocks in prompts:
-        table.add(blocks)
-    table.forget_before(table.last_use(prompts[1], 10))
-    assert [table.match(blocks) for blocks in prompts] == [0, 0, 10]
 
 
 async def test_a_conversation_stays_where_its_prompt_is() -> None:
@@ -79,8 +81,8 @@ async def test_owners_share_no_prefixes() -> None:
     notes: list[str] = []
     for owner in ("a", "b", "a"):
         party = Ticket()
-        party.routed = lambda _engine, hit: notes.append(hit)
         await run(pool, replace(job("x" * 500, owner), party=party))
+        notes.append(party.affinity)
     assert notes == ["miss", "miss", "hit"]
 
 
@@ -126,7 +128,9 @@ async def test_a_call_waits_for_a_busy_engine_if_that_is_sooner() -> None:
     busy = one if has.name == "one" else other
     for seconds, expected in ((0.0001, False), (0.01, True)):
         # A prompt of 1,000 tokens, and calls of two seconds.
-        has.token_seconds, has.call_seconds = seconds, 2.0
+        has.call_seconds = 2.0
+        for replica in pool.replicas:
+            replica.speed = Known(seconds)
         busy.gate.clear()
         first = asyncio.create_task(said(pool, text))
         await asyncio.sleep(0.01)
@@ -150,7 +154,9 @@ async def test_a_parked_call_takes_another_engine_in_time(monkeypatch: pytest.Mo
     text = "".join(random.Random(6).choices("abcdefg ", k=4000))
     busy = one if await said(pool, text) == "one" else other
     has = next(replica for replica in pool.replicas if replica.backend is busy)
-    has.token_seconds, has.call_seconds = 1.0, 1.0
+    has.call_seconds = 1.0
+    for replica in pool.replicas:
+        replica.speed = Known(1.0)
     busy.gate.clear()
     first = asyncio.create_task(said(pool, text))
     await asyncio.sleep(0.01)
@@ -159,18 +165,56 @@ async def test_a_parked_call_takes_another_engine_in_time(monkeypatch: pytest.Mo
     assert await first == busy.name
 
 
-async def test_the_reported_cache_corrects_the_table() -> None:
-    """An engine that reports fewer cached tokens than expected has forgotten older prompts."""
-    one = Engine("one", 4)
-    pool = await pool_of(one)
+async def test_new_conversations_are_spread() -> None:
+    """Conversations that only begin alike are spread over the engines, as far as these are busy."""
+    engines = [Engine(str(index), 4) for index in range(4)]
+    pool = await pool_of(*engines)
+    chance = random.Random(7)
+    system = "system " * 40
+    await said(pool, system + "a" * 200)
+    for engine in engines:
+        engine.gate.clear()
+    texts = [system + "".join(chance.choices("abcdefg ", k=400)) for _ in range(8)]
+    tasks = [asyncio.create_task(said(pool, text)) for text in texts]
+    await asyncio.sleep(0.02)
+    assert {engine.runs for engine in engines} == {2}
+    for engine in engines:
+        engine.gate.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_calls_that_wait_for_an_engine_are_counted() -> None:
+    """A call does not wait for an engine if so many wait there that evaluating it is sooner."""
+    one, other = Engine("one", 1), Engine("other", 8)
+    pool = await pool_of(one, other)
+    text = "".join(random.Random(5).choices("abcdefg ", k=4000))
+    has, free = pool.replicas
+    has.prefixes.add(blocks_of(Text(text), ("demo", "")))
+    # Evaluating the prompt of about 1,000 tokens counts as 2 seconds, and a call takes 0.9.
+    free.speed, has.call_seconds = Known(0.001), 0.9
+    one.gate.clear()
+    tasks = []
+    for index in range(3):
+        tasks.append(asyncio.create_task(said(pool, f"{text} {index}")))
+        await asyncio.sleep(0.01)
+    assert (one.runs, pool.waiting) == (1, 2)
+    assert await said(pool, text) == "other"
+    one.gate.set()
+    assert (await asyncio.gather(*tasks))[0] == "one"
+
+
+async def test_the_reported_cache_corrects_what_is_expected() -> None:
+    """An engine that reports fewer cached tokens than expected is not waited for any more."""
+    one, other = Engine("one", 1), Engine("other", 1)
+    other.error = EngineUnavailable("It is away.")
+    pool = await pool_of(one, other)
+    text = "".join(random.Random(5).choices("abcdefg ", k=4000))
+    has = pool.replicas[0]
     one.cached = 2**20
-    texts = ["".join(random.Random(seed).choices("abcdefg ", k=1000)) for seed in range(5)]
-    for text in texts:
+    for _ in range(3):
         await said(pool, text)
-    table = pool.replicas[0].prefixes
-    known = [table.match(blocks_of(Text(text), ("demo", ""))) for text in texts]
-    assert known == [15] * 5
-    one.cached = 0
-    await said(pool, texts[2])
-    known = [table.match(blocks_of(Text(text), ("demo", ""))) for text in texts]
-    assert known == [0, 0, 15, 15, 15]
+    assert has.trust == 1.0
+    one.cached = 16
+    for _ in range(60):
+        await said(pool, text)
+    assert has.trust < 0.05

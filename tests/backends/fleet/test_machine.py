@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from latimer.backends.base import Generation, Prompt, Text
+from latimer.backends.base import Generation, Model, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.fleet import loading
 from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
+from support.engines.fleet import Engine
+from support.jobs import run
 from support.loaders import SlowLoader
 
 
@@ -185,6 +187,20 @@ async def test_an_unload_waits_for_requests() -> None:
         assert loader.starts == 2
 
 
+async def test_an_unload_ends_when_its_engine_is_removed() -> None:
+    """An unload that waits for requests ends with the engine, if a reload removes that first."""
+    async with machine_of(sized("a"), sized("b")) as [member, other]:
+        await member.take()
+        unloading = asyncio.create_task(member.unload())
+        await asyncio.sleep(0.02)
+        await member.aclose()
+        await asyncio.wait_for(unloading, 1)
+        await other.take()
+        unloading = asyncio.create_task(other.unload())
+        await asyncio.sleep(0.02)
+    await asyncio.wait_for(unloading, 1)
+
+
 async def test_an_unload_ends_a_load() -> None:
     """A load that is ended by hand is an error for those that wait for it."""
     loader = sized("a", seconds=10)
@@ -258,6 +274,33 @@ async def test_calls_of_pools_load_engines_in_turns() -> None:
             await pool.aclose()
 
 
+class Demand:
+    """A model for which a call waits."""
+
+    waiting, oldest = 1, 1.0
+
+    def __init__(self, *replicas: Replica) -> None:
+        self.replicas = [*replicas]
+
+    def admit(self, replica: Replica, model: Model) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("leaves", ["drained", "removed"])
+async def test_an_engine_that_leaves_is_not_waited_for(leaves: str) -> None:
+    """A call that waits is for the engines that may run it: none is loaded to be drained."""
+    async with machine_of(sized("a")) as [member]:
+        old, other = Replica("a", member.backend, 2, member), Replica("b", Engine("b"))
+        demand = Demand(old, other)
+        member.attach(demand, old)
+        assert member.view(time.monotonic()).waited == 1.0
+        if leaves == "drained":
+            old.set("draining")
+        else:
+            demand.replicas = [other]
+        assert member.view(time.monotonic()).waited is None
+
+
 async def test_a_changed_engine_and_its_successor_are_told_apart() -> None:
     """An idle engine is unloaded without the busy one that has its name on the same machine."""
     loaders = [sized("a"), sized("a", idle=0.05)]
@@ -280,15 +323,30 @@ async def test_a_failed_engine_is_unloaded_at_once() -> None:
         assert loader.state == "unloaded"
 
 
-async def test_every_error_of_a_load_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded engine that refuses to describe its model is an error for those that wait."""
+@pytest.mark.parametrize("error", [EngineError("The engine has no model."), ValueError("what")])
+@pytest.mark.parametrize("step", ["learn", "remember"])
+async def test_every_error_of_a_load_is_raised(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, step: str
+) -> None:
+    """An engine that cannot be used once it is loaded has failed, and those that wait hear that."""
 
-    async def refuse(_: Member) -> None:
-        raise EngineError("The engine has no model.")
+    async def fail(_: Member) -> None:
+        raise error
 
-    monkeypatch.setattr(Member, "learn", refuse)
-    async with machine_of(sized("a")) as [member]:
-        for work in (member.load(), request(member, 0)):
-            with pytest.raises(EngineError, match="no model"):
-                await work
+    monkeypatch.setattr(Member, step, fail)
+    loader = sized("a")
+    async with machine_of(loader) as [member]:
+        pool = Pool("demo", [Replica("a", member.backend, 2, member)])
+        job = Generation(Prompt(Text("Hello")), max_tokens=2)
+        async with asyncio.timeout(5):
+            found = await asyncio.gather(
+                member.load(), request(member, 0), run(pool, job), return_exceptions=True
+            )
+        for one in found:
+            assert isinstance(one, EngineError)
+            assert "no model" in str(one) or "could not be loaded" in str(one)
+        assert (loader.starts, loader.stops, loader.state) == (1, 1, "failed")
         assert not member.running
+        with pytest.raises(EngineUnavailable, match="could not be loaded: "):
+            await request(member, 0)
+        await pool.aclose()

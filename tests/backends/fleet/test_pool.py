@@ -358,8 +358,8 @@ async def test_the_request_learns_its_engine() -> None:
     notes: list[tuple[str, str]] = []
     for _ in range(2):
         party = Ticket()
-        party.routed = lambda *note: notes.append(note)
         await said(pool, replace(job("once upon a time " * 50), party=party))
+        notes.append((party.engine, party.affinity))
     assert notes[0][1] == "miss"
     assert notes[1] == (notes[0][0], "hit")
 

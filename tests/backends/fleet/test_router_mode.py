@@ -88,6 +88,25 @@ async def test_a_model_of_a_router_is_loaded_and_unloaded(router: str) -> None:
         await one.aclose()
 
 
+async def test_a_model_that_others_have_loaded_is_left_alone(router: str) -> None:
+    """A model that another client uses stays loaded when a Latimer ends that has not loaded it."""
+    one, other = model_of(router, "one"), model_of(router, "one")
+    await one.load()
+    await other.aclose()
+    assert status_of(router, "one") == "loaded"
+    await one.aclose()
+    assert status_of(router, "one") == "unloaded"
+
+
+async def test_a_model_that_a_router_does_not_have_is_an_obstacle(router: str) -> None:
+    """A model that exists can be loaded, as far as that is known, and an unknown one cannot."""
+    one, unknown = model_of(router, "one"), model_of(router, "three")
+    assert await one.obstacle() == ""
+    assert "has no model 'three'" in await unknown.obstacle()
+    await one.aclose()
+    await unknown.aclose()
+
+
 async def test_a_request_loads_no_model_of_a_router(router: str) -> None:
     """A request for a model that is not loaded is an error, and the router does not load it."""
     backend = LlamaServer(router, model="two")

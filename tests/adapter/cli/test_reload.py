@@ -1,0 +1,95 @@
+"""Tests of the settings file that a running server reads again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import orjson
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.cli.reload import reload
+from latimer.adapter.fleet import Fleet
+from latimer.adapter.limits.config import digest_of
+from latimer.adapter.settings import Settings
+from latimer.backends.fleet import groups
+from support.servers import command
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
+
+
+def key(name: str) -> str:
+    """Return the table of a key."""
+    return f'[keys.{name}]\ndigest = "{digest_of("sk-" + name)}"\n'
+
+
+def status(address: str, name: str) -> int:
+    """Return the status of a request with a key."""
+    headers = {"authorization": f"Bearer sk-{name}"}
+    return httpx2.get(f"{address}/v1/models", headers=headers).status_code
+
+
+def test_a_server_of_one_engine_follows_its_keys(tmp_path: Path) -> None:
+    """The keys of a server of one engine change with the file; other changes need a restart."""
+    file = tmp_path / "latimer.toml"
+    file.write_text(key("one"))
+    with command("--config", str(file), LATIMER_REASONING_KEY="x") as (process, address):
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, b"")
+        assert next(lines).startswith(b"Latimer serves demo")
+        assert (status(address, "one"), status(address, "two")) == (200, 401)
+        file.write_text("queue = 3\n" + key("two"))
+        process.send_signal(signal.SIGHUP)
+        assert next(lines).decode() == (
+            f"Latimer has read {file} again: key two added, key one removed.\n"
+        )
+        assert next(lines) == b"Start the server again to change: queue.\n"
+        assert (status(address, "one"), status(address, "two")) == (401, 200)
+        for text, reason in (
+            ("", "it has no table of a key any more."),
+            (key("two") + '[engines.a]\nurl = "http://127.0.0.1:1"\n', "it has tables of engines"),
+        ):
+            file.write_text(text)
+            process.send_signal(signal.SIGHUP)
+            assert f"Latimer keeps its settings: {file}: {reason}" in next(lines).decode()
+            assert status(address, "two") == 200
+
+
+@pytest.fixture
+def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an engine whose Latimer was killed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    environment = {**os.environ, groups.MARK: "left"}
+    with subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True) as process:
+        groups.Group.started(process.pid, "left", "old", groups.state_folder())
+        [record] = tmp_path.rglob("*.json")
+        facts = {**orjson.loads(record.read_bytes()), "parent": 2**22 + 1}
+        record.write_bytes(orjson.dumps(facts))
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+async def test_the_first_engine_that_latimer_starts_looks_for_orphans(
+    tmp_path: Path, orphan: subprocess.Popen[bytes]
+) -> None:
+    """A file that gets its first engine with a command ends what a killed Latimer has left."""
+    file = tmp_path / "fleet.toml"
+    file.write_text('[engines.a]\nurl = "http://127.0.0.1:1"\n')
+    settings = Settings.load(file)
+    fleet = Fleet(settings)
+    app = OpenAIAdapter(fleet.entries)
+    app.service.release = fleet.aclose
+    settings = await reload(settings, fleet, app)
+    assert orphan.poll() is None
+    with file.open("a") as opened:
+        opened.write('[engines.b]\ncommand = ["llama-server", "--port", "{port}"]\n')
+    settings = await reload(settings, fleet, app)
+    assert [*fleet.replicas] == ["a", "b"]
+    assert orphan.wait(5) == -signal.SIGKILL
+    await app.aclose()
