@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from ..backends.errors import EngineUnavailable, shortened
+from ..backends.errors import EngineUnavailable, ModelChanged, shortened
 from .auth import require_key
 from .endpoints import chat, completions, conversations, embeddings, models, responses, stored
 from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
@@ -133,25 +133,29 @@ class ApiRoute(Route):
         service = self._service
         if not self.param_convertors:
             exchange.defaults = service.defaults
-            if service.has_fallbacks:
-                return _with_fallback(exchange, service, endpoint)
+            if service.has_fallbacks or service.late_checks:
+                return _repeated(exchange, service, endpoint)
             return endpoint(exchange, service)
         values = [scope["path_params"][name] for name in self.param_convertors]
         return endpoint(exchange, self._service, *values)
 
 
-async def _with_fallback(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:
-    """Run an endpoint; once more if a model with fallbacks lost its engines before the response."""
+async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:
+    """Run an endpoint, and once more if its engine was lost before the response.
+
+    That is so if a model with fallbacks lost its engines, and if the engine has another model now.
+    """
     exchange.keeps_body = True
     headers = [*exchange.response_headers]
     try:
         await endpoint(exchange, service)
-    except EngineUnavailable:
+    except EngineUnavailable as error:
         if exchange.started or exchange.method != "POST":
             raise
-        name = await exchange.read_json(lambda body: body.get("model"))
-        if not isinstance(name, str) or not service.is_replaced(name, exchange.grant):
-            raise
+        if not isinstance(error, ModelChanged):
+            name = await exchange.read_json(lambda body: body.get("model"))
+            if not isinstance(name, str) or not service.is_replaced(name, exchange.grant):
+                raise
         # The request keeps its lease, so that it counts once.
         exchange.response_headers[:] = headers
         exchange.draft = exchange.to_store = exchange.party = None

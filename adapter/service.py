@@ -152,6 +152,7 @@ class Service:
 
     Attributes:
         table: the models by name, if no engine has to be asked for its own; None if one has to.
+        late_checks: True if a call may find another model, and a request is then prepared again.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class Service:
         several = self.is_fleet or len(listings) > 1
         self.table = table if are_known and several else None
         self.has_fallbacks = any(listing.fallback for listing in listings)
+        self.late_checks = False
         has_defaults = any(listing.defaults for listing in listings)
         self.defaults = self._with_defaults if has_defaults else None
 
@@ -236,6 +238,7 @@ class Service:
                     raise
                 missing = missing or error
                 continue
+            self.late_checks |= listing.backend.capabilities.late_checks
             if name and (listing.any_model or name in listing.names_of(model)):
                 if grant is not None and not _may_use(grant, name, listing.names_of(model)):
                     continue
@@ -249,6 +252,7 @@ class Service:
         """Return the backend of a model that was chosen; no other engine is asked."""
         entry, name, replaces = chosen
         model = await entry.backend.model()
+        self.late_checks |= entry.backend.capabilities.late_checks
         return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
 
     def chosen(self, name: str | None, grant: Grant | None) -> Chosen:
@@ -310,6 +314,7 @@ class Service:
         """
         listing = self._listings[0]
         model = await listing.backend.model()
+        self.late_checks |= listing.backend.capabilities.late_checks
         name = _first_name(listing.names_of(model), grant)
         return ServedModel(listing.backend, model, listing.policy, name, self.is_fleet)
 

@@ -410,6 +410,7 @@ class Capabilities:
         counts_media: True if it reports the number of tokens of media.
         marks_special: True if it distinguishes a preserved token from text with its spelling.
         free_grammars: True if a grammar costs nothing in the parts where it allows any text.
+        late_checks: True if a call may find that the engine has another model now (`ModelChanged`).
     """
 
     engine: str
@@ -424,6 +425,7 @@ class Capabilities:
     counts_media: bool = True
     marks_special: bool = True
     free_grammars: bool = True
+    late_checks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

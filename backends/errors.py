@@ -288,6 +288,10 @@ class EngineUnavailable(EngineError):
     retry_after = 1.0
 
 
+class ModelChanged(EngineUnavailable):
+    """An engine that has another model than the one a request was prepared for."""
+
+
 class EngineSilent(EngineError):
     """An engine that stopped responding."""
 

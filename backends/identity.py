@@ -31,7 +31,14 @@ from .base import (
     Stream,
     TokenIds,
 )
-from .errors import Busy, EngineError, EngineSilent, EngineUnavailable, LatimerError
+from .errors import (
+    Busy,
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    LatimerError,
+    ModelChanged,
+)
 
 Identity = TypeVar("Identity")
 
@@ -201,7 +208,7 @@ class IdentityMonitor(ABC, Generic[Identity]):
         """Return the model, if it is the one that a job was made for.
 
         Raises:
-            EngineUnavailable: the engine serves another model now.
+            ModelChanged: the engine serves another model now.
         """
         model = self.model
         if model is None or not self.is_verified:
@@ -211,14 +218,14 @@ class IdentityMonitor(ABC, Generic[Identity]):
         return model
 
     def check_is(self, model: Model | None) -> None:
-        """Raise `EngineUnavailable` if another model was found since, before anything is sent."""
+        """Raise `ModelChanged` if another model was found since, before anything is sent."""
         if self.model is not model:
             raise self.changed()
 
-    def changed(self, now: str = "", before: str = "") -> EngineUnavailable:
+    def changed(self, now: str = "", before: str = "") -> ModelChanged:
         """Return the error for a request that was made for another model than the engine's."""
         names = f" ({now} instead of {before})" if now else ""
-        return EngineUnavailable(
+        return ModelChanged(
             f"The engine at {self.address} has loaded another model{names}. Send the request again."
         )
 

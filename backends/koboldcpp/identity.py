@@ -30,9 +30,8 @@ from ..identity import IdentityMonitor
 from .translate import ENGINE
 
 TESTED = (1, 115)
-# Seconds for which an answer is valid for questions, and for what is made ready for a call; each call
-# asks again. koboldcpp takes longer to start with another model. If nobody asked meanwhile, the call
-# finds that, and is a 503.
+# Seconds for which an answer is valid for questions, and for preparing a request. Each call asks
+# again while it runs, and a request whose call finds another model is prepared once more.
 HOLDS = 5.0
 # The tolerance of start times, and the longest answer that shows one, in seconds; beyond either
 # everything is read again.

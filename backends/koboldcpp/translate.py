@@ -94,6 +94,7 @@ CAPABILITIES = Capabilities(
     counts_media=False,
     marks_special=False,
     free_grammars=False,
+    late_checks=True,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 from latimer.adapter.engines import WrongSetup, backend_of, describe, starts_engines, unused
 from latimer.adapter.settings import Settings
 from latimer.backends.errors import EngineUnavailable
+from latimer.backends.koboldcpp import KoboldCpp
+from support.clients import adapting
 from support.embeddings import ENGINES, MODELS, embedding
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.model import Model
 from support.servers import canned
 
 LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'
@@ -173,3 +178,19 @@ def test_only_commands_and_files_of_llama_servers_start_engines(tmp_path: Path) 
     assert not starts_engines(Settings.load(file))
     file.write_text('[engines.a]\ncommand = ["llama-server", "--port", "{port}"]\n')
     assert starts_engines(Settings.load(file))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_after_a_change_of_koboldcpps_model(stream: bool) -> None:
+    """A chat whose call finds another model is prepared once more, with that model's template."""
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "echo:a"}]}
+    async with FakeKoboldcpp() as fake, adapting(KoboldCpp(fake.url)) as client:
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        # Start times that are closer together count as the same.
+        await asyncio.sleep(0.1)
+        fake.model = Model("other", template="[OTHER] {{ messages[0].content }}")
+        await fake.restart()
+        reply = await client.post("/v1/chat/completions", json={**body, "stream": stream})
+    assert reply.status_code == 200
+    assert '"content":"a"' in reply.text
+    assert fake.seen[-1].startswith("[OTHER]")
