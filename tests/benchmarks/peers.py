@@ -94,6 +94,12 @@ def _litellm(python: Path) -> Callable[[int, int, Path], Sequence[str]]:
     return command
 
 
+# LiteLLM does not start without a key, and asks the network for prices.
+LITELLM_ENVIRONMENT = {
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+}
+
 NATIVE = {"chat": load.native, "completion": load.native}
 OPENAI = {"chat": load.chat, "completion": load.completion}
 
@@ -163,7 +169,11 @@ def running(peer: Peer, engine: int | None, core: int) -> Iterator[Server]:
         engine: the port of the engine; None if the server is the engine.
     """
     port = free_port()
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}"}
+    environment = {
+        **os.environ,
+        **LITELLM_ENVIRONMENT,
+        "PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}",
+    }
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         process = subprocess.Popen(
