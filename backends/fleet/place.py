@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import TypeAlias
 
-from ..base import Capabilities, Embedding, Generation, Model, Ranking, Text
+from ..base import Capabilities, Embedding, Finish, Generation, Model, Ranking, Text
 from ..queue import Ticket
 from .affinity import TOKENS, Blocks, blocks_of
 from .config import Affinity
@@ -45,6 +45,8 @@ class Place:
         awaited: that engine.
         since: the time at which it began to wait.
         future: done when it has a place, if it had to wait.
+        begun, first: the times at which its engine got it, and sent its first event.
+        finishes: the ends of its choices.
     """
 
     failed: Set[Replica] = frozenset()
@@ -54,7 +56,8 @@ class Place:
     blocks: Blocks = ()
     width = 1
     tokens = taken = matched = 0
-    charged = until = since = 0.0
+    charged = until = since = begun = first = 0.0
+    finishes: Sequence[Finish] = ()
     fingerprint = ""
     future: asyncio.Future[Replica] | None = None
 
