@@ -9,12 +9,13 @@ from typing import TypeAlias
 
 from ..base import Capabilities, Embedding, Finish, Generation, Model, Ranking, Text
 from ..queue import Ticket
-from .affinity import TOKENS, Blocks, blocks_of
+from .affinity import Blocks, blocks_of
 from .config import Affinity
 from .replica import Replica
 
-# What evaluating a prompt costs that another engine has, as a multiple of its time.
-COPY = 2.0
+# What evaluating a prompt costs that another engine has, as a multiple of the time that it takes.
+# With less, `benchmarks/fleet.py` evaluates more, and answers no sooner.
+COPY = 4.0
 # The sessions that a pool knows at most.
 MOST_SESSIONS = 10_000
 
@@ -105,7 +106,11 @@ class Sessions:
 
 
 def worth_waiting(
-    busy: Iterable[tuple[Replica, int]], matched: int, best: Replica, waiting: Iterable[Place]
+    place: Place,
+    busy: Iterable[tuple[Replica, int]],
+    matched: int,
+    best: Replica,
+    waiting: Iterable[Place],
 ) -> tuple[float, Replica | None]:
     """Return the seconds for which a call waits for a busy engine that has its prompt, and that.
 
@@ -119,15 +124,17 @@ def worth_waiting(
         waiting: the calls that wait for a busy engine already.
     """
     most, awaited, longest = 0.0, None, 0.0
+    # A session without blocks has all of its prompt.
+    seconds = place.tokens / max(len(place.blocks), 1) * best.speed.slope
     for replica, has in busy:
         if has > matched:
-            saved = (has - matched) * TOKENS * best.speed.slope * replica.trust
-            gain = COPY * saved * (1 + best.running)
+            gain = COPY * (has - matched) * seconds * replica.trust * (1 + best.running)
             before = sum(place.awaited is replica for place in waiting)
             wait = replica.call_seconds * (1 + before) / replica.places
             if gain > max(wait, most):
-                # A call of usual length ends before that.
-                most, awaited, longest = gain, replica, max(gain, 3 * wait)
+                # Calls of usual length end before that.
+                most, awaited = gain, replica
+                longest = max(gain, replica.call_seconds * (1 + before))
     return longest, awaited
 
 

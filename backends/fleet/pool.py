@@ -550,7 +550,7 @@ class Pool(Backend):
         if best is None:
             return None
         if busy and parks and (not place.until or place.until > now):
-            seconds, place.awaited = worth_waiting(busy, matched, best, self._parked)
+            seconds, place.awaited = worth_waiting(place, busy, matched, best, self._parked)
             if place.awaited is not None:
                 place.until = place.until or now + min(seconds, LONGEST_PARKED)
                 return None
