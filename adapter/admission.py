@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..backends.base import Model
 from ..backends.errors import LatimerError
 from .errors import Header, RateLimited, go_duration
 from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
@@ -50,54 +51,51 @@ async def admitted(
     """
     grant = exchange.grant
     chosen = None if service.table is None else service.chosen(name, grant)
-    if chosen is not None and chosen[0].pool is not None:
-        served, model, known = None, chosen[1], chosen[0].pool.known
-    else:
-        served = await (service.resolve(name, grant) if chosen is None else service.served(chosen))
+    served: ServedModel | None = None
+    known: Model | None
+    if chosen is None or chosen[0].pool is None:
+        served = await (service.resolve(name, grant) if chosen is None else service.served(*chosen))
         model, known = served.name, served.model
+    else:
+        model, known = chosen[1], chosen[0].pool.known
     if grant is not None and grant.rates is not NO_RATES:
-        limit, lease = grant.rates.tokens, exchange.lease
-        if lease is None:
-            prompt, tokens = 0, 0
-            if limit is not None:
+        if exchange.lease is None:
+            tokens = prompt = 0
+            if grant.rates.tokens is not None:
                 prompt = exchange.size // TOKEN + 1
                 answer = ANSWER if most is None or most < 0 else most
                 if known is not None:
                     # Neither a prompt nor an answer has more tokens.
-                    prompt, answer = (
-                        min(prompt, known.context * prompts),
-                        min(answer, known.context),
-                    )
-                tokens = min(answer * choices * prompts + prompt, limit)
+                    prompt = min(prompt, known.context * prompts)
+                    answer = min(answer, known.context)
+                tokens = min(answer * choices * prompts + prompt, grant.rates.tokens)
             found = await service.limits.reserve(grant, tokens)
             if isinstance(found, Refusal):
                 raise _refused(found, model, grant)
             found.prompt = prompt
-            lease = exchange.lease = found
-        exchange.response_headers += _headers(grant.rates, lease)
+            exchange.lease = found
+        _show(exchange, grant.rates, exchange.lease)
     if served is None:
         assert chosen is not None
-        served = await service.served(chosen)
+        served = await service.served(*chosen)
     return served
 
 
-def _headers(rates: Rates, lease: Lease) -> list[Header]:
-    """Return the headers that say what a key has left."""
+def _show(exchange: Exchange, rates: Rates, lease: Lease) -> None:
+    """Say in the headers of the response what a key has left."""
     requests, spent = lease.left
-    found: list[Header] = []
     if rates.requests is not None:
-        found += (
+        exchange.response_headers += (
             (b"x-ratelimit-limit-requests", b"%d" % rates.requests),
             (b"x-ratelimit-remaining-requests", b"%d" % requests),
             (b"x-ratelimit-reset-requests", _RESET),
         )
     if rates.tokens is not None:
-        found += (
+        exchange.response_headers += (
             (b"x-ratelimit-limit-tokens", b"%d" % rates.tokens),
             (b"x-ratelimit-remaining-tokens", b"%d" % spent),
             (b"x-ratelimit-reset-tokens", _RESET),
         )
-    return found
 
 
 def _refused(refusal: Refusal, model: str, grant: Grant) -> LatimerError:

@@ -225,7 +225,7 @@ class Service:
             EngineUnavailable: an engine that may serve the model is not available.
         """
         if self.table is not None:
-            return await self.served(self.chosen(name, grant))
+            return await self.served(*self.chosen(name, grant))
         if not name and len(self._listings) == 1:
             return await self.first(grant)
         missing: LatimerError | None = None
@@ -248,10 +248,11 @@ class Service:
             raise missing
         raise self._unknown(name, known, grant)
 
-    async def served(self, chosen: Chosen) -> ServedModel:
+    async def served(self, entry: ModelEntry, name: str, replaces: bool) -> ServedModel:
         """Return the backend of a model that was chosen; no other engine is asked."""
-        entry, name, replaces = chosen
-        model = await entry.backend.model()
+        model = None if entry.pool is None else entry.pool.known
+        if model is None:
+            model = await entry.backend.model()
         self.late_checks |= entry.backend.capabilities.late_checks
         return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
 

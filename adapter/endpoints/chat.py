@@ -59,11 +59,11 @@ _COMBINED = frozenset({"max_completion_tokens", "metadata", "modalities", "top_l
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     """Create a chat completion."""
     request = await read(exchange, _REQUEST, CHAT_LIMITS if service.hosted else ())
+    most = request.most_tokens
     if exchange.grant is None:
         served = await service.resolve(request.model)
     else:
-        most, count = request.most_tokens, request.n or 1
-        served = await admitted(exchange, service, request.model, most, count)
+        served = await admitted(exchange, service, request.model, most, request.n or 1)
     capabilities, strict = served.backend.capabilities, served.policy.strict
     is_small = exchange.size <= offload.SMALL
     include_usage = request.stream_options is not None and check_stream_options(request)
@@ -84,9 +84,10 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
     try:
         if is_small:
-            turn = turn_of(exchange, request, served, sampling)
+            turn = turn_of(exchange, request, served, sampling, most)
         else:
-            turn = await offload.run(exchange.size, turn_of, exchange, request, served, sampling)
+            arguments = exchange, request, served, sampling, most
+            turn = await offload.run(exchange.size, turn_of, *arguments)
         chat = await prepare(turn, served)
     except LatimerError as error:
         raise in_chat(error) from None
@@ -111,9 +112,16 @@ _OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
 def turn_of(
-    exchange: Exchange, request: ChatRequest, served: ServedModel, sampling: Sampling
+    exchange: Exchange,
+    request: ChatRequest,
+    served: ServedModel,
+    sampling: Sampling,
+    most: int | None,
 ) -> ChatTurn:
     """Return the `ChatTurn` of a request; a large one is for a thread.
+
+    Args:
+        most: the tokens of an answer at most; None if there is no limit.
 
     Raises:
         InvalidRequest: the tools, the response format or the adapter are invalid.
@@ -127,7 +135,7 @@ def turn_of(
         request.messages,
         exchange.size,
         exchange.owner,
-        request.most_tokens,
+        most,
         seeds_of(request.seed, request.n or 1),
         stops_of(request.stop) if request.stop else (),
         sampling,

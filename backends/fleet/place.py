@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import TypeAlias
 
-from ..base import Capabilities, Embedding, Generation, Model, Ranking, Text
+from ..base import Capabilities, Embedding, Finish, Generation, Model, Ranking, Text
 from ..queue import Ticket
-from .affinity import TOKENS, Blocks, blocks_of
+from .affinity import Blocks, blocks_of
 from .config import Affinity
 from .replica import Replica
 
-# What evaluating a prompt costs that another engine has, as a multiple of its time.
-COPY = 2.0
+# What evaluating a prompt costs that another engine has, as a multiple of the time that it takes.
+# With less, `benchmarks/fleet.py` evaluates more, and answers no sooner.
+COPY = 4.0
 # The sessions that a pool knows at most.
 MOST_SESSIONS = 10_000
 
@@ -45,6 +46,8 @@ class Place:
         awaited: that engine.
         since: the time at which it began to wait.
         future: done when it has a place, if it had to wait.
+        begun, first: the times at which its engine got it, and sent its first event.
+        finishes: the ends of its choices.
     """
 
     failed: Set[Replica] = frozenset()
@@ -54,7 +57,8 @@ class Place:
     blocks: Blocks = ()
     width = 1
     tokens = taken = matched = 0
-    charged = until = since = 0.0
+    charged = until = since = begun = first = 0.0
+    finishes: Sequence[Finish] = ()
     fingerprint = ""
     future: asyncio.Future[Replica] | None = None
 
@@ -102,7 +106,11 @@ class Sessions:
 
 
 def worth_waiting(
-    busy: Iterable[tuple[Replica, int]], matched: int, best: Replica, waiting: Iterable[Place]
+    place: Place,
+    busy: Iterable[tuple[Replica, int]],
+    matched: int,
+    best: Replica,
+    waiting: Iterable[Place],
 ) -> tuple[float, Replica | None]:
     """Return the seconds for which a call waits for a busy engine that has its prompt, and that.
 
@@ -116,15 +124,17 @@ def worth_waiting(
         waiting: the calls that wait for a busy engine already.
     """
     most, awaited, longest = 0.0, None, 0.0
+    # A session without blocks has all of its prompt.
+    seconds = place.tokens / max(len(place.blocks), 1) * best.speed.slope
     for replica, has in busy:
         if has > matched:
-            saved = (has - matched) * TOKENS * best.speed.slope * replica.trust
-            gain = COPY * saved * (1 + best.running)
+            gain = COPY * (has - matched) * seconds * replica.trust * (1 + best.running)
             before = sum(place.awaited is replica for place in waiting)
             wait = replica.call_seconds * (1 + before) / replica.places
             if gain > max(wait, most):
-                # A call of usual length ends before that.
-                most, awaited, longest = gain, replica, max(gain, 3 * wait)
+                # Calls of usual length end before that.
+                most, awaited = gain, replica
+                longest = max(gain, replica.call_seconds * (1 + before))
     return longest, awaited
 
 

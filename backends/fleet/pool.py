@@ -44,7 +44,7 @@ from .config import Affinity
 from .loading import MOST_RETRY, not_loaded
 from .place import Job, Place, Sessions, difference, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
-from .replica import Replica
+from .replica import NEWEST, Replica
 
 log = logging.getLogger("latimer")
 
@@ -79,6 +79,7 @@ class Pool(Backend):
 
     Attributes:
         capabilities: the capabilities of all engines, which are equal.
+        known: the model as an engine last reported it; None if none has answered yet.
         load_wait: seconds that a request waits for the model to be loaded, unless it streams; None
             for no limit.
     """
@@ -100,7 +101,7 @@ class Pool(Backend):
         self._line: Line[Place] = Line(self._shares)
         self._parked: list[Place] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._known: Model | None = None
+        self.known: Model | None = None
         # The facts about its embeddings; empty until an engine has answered.
         self._facts: list[EmbeddingModel | None] = []
         self._answer = _ANSWER
@@ -124,27 +125,21 @@ class Pool(Backend):
         # One engine has all prompts.
         self._affinity: Affinity = affinity if len(replicas) > 1 else "none"
         self._tables = [replica.prefixes for replica in replicas]
-        if self._known is None:
+        if self.known is None:
             self.capabilities = replicas[0].backend.capabilities
         for replica in replicas:
             if replica not in before:
                 self._add(replica)
+        self._adopt()
 
     def _add(self, replica: Replica) -> None:
         replica.join(self.grant)
         if replica.loader is not None:
             replica.loader.attach(self, replica)
 
-    @property
-    def known(self) -> Model | None:
-        """The model as an engine last reported it; None if none has answered yet."""
-        if self._known is None:
-            self._adopt()
-        return self._known
-
     def _adopt(self) -> None:
         """Take what another model has learned about an engine that both have."""
-        for replica in self.replicas:
+        for replica in self.replicas if self.known is None else ():
             if replica.state == "ready" and replica.model is not None:
                 self.admit(replica, replica.model)
 
@@ -182,6 +177,7 @@ class Pool(Backend):
         """Ask each engine from time to time, before a request needs it."""
         while True:
             now = time.monotonic()
+            self._adopt()
             for replica in [*self.replicas]:
                 if replica.state == "unavailable":
                     due = not replica.breaker.until or replica.breaker.is_over()
@@ -202,6 +198,7 @@ class Pool(Backend):
 
     async def ask_all(self) -> None:
         """Ask every engine that is not ready, and wait for the answers."""
+        self._adopt()
         await asyncio.gather(*(self.ask(one) for one in self.replicas if one.state != "ready"))
 
     async def _ask(self, replica: Replica) -> None:
@@ -231,15 +228,15 @@ class Pool(Backend):
         if replica not in self.replicas or replica.state not in ("ready", "unavailable"):
             return
         reason = ""
-        if self._known is not None:
+        if self.known is not None:
             abilities = replica.backend.capabilities, self.capabilities
-            reason = difference(model, self._known, *abilities)
+            reason = difference(model, self.known, *abilities)
         if reason and not any(
             other.state == "ready" and other is not replica for other in self.replicas
         ):
             # No other engine has the model any more.
             log.warning("model %s: %s; all requests get it now", self.name, reason)
-            self._known = None
+            self.known = None
             self._facts = []
             reason = ""
         if reason:
@@ -247,8 +244,8 @@ class Pool(Backend):
                 log.warning("engine %s is not used for %s: %s", replica.name, self.name, reason)
             replica.set("unavailable", reason)
             return
-        if self._known is None:
-            self._known, self.capabilities = model, replica.backend.capabilities
+        if self.known is None:
+            self.known, self.capabilities = model, replica.backend.capabilities
         if replica.model != model:
             self._sessions.forget(replica)
         replica.learn(model)
@@ -307,11 +304,10 @@ class Pool(Backend):
         if replica is None:
             replica = await self._wait(place)
         else:
-            self._occupy(place, replica)
             if party.key:
                 self._shares.enter(party.key, place.charged, party.weight)
         if job is not None:
-            known, model = self._known, replica.model
+            known, model = self.known, replica.model
             if place.fingerprint and known is not None and model is not None:
                 if place.fingerprint != known.fingerprint:
                     self._release(place)
@@ -472,7 +468,6 @@ class Pool(Backend):
 
     def _give(self, place: Place, replica: Replica) -> None:
         assert place.future is not None
-        self._occupy(place, replica)
         party = place.party
         if party.key:
             self._shares.charge(party.key, place.charged, party.weight)
@@ -488,26 +483,30 @@ class Pool(Backend):
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(min(ends) - now, self.grant)
 
-    def _occupy(self, place: Place, replica: Replica) -> None:
-        place.replica = replica
-        place.taken = min(place.width, replica.places)
-        replica.running += place.taken
-        place.charged = PROMPT * place.tokens + COMPLETION * self._answer * place.width
-
-    def _release(self, place: Place, cost: float = 0.0) -> None:
-        """Give a place back.
-
-        Args:
-            cost: what the call has cost beyond what its key was charged; by default it stays as it
-                was estimated.
-        """
-        replica = place.replica
+    def _release(self, place: Place) -> None:
+        """Give a place back, and correct what was estimated about a call that has ended."""
+        replica, party = place.replica, place.party
         if replica is None:
             return
         place.replica = None
         replica.running -= place.taken
-        replica.used_at = time.monotonic()
-        party = place.party
+        now = replica.used_at = time.monotonic()
+        cost, finishes = 0.0, place.finishes
+        if finishes and len(finishes) >= place.width:
+            first, generated = finishes[0], finishes[0].completion_tokens
+            for finish in finishes[1:]:
+                generated += finish.completion_tokens
+            cost = PROMPT * first.prompt_tokens + COMPLETION * generated - place.charged
+            self._answer = 0.9 * self._answer + 0.1 * generated / len(finishes)
+            replica.call_seconds += (now - place.begun - replica.call_seconds) * NEWEST
+            if replica.breaker.has_failed:
+                replica.succeed()
+            if self._affinity != "none":
+                replica.speed.add(
+                    first.prompt_tokens - first.cached_tokens, place.first - place.begun
+                )
+                if place.matched and place.blocks:
+                    replica.compare(first, place.matched / len(place.blocks))
         if party.key:
             self._shares.leave(party.key, cost, party.weight)
         listeners = replica.listeners
@@ -517,9 +516,9 @@ class Pool(Backend):
             self.grant()
 
     def _choose(self, place: Place, now: float, parks: bool) -> Replica | None:
-        """Return the engine for a call; None if it has to wait.
+        """Take places for a call on the engine with the least to do for it.
 
-        It is the one with the least to do for it.
+        Return the engine; None if the call has to wait.
 
         Args:
             parks: it may wait for a busy engine that has its prompt.
@@ -551,11 +550,14 @@ class Pool(Backend):
         if best is None:
             return None
         if busy and parks and (not place.until or place.until > now):
-            seconds, place.awaited = worth_waiting(busy, matched, best, self._parked)
+            seconds, place.awaited = worth_waiting(place, busy, matched, best, self._parked)
             if place.awaited is not None:
                 place.until = place.until or now + min(seconds, LONGEST_PARKED)
                 return None
-        place.matched = matched
+        place.replica, place.matched = best, matched
+        place.taken = min(place.width, best.places)
+        best.running += place.taken
+        place.charged = PROMPT * place.tokens + COMPLETION * self._answer * place.width
         return best
 
     # Calls.
@@ -570,11 +572,11 @@ class Pool(Backend):
         if self.known is None:
             self.start()
             await self._learn()
-        return self._known  # type: ignore[return-value]
+        return self.known  # type: ignore[return-value]
 
     async def _learn(self) -> None:
         self._adopt()
-        if self._known is not None:
+        if self.known is not None:
             return
         if not any(one.is_loadable for one in self.replicas):
             await self._revive()
@@ -582,14 +584,15 @@ class Pool(Backend):
             place = Place(None, self.name, "none")
             await self._begin(place, None)
             self._release(place)
-        if self._known is None:
+        if self.known is None:
             raise self._unavailable()
 
     @override
     def open(self, job: Generation) -> Stream:
         """Run a job on the engine that is chosen when a place is free."""
+        self.budget.calls += 1
         run = _Run(job, self.name, self._affinity)
-        run.pool, run.job = self, job
+        run.pool, run.job, run.finishes = self, job, []
         return run
 
     @override
@@ -639,25 +642,6 @@ class Pool(Backend):
         if any(one.state == "unavailable" and one not in place.failed for one in self.replicas):
             await self._revive()
         del error
-
-    def _end(self, run: _Run, replica: Replica) -> None:
-        """Give the place of a call back, and correct what was estimated about it."""
-        finishes, first = run.finishes, run.finishes[0]
-        generated = first.completion_tokens
-        for finish in finishes[1:]:
-            generated += finish.completion_tokens
-        self._answer = 0.9 * self._answer + 0.1 * generated / len(finishes)
-        if replica.breaker.has_failed:
-            replica.succeed()
-        replica.measure(time.monotonic() - run.begun)
-        if self._affinity != "none":
-            replica.speed.add(first.prompt_tokens - first.cached_tokens, run.first - run.begun)
-            replica.reports_cache = replica.reports_cache or first.cached_tokens > 0
-            if run.matched and run.blocks and replica.reports_cache:
-                expected = first.prompt_tokens * run.matched / len(run.blocks)
-                replica.trust = 0.9 * replica.trust + 0.1 * min(first.cached_tokens / expected, 1.0)
-        cost = PROMPT * first.prompt_tokens + COMPLETION * generated
-        self._release(run, cost - run.charged)
 
     async def _call(self, job: Embedding | Ranking, work: Callable[[Backend], Awaitable[T]]) -> T:
         """Run a job with one result."""
@@ -731,7 +715,7 @@ class Pool(Backend):
         """Check that an engine is ready, or can load the model; none is asked twice."""
         self.start()
         if not self.is_available:
-            if self._known is None:
+            if self.known is None:
                 await self._learn()
             else:
                 raise self._unavailable()
@@ -758,13 +742,13 @@ class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
     """A job on one engine, or on another one if that fails before its first event.
 
     Attributes:
-        begun, first: the times at which its engine got it, and sent its first event.
-        finishes: the ends of its choices.
+        pool: the model.
+        job: what it runs.
     """
 
     pool: Pool
     job: Generation
-    begun = first = 0.0
+    finishes: list[Finish]
     _inner: Stream | None = None
     _next: Callable[[], Awaitable[Batch]]
     _lost: LatimerError | None = None
@@ -773,12 +757,6 @@ class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
     _is_waiting = False
 
     async def __aenter__(self) -> AsyncIterator[Batch]:
-        self.pool.budget.calls += 1
-        self.finishes: list[Finish] = []
-        await self._start()
-        return self._batches()
-
-    async def _start(self) -> None:
         """Enter the job's context on an engine; try others while they fail."""
         pool, job = self.pool, self.job
         while True:
@@ -798,7 +776,7 @@ class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
                 continue
             self._is_waiting = False
             self._inner, self._next = inner, aiter(batches).__anext__
-            return
+            return self._batches()
 
     def lose(self, error: LatimerError) -> None:
         """Cancel the step that waits for a lost engine."""
@@ -834,12 +812,17 @@ class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
                 if inner is not None:
                     await inner.__aexit__(type(cause), cause, cause.__traceback__)
                 await self.pool._after(self, cause)
-                await self._start()
+                # These batches go on with the next engine.
+                await self.__aenter__()
         self._is_waiting, self.first = False, time.monotonic()
         replica.waiting_first.discard(self)
         while True:
-            if isinstance(batch[-1], Finish):
-                self.finishes += [event for event in batch if isinstance(event, Finish)]
+            last = batch[-1]
+            if isinstance(last, Finish):
+                if self.width == 1:
+                    self.finishes.append(last)
+                else:
+                    self.finishes += [event for event in batch if isinstance(event, Finish)]
             yield batch
             try:
                 batch = await step()
@@ -858,10 +841,7 @@ class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
         finally:
             if replica is not None:
                 replica.waiting_first.discard(self)
-                if len(self.finishes) >= self.width:
-                    self.pool._end(self, replica)
-                else:
-                    self.pool._release(self)
+                self.pool._release(self)
 
 
 # More than any engine costs.

@@ -41,9 +41,9 @@ class Shares:
         """Count a call of a key that waits or runs from now on, with what it costs so far."""
         calls = self._calls.get(key, 0)
         if not calls:
-            others = [self._used[other] for other in self._calls]
-            if others:
-                self._used[key] = max(self.used(key), min(others))
+            if self._calls:
+                least = min(map(self._used.__getitem__, self._calls))
+                self._used[key] = max(self._used.get(key, 0.0), least)
             else:
                 # Nobody competes, so all start from zero.
                 self._used = {key: 0.0}

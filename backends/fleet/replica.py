@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeAlias
 
-from ..base import Backend, Model
+from ..base import Backend, Finish, Model
 from ..errors import LatimerError
 from .affinity import TOKENS, Prefixes
 from .breaker import Breaker
@@ -108,7 +108,7 @@ class Loader(Protocol):
 
 
 # The weight of the last measurement in a mean.
-_NEW = 0.2
+NEWEST = 0.2
 # The weight of earlier measurements with each new one, and the number that is needed.
 _KEPT, _LEAST = 0.998, 8.0
 # The blocks that a prompt cache of unknown size has for each token of its context.
@@ -218,10 +218,16 @@ class Replica:
         self._make_room()
         self.prefixes.resize(_CACHED * self.places * model.context // TOKENS)
 
-    def measure(self, seconds: float) -> None:
-        """Note how long a call took."""
-        before = self.call_seconds
-        self.call_seconds = (1 - _NEW) * before + _NEW * seconds if before else seconds
+    def compare(self, end: Finish, share: float) -> None:
+        """Compare what a call has found in the prompt cache with what was expected.
+
+        Args:
+            share: the expected share of its prompt.
+        """
+        self.reports_cache = self.reports_cache or end.cached_tokens > 0
+        if self.reports_cache:
+            found = min(end.cached_tokens / max(end.prompt_tokens * share, 1.0), 1.0)
+            self.trust += 0.1 * (found - self.trust)
 
     def lose(self, error: LatimerError) -> None:
         """Cancel the calls that wait for their first event; another engine can run them."""

@@ -19,6 +19,18 @@ MOST = {
     "over llama-server: completion": 126,
     "over llama-server: completion, token": 17,
     "over llama-server: completion, token in a burst": 0,
+    "over a pool of one: chat": 150,
+    "over a pool of one: chat, token": 19,
+    "over a pool of one: chat, token in a burst": 0,
+    "over a pool of one: completion": 138,
+    "over a pool of one: completion, token": 19,
+    "over a pool of one: completion, token in a burst": 0,
+    "over a pool of four, with limits: chat": 162,
+    "over a pool of four, with limits: chat, token": 19,
+    "over a pool of four, with limits: chat, token in a burst": 0,
+    "over a pool of four, with limits: completion": 151,
+    "over a pool of four, with limits: completion, token": 19,
+    "over a pool of four, with limits: completion, token in a burst": 0,
 }
 
 

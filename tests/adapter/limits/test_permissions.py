@@ -209,7 +209,7 @@ async def test_an_error_with_an_engine_left_has_no_fallback() -> None:
         asked += 1
         raise EngineUnavailable("It is not loaded yet.")
 
-    pool.model = fail  # type: ignore[method-assign]
+    pool.known, pool.model = None, fail  # type: ignore[method-assign]
     entries = [ModelEntry(pool, ("demo",), fallback=("other",)), ModelEntry(Echo(), ("other",))]
     app = OpenAIAdapter(entries)
     async with client_of(app) as client:

@@ -190,8 +190,8 @@ async def test_calls_that_wait_for_an_engine_are_counted() -> None:
     text = "".join(random.Random(5).choices("abcdefg ", k=4000))
     has, free = pool.replicas
     has.prefixes.add(blocks_of(Text(text), ("demo", "")))
-    # Evaluating the prompt of about 1,000 tokens counts as 2 seconds, and a call takes 0.9.
-    free.speed, has.call_seconds = Known(0.001), 0.9
+    # Evaluating the prompt of about 1,000 tokens counts as 4 seconds, and a call takes 1.8.
+    free.speed, has.call_seconds = Known(0.001), 1.8
     one.gate.clear()
     tasks = []
     for index in range(3):
