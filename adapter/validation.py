@@ -269,6 +269,33 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
     return tuple(range(seed, seed + count))
 
 
+_MESSAGES = {"messages"}
+
+
+def has_no_notes(
+    exchange: Exchange,
+    request: Request,
+    sampling: Sampling,
+    inexact: Sequence[str],
+    dropped: Sequence[str],
+) -> bool:
+    """Return True if `notes` has nothing to say about a chat with plain messages.
+
+    Most requests have the fields of OpenAI only, and nothing else to look into.
+    """
+    return not (
+        request.__pydantic_extra__
+        or inexact
+        or dropped
+        or sampling.extras
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.logit_bias
+        or exchange.draft is not None
+        or request.__pydantic_fields_set__ & NESTED != _MESSAGES
+    )
+
+
 async def notes(
     exchange: Exchange,
     request: Request,

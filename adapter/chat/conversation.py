@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -35,6 +36,7 @@ BLOCK = (
     'You may call a tool by answering with <tool_call>{"name": ..., "arguments": {...}}'
     "</tool_call>.\nTools:\n"
 )
+_ROLE, _CONTENT = attrgetter("role"), attrgetter("content")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -134,6 +136,21 @@ def turns_of(
     if style.native:
         return turns, [_tool(function) for function in functions]
     return _with_block(turns, functions, style), None
+
+
+def plain_turns(
+    messages: Sequence[Message], style: Style, tags: Tags | None
+) -> list[dict[str, Any]] | None:
+    """Return the result of `turns_of` for plain messages; None if they may contain reasoning."""
+    roles = [*map(_ROLE, messages)]
+    if tags is not None and "assistant" in roles:
+        return None
+    if "developer" in roles and not style.developer:
+        roles = ["system" if role == "developer" else role for role in roles]
+    return [
+        {"role": role, "content": content}
+        for role, content in zip(roles, map(_CONTENT, messages), strict=True)
+    ]
 
 
 def _text(part: object, sees: bool) -> str:

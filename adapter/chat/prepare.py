@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -20,6 +20,7 @@ from ...backends.base import (
     Prompt,
     Sampling,
     Stops,
+    Text,
 )
 from ...backends.errors import Unsupported, check_length
 from ...backends.grammar.gbnf import UnsupportedSchema
@@ -29,7 +30,7 @@ from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import MessageFormat, Parser
 from ..service import ServedModel
 from . import instruct
-from .conversation import Style, turns_of
+from .conversation import Style, plain_turns, turns_of
 from .folding import ANY, fold, strictest
 from .formats.base import FunctionSchema, GrammarRequest, TooLarge, prepared_grammar
 from .media import media_of
@@ -41,13 +42,12 @@ from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
 from .templates import AS_USUAL, Conversation, Reasoning, TemplateError, render, variables_of
 from .tools import ToolSet, enforceable, unenforced, wrong_schema
 
-_CONTENT = attrgetter("content")
+_CONTENT, _TEXT = attrgetter("content"), itemgetter("content")
 # Most requests have one of few shapes.
 _shape = lru_cache(maxsize=16)(Shape)
 
 
-@dataclass(slots=True)
-class ChatTurn:
+class ChatTurn(NamedTuple):
     """A request for the next message of a conversation, independent of the API it came by.
 
     Args:
@@ -60,6 +60,7 @@ class ChatTurn:
         variables: template variables from the request.
         reasoning: the reasoning that the request asks for.
         opening: the end of the prompt, if the request names it.
+        is_plain: True if each message is known to be a role and a text (`are_plain`).
     """
 
     messages: Sequence[Message]
@@ -76,10 +77,10 @@ class ChatTurn:
     variables: Mapping[str, Any] | None = None
     reasoning: Reasoning = AS_USUAL
     opening: instruct.Opening | None = None
+    is_plain: bool = False
 
 
-@dataclass(slots=True)
-class ChatJob:
+class ChatJob(NamedTuple):
     """A job, and the form of the messages in its response.
 
     Args:
@@ -140,13 +141,18 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     model = served.model
     manner = known_profiles.known(model) or await known_profile(model)
     media: tuple[Media, ...] = ()
-    if list in map(type, map(_CONTENT, turn.messages)):
+    if not turn.is_plain and list in map(type, map(_CONTENT, turn.messages)):
         media = await media_of(turn.messages, served)
     variables: Mapping[str, Any] = {}
     dropped: Sequence[str] = ()
     if turn.variables or turn.reasoning is not AS_USUAL:
         variables, dropped = variables_of(turn.variables, turn.reasoning, model)
-    prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
+    markers: Sequence[str] = ()
+    prompt = None
+    if turn.is_plain and turn.size <= offload.SMALL and not variables:
+        prompt = _plain_prompt(turn, served, manner)
+    if prompt is None:
+        prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
     check_length(len(prompt.text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
     if media and prompt.text.count(MEDIA) != len(media):
         raise InvalidRequest(
@@ -154,7 +160,7 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
             "them in a user message.",
             "messages",
         )
-    stops = tuple(dict.fromkeys((*turn.stops, *markers)))
+    stops = tuple(dict.fromkeys((*turn.stops, *markers))) if markers else turn.stops
     inexact = ["messages"] if prompt.changed else []
     grammar, form = turn.answer, None
     preserved_tokens: tuple[str, ...] = ()
@@ -183,6 +189,32 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
     return ChatJob(job, form, shape, inexact, dropped)
+
+
+def _plain_prompt(turn: ChatTurn, served: ServedModel, manner: TemplateProfile) -> Rendered | None:
+    """Return the prompt of texts that spell no control tokens; None if `_prompt` has to make it.
+
+    Most prompts are no more than that: the template takes the messages as they are.
+    """
+    model = served.model
+    if (
+        turn.tool_set is not None
+        or turn.opening is not None
+        or model.template is None
+        or served.policy.parse_content
+    ):
+        return None
+    turns = plain_turns(turn.messages, manner.style, manner.tags)
+    if turns is None or LIKELY.search("\n".join(map(_TEXT, turns))):
+        return None
+    if manner.order != ANY and fold(turns, manner.order, manner.style.null) is not turns:
+        return None
+    tools: Sequence[Any] | None = () if manner.style.empty else None
+    try:
+        text = render(model, {"messages": turns, "variables": {}, "tools": tools})
+    except TemplateError:
+        return None
+    return Rendered(Text(text), text)
 
 
 async def _prompt(

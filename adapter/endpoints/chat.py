@@ -13,6 +13,7 @@ from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
+from ...schemas.openai.messages import are_plain
 from ..admission import admitted
 from ..chat.message import ChatEncoder, Shape, message_of
 from ..chat.prepare import ChatJob, ChatTurn, prepare
@@ -31,6 +32,7 @@ from ..store.records import new_id
 from ..validation import (
     check_stream_options,
     grammar_of,
+    has_no_notes,
     notes,
     read,
     refuse_unserved,
@@ -75,23 +77,26 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         refuse_unserved(request, _UNSERVED, capabilities.engine)
     # Each token id of a `logit_bias` is parsed here.
     if is_small:
-        check_messages(request.messages, capabilities.engine)
-        sampling = sampling_of(request, capabilities)
+        is_plain, sampling = _checked(request, capabilities)
     else:
-        sampling = await offload.run(exchange.size, _checked, request, capabilities)
+        is_plain, sampling = await offload.run(exchange.size, _checked, request, capabilities)
     inexact: Sequence[str] = ()
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
     try:
+        arguments = exchange, request, served, sampling, is_plain
         if is_small:
-            turn = turn_of(exchange, request, served, sampling)
+            turn = turn_of(*arguments)
         else:
-            turn = await offload.run(exchange.size, turn_of, exchange, request, served, sampling)
+            turn = await offload.run(exchange.size, turn_of, *arguments)
         chat = await prepare(turn, served)
     except LatimerError as error:
         raise in_chat(error) from None
     inexact = (*inexact, *chat.inexact)
-    await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
+    if strict or not (
+        is_plain and has_no_notes(exchange, request, sampling, inexact, chat.dropped)
+    ):
+        await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
     if request.service_tier is not None:
         chat.job.party = party_of(request.service_tier)
     if request.prompt_cache_key is not None:
@@ -111,9 +116,16 @@ _OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
 def turn_of(
-    exchange: Exchange, request: ChatRequest, served: ServedModel, sampling: Sampling
+    exchange: Exchange,
+    request: ChatRequest,
+    served: ServedModel,
+    sampling: Sampling,
+    is_plain: bool,
 ) -> ChatTurn:
     """Return the `ChatTurn` of a request; a large one is for a thread.
+
+    Args:
+        is_plain: see `ChatTurn`.
 
     Raises:
         InvalidRequest: the tools, the response format or the adapter are invalid.
@@ -140,6 +152,7 @@ def turn_of(
         if fields.isdisjoint(_REASONING)
         else Reasoning(request.reasoning_effort, request.enable_thinking),
         opening,
+        is_plain,
     )
 
 
@@ -222,9 +235,12 @@ def _check_combinations(request: ChatRequest) -> None:
         raise missing("audio")
 
 
-def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:
-    check_messages(request.messages, capabilities.engine)
-    return sampling_of(request, capabilities)
+def _checked(request: ChatRequest, capabilities: Capabilities) -> tuple[bool, Sampling]:
+    """Check the messages and the sampling; return True if the messages are plain, and both."""
+    is_plain = are_plain(request.messages)
+    if not is_plain:
+        check_messages(request.messages, capabilities.engine)
+    return is_plain, sampling_of(request, capabilities)
 
 
 def _check_native(job: Generation, capabilities: Capabilities) -> None:

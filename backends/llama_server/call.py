@@ -21,6 +21,7 @@ from ..errors import (
     read_from,
 )
 from ..grammar import with_gbnf
+from ..http import Connection
 from ..sse import EventParser
 from .prompt import check_biases, native_prompt, prompt_ids
 from .scoring import score, speculative
@@ -32,9 +33,10 @@ from .translate import (
     NativePrompt,
     OtherModel,
     check_model,
+    encoded,
+    own_fields,
     size_of,
     to_error,
-    to_native,
 )
 
 INSIDE = (
@@ -88,11 +90,11 @@ class Call:
         self._context, self._begun = model.context, False
         if job.grammar is not None:
             job = await with_gbnf(job)
-        self._payload = to_native(job, self._choice, prompt, model.context)
+        self._payload = own_fields(job, self._choice, prompt, model.context)
         if isinstance(prompt, str) and len(prompt) <= offload.SMALL:
-            data = orjson.dumps(self._payload)
+            data = encoded(self._payload)
         else:
-            data = await offload.run(size_of(prompt), orjson.dumps, self._payload)
+            data = await offload.run(size_of(prompt), encoded, self._payload)
         if not server.turns.try_take(job.party):
             await server.turns.take(job.party)
         try:
@@ -110,6 +112,9 @@ class Call:
                 raise to_error(response.status, await response.aread(), job)
             finally:
                 await self.__aexit__()
+        if not job.streamed and not job.stops.by_reader and isinstance(response.stream, Connection):
+            # Nobody needs a text before the end, so its tokens are read together.
+            response.stream.holds = True
         self._chunk = response.stream.__anext__
         self._parser = EventParser()
         return self
@@ -237,7 +242,7 @@ class Call:
         """Return all token ids of the answer, from the same request without streaming."""
         fields = {"stream": False, "return_tokens": True, "n_probs": 0}
         payload = {**self._payload, **fields, "response_fields": ["tokens"]}
-        data = await offload.run(size_of(self._payload["prompt"]), orjson.dumps, payload)
+        data = await offload.run(size_of(self._payload["prompt"]), encoded, payload)
         status, body = await self._server.call("/completion", data, None)
         if status != 200:
             raise to_error(status, body, self._job)

@@ -7,6 +7,8 @@ import re
 from base64 import b64encode
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, repeat
+from operator import itemgetter, sub
 from typing import Any, TypeAlias
 
 import orjson
@@ -241,6 +243,9 @@ CAPABILITIES = Capabilities(
 # Events and tokens beyond the requested number before an answer counts as endless.
 SLACK = 8
 _new: Any = tuple.__new__
+# The fields of an event with text, and their types.
+_FIELDS = itemgetter("stop", "content", "tokens_predicted", "tokens")
+_TYPES, _INT = {(bool, str, int, list)}, {int}
 # Finish reasons by the `stop_type` of the last event.
 _REASONS: Mapping[str, Reason] = {"eos": "end", "word": "stop", "limit": "length"}
 
@@ -283,10 +288,27 @@ def to_native(
         prompt: the prompt to send: text that the server tokenizes, token ids, or text with media.
         context: the slot's context length in tokens; penalties apply to all of it.
     """
+    return {**NEUTRAL, **own_fields(job, choice, prompt, context, stream)}  # type: ignore[typeddict-item]
+
+
+_NEUTRAL_START = orjson.dumps(NEUTRAL)[:-1] + b","
+
+
+def encoded(own: dict[str, Any]) -> bytes:
+    """Return a payload as JSON, from the result of `own_fields`."""
+    if NEUTRAL.keys().isdisjoint(own):
+        # Most requests leave the neutral values, which are then encoded only once.
+        return _NEUTRAL_START + orjson.dumps(own)[1:]
+    return orjson.dumps({**NEUTRAL, **own})
+
+
+def own_fields(
+    job: Generation, choice: int, prompt: NativePrompt, context: int, stream: bool = True
+) -> dict[str, Any]:
+    """Return the fields of `to_native` without the neutral values that the job leaves."""
     sampling = job.sampling
     seed = job.seeds[choice]
     payload: dict[str, Any] = {
-        **NEUTRAL,
         "prompt": prompt,
         "n_predict": -1 if job.max_tokens is None else job.max_tokens,
         "stream": stream,
@@ -325,7 +347,7 @@ def to_native(
     penalised = sampling.presence_penalty or sampling.frequency_penalty
     if penalised and "repeat_last_n" not in sampling.extras:
         payload["repeat_last_n"] = context
-    return payload  # type: ignore[return-value]
+    return payload
 
 
 def to_error(status: int, body: bytes, job: Generation | None = None) -> LatimerError:
@@ -462,9 +484,16 @@ class ChoiceStream:
         Raises:
             EngineError: an event is malformed or contradicts earlier ones.
         """
-        if self.finished and events:
+        if not events:
+            return []
+        if self.finished:
             raise more_than_last()
         self._sent += len(events)
+        if len(events) > 2 and not self._reads_tokens:
+            stop = events[-1].get("stop") if type(events[-1]) is dict else None
+            pieces = self._pieces(events if stop is False else events[:-1])
+            if pieces is not None:
+                return pieces if stop is False else [*pieces, *self._finish(events[-1], True)]
         out: list[Event] = []
         choice, before, reads_tokens = self._choice, self._predicted, self._reads_tokens
         for event in events:
@@ -498,6 +527,39 @@ class ChoiceStream:
                 f"{ENGINE} sent more than the {self._job.max_tokens} tokens requested."
             )
         return out
+
+    def _pieces(self, events: Sequence[dict[str, Any]]) -> list[Event] | None:
+        """Check and translate several events with text; None if `feed` has to read each of them.
+
+        All loops run in C, which takes a fifth of the time.
+        """
+        before = self._predicted
+        try:
+            stops, texts, counts, tokens = zip(*map(_FIELDS, events), strict=True)
+            types = map(type, stops), map(type, texts), map(type, counts), map(type, tokens)
+            if (
+                {*zip(*types, strict=True)} != _TYPES
+                or any(stops)
+                or not {*map(type, chain.from_iterable(tokens))} <= _INT
+                or not all(texts)
+                or min(added := [*map(sub, counts, (before, *counts))]) < 0
+                or counts[-1] > self._most
+                or self._sent > self._most
+            ):
+                return None
+        except (KeyError, TypeError):
+            return None
+        self._predicted = counts[-1]
+        fields = zip(
+            repeat(self._choice),
+            map(str.encode, texts),
+            repeat(()),
+            repeat(False),
+            added,
+            repeat(()),
+        )
+        # Like `Piece(…)` for each, without the call of a Python function.
+        return [*map(_new, repeat(Piece), fields)]
 
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
         """Translate an event whose token ids matter."""

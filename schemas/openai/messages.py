@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
@@ -239,6 +241,23 @@ Message = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage,
     Field(discriminator="role"),
 ]
+
+
+_ROLE_AND_CONTENT = frozenset({"role", "content"})
+_CONTENT = attrgetter("content")
+_GIVEN, _UNKNOWN = attrgetter("__pydantic_fields_set__"), attrgetter("__pydantic_extra__")
+
+
+def are_plain(messages: Sequence[Message]) -> bool:
+    """Return True if each message is a role and a text, and nothing else.
+
+    Most are, and need none of the checks of other messages. These loops run in C.
+    """
+    return (
+        {*map(type, map(_CONTENT, messages))} == {str}
+        and all(map(_ROLE_AND_CONTENT.__eq__, map(_GIVEN, messages)))
+        and not any(map(_UNKNOWN, messages))
+    )
 
 
 class Function(Request):
