@@ -238,7 +238,7 @@ class Exchange(Request):
         headers: Iterable[Header] = (),
     ) -> None:
         """Send a complete response."""
-        length = (b"content-length", str(len(body)).encode())
+        length = (b"content-length", b"%d" % len(body))
         await self.start(status, content_type, [length, *headers])
         if self.scope["method"] == "HEAD":
             body = b""
@@ -271,12 +271,13 @@ class Exchange(Request):
         head = [
             (b"content-type", content_type),
             (b"x-request-id", self.request_id.encode()),
-            (b"openai-processing-ms", str(milliseconds).encode()),
+            (b"openai-processing-ms", b"%d" % milliseconds),
             (b"openai-version", b"2020-10-01"),
             *self.response_headers,
             *headers,
         ]
-        self.streams = content_type.startswith(b"text/event-stream")
+        if content_type is not JSON:
+            self.streams = content_type.startswith(b"text/event-stream")
         if content_type == EVENT_STREAM:
             head += [
                 (b"cache-control", b"no-cache, must-revalidate"),

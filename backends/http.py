@@ -260,6 +260,11 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     @property
+    def is_read(self) -> bool:
+        """True if the response is complete, and all of it was read."""
+        return self.complete and not self._body
+
+    @property
     def has_begun(self) -> bool:
         """True if a part of the response has arrived."""
         return self._answered

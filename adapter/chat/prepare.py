@@ -130,6 +130,52 @@ class _Markers:
         return Preamble(self.tags.begin, self.tags.end, self.is_open, self.tokens)
 
 
+def prepare_plain(turn: ChatTurn, served: ServedModel) -> ChatJob | None:
+    """Return the job of texts that the template takes as they are; None for `prepare`.
+
+    Most conversations are no more than that. None has tools, reasoning or control tokens.
+    """
+    model = served.model
+    manner = known_profiles.known(model)
+    if (
+        manner is None
+        or manner.splits
+        or model.template is None
+        or not turn.is_plain
+        or turn.size > offload.SMALL
+        or turn.tool_set is not None
+        or turn.format is not None
+        or turn.opening is not None
+        or turn.variables
+        or turn.reasoning is not AS_USUAL
+        or served.policy.parse_content
+    ):
+        return None
+    turns = plain_turns(turn.messages, manner.style, manner.tags)
+    if turns is None or LIKELY.search("\n".join(map(_TEXT, turns))):
+        return None
+    if manner.order != ANY and fold(turns, manner.order, manner.style.null) is not turns:
+        return None
+    tools: Sequence[Any] | None = () if manner.style.empty else None
+    try:
+        text = render(model, {"messages": turns, "variables": {}, "tools": tools})
+    except TemplateError:
+        return None
+    check_length(len(text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
+    job = Generation(
+        Prompt(Text(text)),
+        turn.max_tokens,
+        turn.seeds,
+        Stops(turn.stops),
+        turn.sampling,
+        turn.logprobs,
+        turn.owner,
+        turn.answer,
+        fingerprint=model.fingerprint,
+    )
+    return ChatJob(job, None, _shape(False, False, (), served.policy.reasoning), ())
+
+
 async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     """Return the job that answers a chat request.
 
@@ -141,18 +187,13 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     model = served.model
     manner = known_profiles.known(model) or await known_profile(model)
     media: tuple[Media, ...] = ()
-    if not turn.is_plain and list in map(type, map(_CONTENT, turn.messages)):
+    if list in map(type, map(_CONTENT, turn.messages)):
         media = await media_of(turn.messages, served)
     variables: Mapping[str, Any] = {}
     dropped: Sequence[str] = ()
     if turn.variables or turn.reasoning is not AS_USUAL:
         variables, dropped = variables_of(turn.variables, turn.reasoning, model)
-    markers: Sequence[str] = ()
-    prompt = None
-    if turn.is_plain and turn.size <= offload.SMALL and not variables:
-        prompt = _plain_prompt(turn, served, manner)
-    if prompt is None:
-        prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
+    prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
     check_length(len(prompt.text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
     if media and prompt.text.count(MEDIA) != len(media):
         raise InvalidRequest(
@@ -160,7 +201,7 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
             "them in a user message.",
             "messages",
         )
-    stops = tuple(dict.fromkeys((*turn.stops, *markers))) if markers else turn.stops
+    stops = tuple(dict.fromkeys((*turn.stops, *markers)))
     inexact = ["messages"] if prompt.changed else []
     grammar, form = turn.answer, None
     preserved_tokens: tuple[str, ...] = ()
@@ -189,32 +230,6 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
     return ChatJob(job, form, shape, inexact, dropped)
-
-
-def _plain_prompt(turn: ChatTurn, served: ServedModel, manner: TemplateProfile) -> Rendered | None:
-    """Return the prompt of texts that spell no control tokens; None if `_prompt` has to make it.
-
-    Most prompts are no more than that: the template takes the messages as they are.
-    """
-    model = served.model
-    if (
-        turn.tool_set is not None
-        or turn.opening is not None
-        or model.template is None
-        or served.policy.parse_content
-    ):
-        return None
-    turns = plain_turns(turn.messages, manner.style, manner.tags)
-    if turns is None or LIKELY.search("\n".join(map(_TEXT, turns))):
-        return None
-    if manner.order != ANY and fold(turns, manner.order, manner.style.null) is not turns:
-        return None
-    tools: Sequence[Any] | None = () if manner.style.empty else None
-    try:
-        text = render(model, {"messages": turns, "variables": {}, "tools": tools})
-    except TemplateError:
-        return None
-    return Rendered(Text(text), text)
 
 
 async def _prompt(

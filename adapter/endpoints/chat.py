@@ -16,7 +16,7 @@ from ...schemas.openai.common import Usage
 from ...schemas.openai.messages import are_plain
 from ..admission import admitted
 from ..chat.message import ChatEncoder, Shape, message_of
-from ..chat.prepare import ChatJob, ChatTurn, prepare
+from ..chat.prepare import ChatJob, ChatTurn, prepare, prepare_plain
 from ..chat.templates import AS_USUAL, Reasoning
 from ..chat.tools import chat_tools_of, check_messages
 from ..errors import InvalidRequest, in_chat, missing, wrong_value
@@ -55,7 +55,14 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
 _CALLS = {"tool_choice": "tools", "function_call": "functions"}
 _NO_CALL = (None, "none", "auto")
 # Fields that are only valid with others.
-_COMBINED = frozenset({"max_completion_tokens", "metadata", "modalities", "top_logprobs", *_CALLS})
+_COMBINED = frozenset(
+    {
+        "max_completion_tokens", "metadata", "modalities", "stream_options", "top_logprobs",
+        *_CALLS,
+    }
+)  # fmt: skip
+# Fields that change the way to the engine, and its speed.
+_FOR_ENGINE = frozenset({"prediction", "prompt_cache_key", "service_tier"})
 
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
@@ -67,14 +74,15 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         most, count = request.most_tokens, request.n or 1
         served = await admitted(exchange, service, request.model, most, count)
     capabilities, strict = served.backend.capabilities, served.policy.strict
-    is_small = exchange.size <= offload.SMALL
-    include_usage = request.stream_options is not None and check_stream_options(request)
-    if not _COMBINED.isdisjoint(request.__pydantic_fields_set__):
+    fields, include_usage = request.__pydantic_fields_set__, False
+    if not _COMBINED.isdisjoint(fields):
+        include_usage = check_stream_options(request)
         _check_combinations(request)
     if exchange.to_store is not None:
         await check_store(request, service.store)
-    if not _UNSERVED.keys().isdisjoint(request.__pydantic_fields_set__):
+    if not _UNSERVED.keys().isdisjoint(fields):
         refuse_unserved(request, _UNSERVED, capabilities.engine)
+    is_small = exchange.size <= offload.SMALL
     # Each token id of a `logit_bias` is parsed here.
     if is_small:
         is_plain, sampling = _checked(request, capabilities)
@@ -89,25 +97,30 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
             turn = turn_of(*arguments)
         else:
             turn = await offload.run(exchange.size, turn_of, *arguments)
-        chat = await prepare(turn, served)
+        chat = prepare_plain(turn, served) or await prepare(turn, served)
     except LatimerError as error:
         raise in_chat(error) from None
     inexact = (*inexact, *chat.inexact)
-    if strict or not (
-        is_plain and has_no_notes(exchange, request, sampling, inexact, chat.dropped)
-    ):
+    has_notes = strict or not is_plain or bool(inexact or chat.dropped)
+    if has_notes or not has_no_notes(exchange, request, sampling, capabilities):
         await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
-    if request.service_tier is not None:
-        chat.job.party = party_of(request.service_tier)
-    if request.prompt_cache_key is not None:
-        exchange.cache_key = request.prompt_cache_key
-    if request.prediction is not None:
-        chat.job.prediction = request.prediction.text
+    if not _FOR_ENGINE.isdisjoint(fields):
+        _pass_on(exchange, request, chat.job)
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)
         await pass_native(exchange, served, chat.job, bool(request.stream))
     else:
         await _answer(exchange, service, served, request, chat, include_usage)
+
+
+def _pass_on(exchange: Exchange, request: ChatRequest, job: Generation) -> None:
+    """Pass on the fields of `_FOR_ENGINE`."""
+    if request.service_tier is not None:
+        job.party = party_of(request.service_tier)
+    if request.prompt_cache_key is not None:
+        exchange.cache_key = request.prompt_cache_key
+    if request.prediction is not None:
+        job.prediction = request.prediction.text
 
 
 # The fields about reasoning, and those about the end of the prompt.

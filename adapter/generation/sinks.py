@@ -96,27 +96,21 @@ class JsonSink(Sink):
     """
 
     at_once = False
+    _size = 0
 
     def __init__(self, exchange: Exchange, served: ServedModel, answer: Answer) -> None:
         self._exchange = exchange
         self._served = served
         self._answer = answer
         self._needs_tokens = answer.show is not None or answer.best is not None
-        self._choices: Sequence[Choice] = ()
-        self._per_prompt = 1
-        self._prompts: list[Sequence[Delta]] = []
-        self._pieces: list[list[Piece]] = []
-        self._results: list[Result | None] = []
-        self._size = 0
 
     @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         self._choices = choices
         self._per_prompt = per_prompt
-        self._results = [None] * len(choices)
-        for choice in choices:
-            self._prompts.append(choice.start())
-            self._pieces.append([])
+        self._results: list[Result | None] = [None] * len(choices)
+        self._prompts = [*map(Choice.start, choices)]
+        self._pieces: list[list[Piece]] = [[] for _ in choices]
 
     @override
     async def take(self, batch: Batch) -> None:
@@ -447,8 +441,11 @@ _NO_DETAILS: CompletionTokensDetails = {
 
 def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
     """Return the token counts of all choices; each prompt counts once (contract 2.2)."""
-    prompt = sum(map(_PROMPT, finishes[::choices_per_prompt]))
-    completion = sum(map(_COMPLETION, finishes))
+    if len(finishes) == 1:
+        prompt, completion = finishes[0].prompt_tokens, finishes[0].completion_tokens
+    else:
+        prompt = sum(map(_PROMPT, finishes[::choices_per_prompt]))
+        completion = sum(map(_COMPLETION, finishes))
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

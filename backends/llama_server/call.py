@@ -134,7 +134,7 @@ class Call:
         stream = self._stream
         if self._choice in self._job.stops.ends and not stream.finished:
             return await self._interrupt()
-        if self._closed:
+        if self._closed or (stream.finished and self._is_read()):
             raise StopAsyncIteration
         while True:
             try:
@@ -160,6 +160,11 @@ class Call:
                 raise malformed(ENGINE, "a completion", error) from error
             if batch:
                 return batch
+
+    def _is_read(self) -> bool:
+        """Return True if nothing follows what was read."""
+        source = self._response.stream
+        return isinstance(source, Connection) and source.is_read
 
     async def _interrupt(self) -> Batch:
         """End a choice that its reader has cut; the server does not know the stop sequence."""

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, repeat
 from operator import itemgetter, sub
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import orjson
@@ -411,6 +412,12 @@ class ChoiceStream:
             to a part of the text only.
     """
 
+    # The numbers of tokens and of events so far.
+    _predicted = _sent = 0
+    # The last event that was read, if the reader may end the choice.
+    _event: Mapping[str, Any] = MappingProxyType({})
+    finished = False
+
     def __init__(
         self, job: Generation, choice: int, bos_count: int, vocabulary: Vocabulary | None = None
     ) -> None:
@@ -418,16 +425,11 @@ class ChoiceStream:
         self._choice = choice
         self._hidden = bos_count
         self._steps: list[Step] = []
-        self._predicted = 0
-        self._sent = 0
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
         self._searches = bool(job.stops.texts) and not job.stops.by_reader
         self._reads_tokens = bool(job.stops.texts or self._marks)
-        # The last event that was read, if the reader may end the choice.
-        self._event: dict[str, Any] = {}
         self.vocabulary = vocabulary
-        self.finished = False
 
     def check_room(self, event: dict[str, Any], context: int) -> None:
         """Check that prompt and completion fit the context, by the first event.
