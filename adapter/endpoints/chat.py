@@ -126,6 +126,8 @@ def _pass_on(exchange: Exchange, request: ChatRequest, job: Generation) -> None:
 # The fields about reasoning, and those about the end of the prompt.
 _REASONING = frozenset({"reasoning_effort", "enable_thinking"})
 _OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
+# The fields of which the seeds depend; one choice has a random seed without them.
+_SEEDS, _ANY_SEED = frozenset({"n", "seed"}), (None,)
 
 
 def turn_of(
@@ -153,7 +155,7 @@ def turn_of(
         exchange.size,
         exchange.owner,
         request.most_tokens,
-        seeds_of(request.seed, request.n or 1),
+        _ANY_SEED if fields.isdisjoint(_SEEDS) else seeds_of(request.seed, request.n or 1),
         stops_of(request.stop) if request.stop else (),
         sampling,
         (request.top_logprobs or 0) if request.logprobs else None,

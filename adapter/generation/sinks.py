@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -110,7 +110,7 @@ class JsonSink(Sink):
         self._per_prompt = per_prompt
         self._results: list[Result | None] = [None] * len(choices)
         self._prompts = [*map(Choice.start, choices)]
-        self._pieces: list[list[Piece]] = [[] for _ in choices]
+        self._pieces: list[list[Piece]] = [*map(list[Piece], repeat((), len(choices)))]
 
     @override
     async def take(self, batch: Batch) -> None:
@@ -457,19 +457,20 @@ def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Us
     """Return the token counts with the details of chat responses (contract 3.3)."""
     usage = usage_of(finishes, choices_per_prompt)
     cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
+    has_drafts = any(map(_ACCEPTED, finishes)) or any(map(_REJECTED, finishes))
     usage["prompt_tokens_details"] = {
         "cached_tokens": cached,
         "cache_write_tokens": 0,
         "audio_tokens": 0,
     }
-    usage["completion_tokens_details"] = _completion_details(finishes)
+    usage["completion_tokens_details"] = (
+        _completion_details(finishes) if has_drafts else _NO_DETAILS
+    )
     return usage
 
 
 def _completion_details(finishes: Sequence[Finish]) -> CompletionTokensDetails:
     accepted, rejected = sum(map(_ACCEPTED, finishes)), sum(map(_REJECTED, finishes))
-    if not accepted and not rejected:
-        return _NO_DETAILS
     return {
         **_NO_DETAILS,
         "accepted_prediction_tokens": accepted,

@@ -317,7 +317,7 @@ def own_fields(
         "seed": random.getrandbits(31) if seed is None else seed % (2**32 - 1),
         # A cached prefix changes the last digits of logits, but a seed must give the same answer.
         "cache_prompt": seed is None or sampling.temperature == 0,
-        "stop": job.stops.for_engine,
+        "stop": () if job.stops.by_reader else job.stops.texts,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,

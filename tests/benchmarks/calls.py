@@ -289,7 +289,7 @@ TIMED = {"over llama-server: ": over_llama_server, "py-translate: ": translator}
 
 
 class Kind(NamedTuple):
-    """What is measured: a request, or a token as the difference of a long and a short answer.
+    """A kind of measurement: a request, or a token, the difference of two answers.
 
     Args:
         end: the end of its name, after the name of the path.
