@@ -31,7 +31,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -57,6 +57,7 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+T = TypeVar("T")
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -171,13 +172,11 @@ async def connect(
     return wire, protocol
 
 
-def run(
-    base: type[asyncio.AbstractEventLoop], burst: bool, main: Coroutine[Any, Any, None]
-) -> None:
+def run(base: type[asyncio.AbstractEventLoop], burst: bool, main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in an event loop whose outgoing connections lead to an engine in memory."""
     loop = type("Loop", (base,), {"create_connection": staticmethod(partial(connect, burst))})()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(main)
+        return runner.run(main)
 
 
 async def request(app: App, path: str, data: bytes) -> None:
