@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -36,7 +35,6 @@ BLOCK = (
     'You may call a tool by answering with <tool_call>{"name": ..., "arguments": {...}}'
     "</tool_call>.\nTools:\n"
 )
-_ROLE, _CONTENT = attrgetter("role"), attrgetter("content")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -142,15 +140,15 @@ def plain_turns(
     messages: Sequence[Message], style: Style, tags: Tags | None
 ) -> list[dict[str, Any]] | None:
     """Return the result of `turns_of` for plain messages; None if they may contain reasoning."""
-    roles = [*map(_ROLE, messages)]
-    if tags is not None and "assistant" in roles:
-        return None
-    if "developer" in roles and not style.developer:
-        roles = ["system" if role == "developer" else role for role in roles]
-    return [
-        {"role": role, "content": content}
-        for role, content in zip(roles, map(_CONTENT, messages), strict=True)
-    ]
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        role: str = message.role
+        if role == "assistant" and tags is not None:
+            return None
+        if role == "developer" and not style.developer:
+            role = "system"
+        turns.append({"role": role, "content": message.content})
+    return turns
 
 
 def _text(part: object, sees: bool) -> str:

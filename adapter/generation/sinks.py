@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -109,8 +109,11 @@ class JsonSink(Sink):
         self._choices = choices
         self._per_prompt = per_prompt
         self._results: list[Result | None] = [None] * len(choices)
-        self._prompts = [*map(Choice.start, choices)]
-        self._pieces: list[list[Piece]] = [*map(list[Piece], repeat((), len(choices)))]
+        self._prompts: list[Sequence[Delta]] = []
+        self._pieces: list[list[Piece]] = []
+        for choice in choices:
+            self._prompts.append(choice.start())
+            self._pieces.append([])
 
     @override
     async def take(self, batch: Batch) -> None:
@@ -441,11 +444,8 @@ _NO_DETAILS: CompletionTokensDetails = {
 
 def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
     """Return the token counts of all choices; each prompt counts once (contract 2.2)."""
-    if len(finishes) == 1:
-        prompt, completion = finishes[0].prompt_tokens, finishes[0].completion_tokens
-    else:
-        prompt = sum(map(_PROMPT, finishes[::choices_per_prompt]))
-        completion = sum(map(_COMPLETION, finishes))
+    prompt = sum(map(_PROMPT, finishes[::choices_per_prompt]))
+    completion = sum(map(_COMPLETION, finishes))
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -457,25 +457,21 @@ def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Us
     """Return the token counts with the details of chat responses (contract 3.3)."""
     usage = usage_of(finishes, choices_per_prompt)
     cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
-    has_drafts = any(map(_ACCEPTED, finishes)) or any(map(_REJECTED, finishes))
+    accepted, rejected = sum(map(_ACCEPTED, finishes)), sum(map(_REJECTED, finishes))
     usage["prompt_tokens_details"] = {
         "cached_tokens": cached,
         "cache_write_tokens": 0,
         "audio_tokens": 0,
     }
-    usage["completion_tokens_details"] = (
-        _completion_details(finishes) if has_drafts else _NO_DETAILS
-    )
+    details = _NO_DETAILS
+    if accepted or rejected:
+        details = {
+            **_NO_DETAILS,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    usage["completion_tokens_details"] = details
     return usage
-
-
-def _completion_details(finishes: Sequence[Finish]) -> CompletionTokensDetails:
-    accepted, rejected = sum(map(_ACCEPTED, finishes)), sum(map(_REJECTED, finishes))
-    return {
-        **_NO_DETAILS,
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": rejected,
-    }
 
 
 async def pass_native(

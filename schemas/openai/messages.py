@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
@@ -244,20 +243,21 @@ Message = Annotated[
 
 
 _ROLE_AND_CONTENT = frozenset({"role", "content"})
-_CONTENT = attrgetter("content")
-_GIVEN, _UNKNOWN = attrgetter("__pydantic_fields_set__"), attrgetter("__pydantic_extra__")
 
 
 def are_plain(messages: Sequence[Message]) -> bool:
     """Return True if each message is a role and a text, and nothing else.
 
-    Most are, and need none of the checks of other messages. These loops run in C.
+    Most are, and need none of the checks of other messages.
     """
-    return (
-        {*map(type, map(_CONTENT, messages))} == {str}
-        and all(map(_ROLE_AND_CONTENT.__eq__, map(_GIVEN, messages)))
-        and not any(map(_UNKNOWN, messages))
-    )
+    for message in messages:
+        if (
+            type(message.content) is not str
+            or message.__pydantic_fields_set__ != _ROLE_AND_CONTENT
+            or message.__pydantic_extra__
+        ):
+            return False
+    return True
 
 
 class Function(Request):
