@@ -83,9 +83,20 @@ class Exchange(Request):
             model without such a queue.
     """
 
+    # Most requests leave these values as they are.
     grant: Grant | None = None
     lease: Lease | None = None
     party: Ticket | None = None
+    started = streams = is_left = wants_stream = has_waited = keeps_body = False
+    key = owner = end_user = cache_key = ""
+    draft: Draft | None = None
+    to_store: Mapping[str, Any] | None = None
+    size = 0
+    keepalive = 0.0
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    _parts: list[bytes] | None = None
+    _task: asyncio.Task[Any] | None = None
+    _watcher: asyncio.Task[None] | None = None
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.maximum
@@ -94,20 +105,8 @@ class Exchange(Request):
         self._started_at = time.perf_counter()
         self.request_id = f"req_{random.getrandbits(128):032x}"
         self.response_headers: list[Header] = []
-        self.started = self.streams = self.is_left = False
         self.fault: Callable[[LatimerError], bytes] = error_event
-        self.key = self.owner = self.end_user = self.cache_key = ""
-        self.draft: Draft | None = None
-        self.to_store: Mapping[str, Any] | None = None
-        self.size = 0
         self.max_body = max_body
-        self.wants_stream = self.has_waited = False
-        self.keepalive = 0.0
-        self.keeps_body = False
-        self.defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-        self._parts: list[bytes] | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._watcher: asyncio.Task[None] | None = None
 
     def through(self, receive: Receive, send: Send) -> None:
         """Exchange messages through a middleware from now on."""
@@ -137,22 +136,26 @@ class Exchange(Request):
         """
         if self._parts is not None:
             return self._parts
-        for key, value in self.scope["headers"]:
-            if key == b"content-type":
-                if value != JSON:
+        headers = self.scope["headers"]
+        found = dict(headers)
+        if len(found) < len(headers) or found.get(b"content-type") != JSON:
+            for key, value in headers:
+                if key == b"content-type":
                     _check_type(value)
-            elif key == b"content-length" and value.isdigit() and int(value[:20]) > self.max_body:
-                raise _too_large(self.max_body)
+        length = found.get(b"content-length", b"")
+        if length.isdigit() and int(length[:20]) > self.max_body:
+            raise _too_large(self.max_body)
         parts: list[bytes] = []
-        more = True
+        size, more = 0, True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Disconnected
             part: bytes = message.get("body", b"")
             parts.append(part)
-            self.size += len(part)
-            if self.size > self.max_body:
+            size += len(part)
+            self.size = size
+            if size > self.max_body:
                 raise _too_large(self.max_body)
             more = message.get("more_body", False)
         self._parts = parts
@@ -240,7 +243,7 @@ class Exchange(Request):
         headers: Iterable[Header] = (),
     ) -> None:
         """Send a complete response."""
-        length = (b"content-length", str(len(body)).encode())
+        length = (b"content-length", b"%d" % len(body))
         await self.start(status, content_type, [length, *headers])
         if self.scope["method"] == "HEAD":
             body = b""
@@ -273,14 +276,15 @@ class Exchange(Request):
         head = [
             (b"content-type", content_type),
             (b"x-request-id", self.request_id.encode()),
-            (b"openai-processing-ms", str(milliseconds).encode()),
+            (b"openai-processing-ms", b"%d" % milliseconds),
             (b"openai-version", b"2020-10-01"),
             *self.response_headers,
             *headers,
         ]
         if self.party is not None and self.party.engine:
             head += _engine_headers(self.party.engine, self.party.affinity)
-        self.streams = content_type.startswith(b"text/event-stream")
+        if content_type is not JSON:
+            self.streams = content_type.startswith(b"text/event-stream")
         if content_type == EVENT_STREAM:
             head += [
                 (b"cache-control", b"no-cache, must-revalidate"),

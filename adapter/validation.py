@@ -61,6 +61,8 @@ _PLACES: Mapping[type, dialects.Where] = {
 }
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
+# The fields that `_read` notes in the exchange.
+_OF_EXCHANGE = frozenset({"background", "safety_identifier", "store", "stream", "user"})
 _TEXT_MESSAGE = frozenset({"role", "content"})
 
 MAX_LISTED = 20
@@ -93,16 +95,16 @@ def _read(
         if values:
             body = {**values, **body}
             request = parse(adapter, limits, body)
-    stored = body.get("store")
     by_default = isinstance(request, Request) and request.is_stored_by_default
-    if stored or (stored is None and by_default) or body.get("background"):
-        exchange.to_store = body
-    if "user" in body or "safety_identifier" in body:
-        exchange.end_user = end_user_of(body)
     where = _PLACES.get(type(request))
-    if where is not None and body.get("stream"):
-        # The response of an engine itself has no comments.
-        exchange.wants_stream = body.get("oai_compat") is not False
+    if by_default or not _OF_EXCHANGE.isdisjoint(body):
+        stored = body.get("store")
+        if stored or (stored is None and by_default) or body.get("background"):
+            exchange.to_store = body
+        exchange.end_user = end_user_of(body)
+        if where is not None and body.get("stream"):
+            # The response of an engine itself has no comments.
+            exchange.wants_stream = body.get("oai_compat") is not False
     extra = request.__pydantic_extra__ if where is not None else None  # type: ignore[attr-defined]
     if where is not None and extra:
         draft = exchange.draft = dialects.replaced(body, extra, where)
@@ -267,6 +269,32 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
     if seed is None:
         return (None,) * count
     return tuple(range(seed, seed + count))
+
+
+_MESSAGES = {"messages"}
+
+
+# What `has_no_notes` reads of the sampling.
+_APPROXIMATED = {"presence_penalty", "frequency_penalty", "logit_bias", "repeat_penalty"}
+
+
+def has_no_notes(
+    exchange: Exchange, request: Request, sampling: Sampling, capabilities: Capabilities
+) -> bool:
+    """Return True if `notes` finds nothing in the fields of a chat with plain messages.
+
+    Most requests have the fields of OpenAI only, and nothing else to look into.
+    """
+    return not (
+        request.__pydantic_extra__
+        or sampling.extras
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.logit_bias
+        or exchange.draft is not None
+        or request.__pydantic_fields_set__ & NESTED != _MESSAGES
+        or not capabilities.inexact <= _APPROXIMATED
+    )
 
 
 async def notes(

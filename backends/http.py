@@ -19,7 +19,15 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+)
 from copy import copy
 from functools import partial
 from importlib import import_module
@@ -110,6 +118,9 @@ async def read_whole(status: int, chunks: AsyncIterable[bytes]) -> bytes:
 
 # Bytes of a body to buffer for a slow reader; beyond this the socket is not read.
 HIGH_WATER = 2**17
+# Bytes of a body to collect for a reader that wants all of it; they are parsed in a turn of the
+# event loop.
+MOST_HELD = 2**14
 # Bytes of a response that the kernel buffers; its default reaches six megabytes.
 RECEIVE_BUFFER = 2**16
 # The largest response head, in bytes.
@@ -118,6 +129,8 @@ MOST_HEAD = 2**18
 PIECE = 2**18
 
 _NOTHING = memoryview(b"")
+# The headers that say where a body ends.
+_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Dropped(Exception):
@@ -135,6 +148,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         may_be_kept: True if the response is complete and the engine keeps the connection open.
+        holds: True to wake the reader at the end of the body, or when it has `MOST_HELD` bytes.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -153,6 +167,9 @@ class Connection(asyncio.Protocol):
         # The parser's callbacks for decoded body data, the path of every token, and for headers.
         self.on_body = self._body.append
         self.on_header = self._lines.__setitem__
+        # The lines of the head, as they came.
+        self.head: Mapping[bytes, bytes] = {}
+        self.status = 0
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
@@ -166,12 +183,9 @@ class Connection(asyncio.Protocol):
         """
         self._body.clear()
         self._lines.clear()
-        self._size = self._head_size = self.status = 0
-        self._waiter = self._error = None
-        self._paused = self._answered = self._is_informational = False
+        self._size = 0
+        self._paused = self._answered = self._is_informational = self.holds = False
         self.headers_complete = self.complete = self.may_be_kept = False
-        self._until_close = True
-        self.headers: list[tuple[bytes, bytes]] = []
         if self.closed:
             raise Dropped
         self._address = address
@@ -246,6 +260,11 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     @property
+    def is_read(self) -> bool:
+        """True if the response is complete, and all of it was read."""
+        return self.complete and not self._body
+
+    @property
     def has_begun(self) -> bool:
         """True if a part of the response has arrived."""
         return self._answered
@@ -289,22 +308,21 @@ class Connection(asyncio.Protocol):
             # The reader still waits for the last data of a complete response.
             self._wake()
             return
-        if not self.headers_complete:
-            self._head_size += len(data)
-            if self._head_size > MOST_HEAD:
+        # The size includes the framing; pausing needs body data that the reader can take.
+        size = self._size = self._size + len(data)
+        if size > HIGH_WATER:
+            if self.headers_complete:
+                if self._body and not self._paused:
+                    self._paused = True
+                    self._transport.pause_reading()
+            elif size > MOST_HEAD:
                 self._fail(
                     EngineError(f"The engine at {self._address} sent headers that are too large.")
                 )
                 self.close()
                 return
-        else:
-            # The size includes the framing; pausing needs body data that the reader can take.
-            self._size += len(data)
-            if self._size > HIGH_WATER and self._body and not self._paused:
-                self._paused = True
-                self._transport.pause_reading()
         waiter = self._waiter
-        if waiter is not None:
+        if waiter is not None and (not self.holds or self.complete or self._size > MOST_HELD):
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
@@ -324,7 +342,7 @@ class Connection(asyncio.Protocol):
         self._parser = None
         if self.complete:
             return
-        if self.headers_complete and self._until_close and error is None:
+        if self.headers_complete and error is None and self._ends_with_connection():
             self.complete = True
             self._wake()
         elif not self._answered:
@@ -345,20 +363,20 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Read the head; an informational head (1xx) is not that of the response."""
         self.status = self._parser.get_status_code()
-        self._is_informational = self.status < 200
-        self.headers_complete = not self._is_informational
-        for name, value in self._lines.items():
-            name = name.lower()
-            self.headers.append((name, value))
-            if name in (b"content-length", b"transfer-encoding"):
-                self._until_close = False
+        if self.status < 200:
+            self._is_informational = True
+            return
+        self.headers_complete = True
+        self.head = self._lines.copy()
+
+    def _ends_with_connection(self) -> bool:
+        """Return True if the head does not say where the body ends."""
+        return _LENGTHS.isdisjoint(map(bytes.lower, self.head))
 
     def on_message_complete(self) -> None:
         """Mark the response as complete, unless it was informational."""
         if self._is_informational:
             self._is_informational = False
-            self._until_close = True
-            self.headers.clear()
             self._lines.clear()
             return
         self.complete = True
@@ -373,31 +391,38 @@ Request: TypeAlias = tuple[bytes, bytes]
 class Response:
     """A response whose head has arrived; the attributes are those of `httpcore2.Response`.
 
+    Args:
+        lines: the headers as they came.
+
     Attributes:
-        headers: names in lower case, and values; of a repeated header, the last value.
         stream: the body as it arrives; data that waits together is one chunk.
     """
 
-    __slots__ = ("_pool", "headers", "status", "stream")
+    __slots__ = ("_lines", "_pool", "status", "stream")
 
     stream: AsyncIterator[bytes]
 
     def __init__(
         self,
         status: int,
-        headers: list[tuple[bytes, bytes]],
+        lines: Iterable[tuple[bytes, bytes]],
         stream: AsyncIterator[bytes],
         pool: ConnectionPool | None = None,
     ) -> None:
         self.status = status
-        self.headers = headers
+        self._lines = lines
         self.stream = stream
         self._pool = pool
 
     @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Names in lower case, and values; of a repeated header, the last value."""
+        return [(name.lower(), value) for name, value in self._lines]
+
+    @property
     def content_type(self) -> str:
         """The value of the header `Content-Type`, or an empty string."""
-        found = [value for name, value in self.headers if name.lower() == b"content-type"]
+        found = [value for name, value in self.headers if name == b"content-type"]
         return found[-1].decode("latin-1") if found else ""
 
     async def aread(self) -> bytes:
@@ -505,7 +530,7 @@ class ConnectionPool:
                     ) from error
                 connection, is_fresh = None, True
                 continue
-            return Response(connection.status, connection.headers, connection, self)
+            return Response(connection.status, connection.head.items(), connection, self)
 
     def fail_pending(self, error: EngineUnavailable) -> None:
         """Fail the requests that are waiting for a connection, and close the idle connections."""

@@ -136,6 +136,21 @@ def turns_of(
     return _with_block(turns, functions, style), None
 
 
+def plain_turns(
+    messages: Sequence[Message], style: Style, tags: Tags | None
+) -> list[dict[str, Any]] | None:
+    """Return the result of `turns_of` for plain messages; None if they may contain reasoning."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        role: str = message.role
+        if role == "assistant" and tags is not None:
+            return None
+        if role == "developer" and not style.developer:
+            role = "system"
+        turns.append({"role": role, "content": message.content})
+    return turns
+
+
 def _text(part: object, sees: bool) -> str:
     if isinstance(part, TextPart):
         return _plain(part.text, sees)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -20,6 +20,7 @@ from ...backends.base import (
     Prompt,
     Sampling,
     Stops,
+    Text,
 )
 from ...backends.errors import Unsupported, check_length
 from ...backends.grammar.gbnf import UnsupportedSchema
@@ -29,7 +30,7 @@ from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import MessageFormat, Parser
 from ..service import ServedModel
 from . import instruct
-from .conversation import Style, turns_of
+from .conversation import Style, plain_turns, turns_of
 from .folding import ANY, fold, strictest
 from .formats.base import FunctionSchema, GrammarRequest, TooLarge, prepared_grammar
 from .media import media_of
@@ -41,13 +42,12 @@ from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
 from .templates import AS_USUAL, Conversation, Reasoning, TemplateError, render, variables_of
 from .tools import ToolSet, enforceable, unenforced, wrong_schema
 
-_CONTENT = attrgetter("content")
+_CONTENT, _TEXT = attrgetter("content"), itemgetter("content")
 # Most requests have one of few shapes.
 _shape = lru_cache(maxsize=16)(Shape)
 
 
-@dataclass(slots=True)
-class ChatTurn:
+class ChatTurn(NamedTuple):
     """A request for the next message of a conversation, independent of the API it came by.
 
     Args:
@@ -60,6 +60,7 @@ class ChatTurn:
         variables: template variables from the request.
         reasoning: the reasoning that the request asks for.
         opening: the end of the prompt, if the request names it.
+        is_plain: True if each message is known to be a role and a text (`are_plain`).
     """
 
     messages: Sequence[Message]
@@ -76,10 +77,10 @@ class ChatTurn:
     variables: Mapping[str, Any] | None = None
     reasoning: Reasoning = AS_USUAL
     opening: instruct.Opening | None = None
+    is_plain: bool = False
 
 
-@dataclass(slots=True)
-class ChatJob:
+class ChatJob(NamedTuple):
     """A job, and the form of the messages in its response.
 
     Args:
@@ -127,6 +128,52 @@ class _Markers:
             # A grammar for calls allows any text up to the first token that interrupts.
             return None
         return Preamble(self.tags.begin, self.tags.end, self.is_open, self.tokens)
+
+
+def prepare_plain(turn: ChatTurn, served: ServedModel) -> ChatJob | None:
+    """Return the job of texts that the template takes as they are; None for `prepare`.
+
+    Most conversations are no more than that. None has tools, reasoning or control tokens.
+    """
+    model = served.model
+    manner = known_profiles.known(model)
+    if (
+        manner is None
+        or manner.splits
+        or model.template is None
+        or not turn.is_plain
+        or turn.size > offload.SMALL
+        or turn.tool_set is not None
+        or turn.format is not None
+        or turn.opening is not None
+        or turn.variables
+        or turn.reasoning is not AS_USUAL
+        or served.policy.parse_content
+    ):
+        return None
+    turns = plain_turns(turn.messages, manner.style, manner.tags)
+    if turns is None or LIKELY.search("\n".join(map(_TEXT, turns))):
+        return None
+    if manner.order != ANY and fold(turns, manner.order, manner.style.null) is not turns:
+        return None
+    tools: Sequence[Any] | None = () if manner.style.empty else None
+    try:
+        text = render(model, {"messages": turns, "variables": {}, "tools": tools})
+    except TemplateError:
+        return None
+    check_length(len(text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
+    job = Generation(
+        Prompt(Text(text)),
+        turn.max_tokens,
+        turn.seeds,
+        Stops(turn.stops),
+        turn.sampling,
+        turn.logprobs,
+        turn.owner,
+        turn.answer,
+        fingerprint=model.fingerprint,
+    )
+    return ChatJob(job, None, _shape(False, False, (), served.policy.reasoning), ())
 
 
 async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:

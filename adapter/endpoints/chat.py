@@ -13,9 +13,10 @@ from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
+from ...schemas.openai.messages import are_plain
 from ..admission import admitted
 from ..chat.message import ChatEncoder, Shape, message_of
-from ..chat.prepare import ChatJob, ChatTurn, prepare
+from ..chat.prepare import ChatJob, ChatTurn, prepare, prepare_plain
 from ..chat.templates import AS_USUAL, Reasoning
 from ..chat.tools import chat_tools_of, check_messages
 from ..errors import InvalidRequest, in_chat, missing, wrong_value
@@ -31,6 +32,7 @@ from ..store.records import new_id
 from ..validation import (
     check_stream_options,
     grammar_of,
+    has_no_notes,
     notes,
     read,
     refuse_unserved,
@@ -53,7 +55,14 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
 _CALLS = {"tool_choice": "tools", "function_call": "functions"}
 _NO_CALL = (None, "none", "auto")
 # Fields that are only valid with others.
-_COMBINED = frozenset({"max_completion_tokens", "metadata", "modalities", "top_logprobs", *_CALLS})
+_COMBINED = frozenset(
+    {
+        "max_completion_tokens", "metadata", "modalities", "stream_options", "top_logprobs",
+        *_CALLS,
+    }
+)  # fmt: skip
+# Fields that change the way to the engine, and its speed.
+_FOR_ENGINE = frozenset({"prediction", "prompt_cache_key", "service_tier"})
 
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
@@ -65,40 +74,38 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     else:
         served = await admitted(exchange, service, request.model, most, request.n or 1)
     capabilities, strict = served.backend.capabilities, served.policy.strict
-    is_small = exchange.size <= offload.SMALL
-    include_usage = request.stream_options is not None and check_stream_options(request)
-    if not _COMBINED.isdisjoint(request.__pydantic_fields_set__):
+    fields, include_usage = request.__pydantic_fields_set__, False
+    if not _COMBINED.isdisjoint(fields):
+        include_usage = check_stream_options(request)
         _check_combinations(request)
     if exchange.to_store is not None:
         await check_store(request, service.store)
-    if not _UNSERVED.keys().isdisjoint(request.__pydantic_fields_set__):
+    if not _UNSERVED.keys().isdisjoint(fields):
         refuse_unserved(request, _UNSERVED, capabilities.engine)
+    is_small = exchange.size <= offload.SMALL
     # Each token id of a `logit_bias` is parsed here.
     if is_small:
-        check_messages(request.messages, capabilities.engine)
-        sampling = sampling_of(request, capabilities)
+        is_plain, sampling = _checked(request, capabilities)
     else:
-        sampling = await offload.run(exchange.size, _checked, request, capabilities)
+        is_plain, sampling = await offload.run(exchange.size, _checked, request, capabilities)
     inexact: Sequence[str] = ()
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
     try:
+        arguments = exchange, request, served, sampling, most, is_plain
         if is_small:
-            turn = turn_of(exchange, request, served, sampling, most)
+            turn = turn_of(*arguments)
         else:
-            arguments = exchange, request, served, sampling, most
             turn = await offload.run(exchange.size, turn_of, *arguments)
-        chat = await prepare(turn, served)
+        chat = prepare_plain(turn, served) or await prepare(turn, served)
     except LatimerError as error:
         raise in_chat(error) from None
     inexact = (*inexact, *chat.inexact)
-    await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
-    if request.service_tier is not None:
-        chat.job.party = party_of(request.service_tier)
-    if request.prompt_cache_key is not None:
-        exchange.cache_key = request.prompt_cache_key
-    if request.prediction is not None:
-        chat.job.prediction = request.prediction.text
+    has_notes = strict or not is_plain or bool(inexact or chat.dropped)
+    if has_notes or not has_no_notes(exchange, request, sampling, capabilities):
+        await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
+    if not _FOR_ENGINE.isdisjoint(fields):
+        _pass_on(exchange, request, chat.job)
     if request.oai_compat is False:
         _check_native(chat.job, capabilities)
         await pass_native(exchange, served, chat.job, bool(request.stream))
@@ -106,9 +113,21 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         await _answer(exchange, service, served, request, chat, include_usage)
 
 
+def _pass_on(exchange: Exchange, request: ChatRequest, job: Generation) -> None:
+    """Pass on the fields of `_FOR_ENGINE`."""
+    if request.service_tier is not None:
+        job.party = party_of(request.service_tier)
+    if request.prompt_cache_key is not None:
+        exchange.cache_key = request.prompt_cache_key
+    if request.prediction is not None:
+        job.prediction = request.prediction.text
+
+
 # The fields about reasoning, and those about the end of the prompt.
 _REASONING = frozenset({"reasoning_effort", "enable_thinking"})
 _OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
+# The fields of which the seeds depend; one choice has a random seed without them.
+_SEEDS, _ANY_SEED = frozenset({"n", "seed"}), (None,)
 
 
 def turn_of(
@@ -117,11 +136,13 @@ def turn_of(
     served: ServedModel,
     sampling: Sampling,
     most: int | None,
+    is_plain: bool,
 ) -> ChatTurn:
     """Return the `ChatTurn` of a request; a large one is for a thread.
 
     Args:
         most: the tokens of an answer at most; None if there is no limit.
+        is_plain: see `ChatTurn`.
 
     Raises:
         InvalidRequest: the tools, the response format or the adapter are invalid.
@@ -136,7 +157,7 @@ def turn_of(
         exchange.size,
         exchange.owner,
         most,
-        seeds_of(request.seed, request.n or 1),
+        _ANY_SEED if fields.isdisjoint(_SEEDS) else seeds_of(request.seed, request.n or 1),
         stops_of(request.stop) if request.stop else (),
         sampling,
         (request.top_logprobs or 0) if request.logprobs else None,
@@ -148,6 +169,7 @@ def turn_of(
         if fields.isdisjoint(_REASONING)
         else Reasoning(request.reasoning_effort, request.enable_thinking),
         opening,
+        is_plain,
     )
 
 
@@ -230,9 +252,12 @@ def _check_combinations(request: ChatRequest) -> None:
         raise missing("audio")
 
 
-def _checked(request: ChatRequest, capabilities: Capabilities) -> Sampling:
-    check_messages(request.messages, capabilities.engine)
-    return sampling_of(request, capabilities)
+def _checked(request: ChatRequest, capabilities: Capabilities) -> tuple[bool, Sampling]:
+    """Check the messages and the sampling; return True if the messages are plain, and both."""
+    is_plain = are_plain(request.messages)
+    if not is_plain:
+        check_messages(request.messages, capabilities.engine)
+    return is_plain, sampling_of(request, capabilities)
 
 
 def _check_native(job: Generation, capabilities: Capabilities) -> None:

@@ -182,7 +182,7 @@ async def _chat_of(
         )
         if state.before or conversation.inexact:
             # The size of the request does not count stored items and the texts of PDF files.
-            turn.size = max(turn.size, offload.UNKNOWN)
+            turn = turn._replace(size=max(turn.size, offload.UNKNOWN))
         return await prepare(turn, served)
     except LatimerError as error:
         raise in_responses(error, conversation.names) from None

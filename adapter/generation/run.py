@@ -86,13 +86,14 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
         LatimerError: an error occurred before the response started.
     """
     # In bytes of JSON; all jobs have the same stop sequences.
-    cost = CHOICE * len(plan.jobs) * plan.choices + sum(map(len, plan.jobs[0].stops.texts))
+    stops = plan.jobs[0].stops
+    cost = CHOICE * len(plan.jobs) * plan.choices + sum(map(len, stops.texts))
     late = backend.capabilities.late_logprobs
     if cost <= offload.SMALL:
         choices = _made(plan, late)
     else:
         choices = await offload.run(cost, _made, plan, late)
-    cuts = plan.form is not None and plan.jobs[0].stops.by_reader
+    cuts = plan.form is not None and stops.by_reader
     # Only observers need to know when the first token arrives.
     waiting, lease = bool(observers), plan.lease
     try:
@@ -142,6 +143,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
 def _made(plan: Plan, late_logprobs: bool) -> list[Choice]:
     echoes = plan.echoes or (NO_ECHO,) * len(plan.jobs)
     late = late_logprobs and plan.jobs[0].stops.by_reader and plan.jobs[0].logprobs is not None
+    if len(plan.jobs) == plan.choices == 1:
+        return [Choice(plan.jobs[0].stops.texts, echoes[0], plan.form, late)]
     return [
         Choice(job.stops.texts, echo, plan.form, late)
         for job, echo in zip(plan.jobs, echoes, strict=True)

@@ -96,24 +96,21 @@ class JsonSink(Sink):
     """
 
     at_once = False
+    _size = 0
 
     def __init__(self, exchange: Exchange, served: ServedModel, answer: Answer) -> None:
         self._exchange = exchange
         self._served = served
         self._answer = answer
         self._needs_tokens = answer.show is not None or answer.best is not None
-        self._choices: Sequence[Choice] = ()
-        self._per_prompt = 1
-        self._prompts: list[Sequence[Delta]] = []
-        self._pieces: list[list[Piece]] = []
-        self._results: list[Result | None] = []
-        self._size = 0
 
     @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         self._choices = choices
         self._per_prompt = per_prompt
-        self._results = [None] * len(choices)
+        self._results: list[Result | None] = [None] * len(choices)
+        self._prompts: list[Sequence[Delta]] = []
+        self._pieces: list[list[Piece]] = []
         for choice in choices:
             self._prompts.append(choice.start())
             self._pieces.append([])
@@ -460,24 +457,21 @@ def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Us
     """Return the token counts with the details of chat responses (contract 3.3)."""
     usage = usage_of(finishes, choices_per_prompt)
     cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
+    accepted, rejected = sum(map(_ACCEPTED, finishes)), sum(map(_REJECTED, finishes))
     usage["prompt_tokens_details"] = {
         "cached_tokens": cached,
         "cache_write_tokens": 0,
         "audio_tokens": 0,
     }
-    usage["completion_tokens_details"] = _completion_details(finishes)
+    details = _NO_DETAILS
+    if accepted or rejected:
+        details = {
+            **_NO_DETAILS,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    usage["completion_tokens_details"] = details
     return usage
-
-
-def _completion_details(finishes: Sequence[Finish]) -> CompletionTokensDetails:
-    accepted, rejected = sum(map(_ACCEPTED, finishes)), sum(map(_REJECTED, finishes))
-    if not accepted and not rejected:
-        return _NO_DETAILS
-    return {
-        **_NO_DETAILS,
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": rejected,
-    }
 
 
 async def pass_native(

@@ -21,8 +21,9 @@ from ..errors import (
     read_from,
 )
 from ..grammar import with_gbnf
+from ..http import Connection
 from ..sse import EventParser
-from .prompt import check_biases, native_prompt, prompt_ids
+from .prompt import check_biases, native_prompt, prompt_ids, text_prompt
 from .scoring import score, speculative
 from .server import Server
 from .tokens import TokenStream, pieces_of
@@ -32,9 +33,10 @@ from .translate import (
     NativePrompt,
     OtherModel,
     check_model,
+    encoded,
+    own_fields,
     size_of,
     to_error,
-    to_native,
 )
 
 INSIDE = (
@@ -56,8 +58,8 @@ class Call:
     """
 
     __slots__ = (
-        "_begun", "_choice", "_chunk", "_closed", "_context", "_job", "_names", "_parser",
-        "_payload", "_prompt", "_read", "_response", "_server", "_stream", "_tokens",
+        "_begun", "_choice", "_chunk", "_closed", "_connection", "_context", "_job", "_names",
+        "_parser", "_payload", "_prompt", "_read", "_response", "_server", "_stream", "_tokens",
     )  # fmt: skip
 
     _prompt: TokenIds
@@ -72,13 +74,22 @@ class Call:
     async def __aenter__(self) -> Call:
         server, job = self._server, self._job
         server.turns.check(job.party)
-        model = await server.monitor.get_for(job)
+        monitor = server.monitor
+        model = monitor.model
+        if (
+            model is None
+            or not monitor.is_verified
+            or (job.fingerprint and job.fingerprint != model.fingerprint)
+        ):
+            model = await monitor.get_for(job)
         self._names = server.names
         if job.sampling.logit_bias:
             await check_biases(server, job)
-        prompt: NativePrompt
+        prompt: NativePrompt | None
         if job.logprobs is None:
-            prompt = await native_prompt(server, job, model)
+            prompt = text_prompt(job, model)
+            if prompt is None:
+                prompt = await native_prompt(server, job, model)
             careful = job.preserved_tokens or job.stops.by_reader
             vocabulary = (await server.facts()).vocabulary if careful else None
             self._stream = ChoiceStream(job, self._choice, _hidden(job, model), vocabulary)
@@ -88,21 +99,21 @@ class Call:
         self._context, self._begun = model.context, False
         if job.grammar is not None:
             job = await with_gbnf(job)
-        self._payload = to_native(job, self._choice, prompt, model.context)
+        self._payload = own_fields(job, self._choice, prompt, model.context)
         if isinstance(prompt, str) and len(prompt) <= offload.SMALL:
-            data = orjson.dumps(self._payload)
+            data = encoded(self._payload)
         else:
-            data = await offload.run(size_of(prompt), orjson.dumps, self._payload)
+            data = await offload.run(size_of(prompt), encoded, self._payload)
         if not server.turns.try_take(job.party):
             await server.turns.take(job.party)
         try:
-            if server.monitor.model is not model:
-                raise server.monitor.changed()
+            if monitor.model is not model:
+                raise monitor.changed()
             response = await server.client.send("POST", "/completion", data)
         except BaseException as error:
             server.turns.release()
             if isinstance(error, EngineUnavailable):
-                server.monitor.invalidate()
+                monitor.invalidate()
             raise
         self._response = response
         if response.status != 200:
@@ -110,7 +121,12 @@ class Call:
                 raise to_error(response.status, await response.aread(), job)
             finally:
                 await self.__aexit__()
-        self._chunk = response.stream.__anext__
+        source = response.stream
+        self._connection = source if isinstance(source, Connection) else None
+        if self._connection is not None and not (job.streamed or job.stops.by_reader):
+            # Nobody needs a text before the end, so its tokens are read together.
+            self._connection.holds = True
+        self._chunk = source.__anext__
         self._parser = EventParser()
         return self
 
@@ -129,7 +145,8 @@ class Call:
         stream = self._stream
         if self._choice in self._job.stops.ends and not stream.finished:
             return await self._interrupt()
-        if self._closed:
+        connection = self._connection
+        if self._closed or (stream.finished and connection is not None and connection.is_read):
             raise StopAsyncIteration
         while True:
             try:
@@ -237,7 +254,7 @@ class Call:
         """Return all token ids of the answer, from the same request without streaming."""
         fields = {"stream": False, "return_tokens": True, "n_probs": 0}
         payload = {**self._payload, **fields, "response_fields": ["tokens"]}
-        data = await offload.run(size_of(self._payload["prompt"]), orjson.dumps, payload)
+        data = await offload.run(size_of(self._payload["prompt"]), encoded, payload)
         status, body = await self._server.call("/completion", data, None)
         if status != 200:
             raise to_error(status, body, self._job)

@@ -19,11 +19,32 @@ from .server import INFILL_PROBE, INFILL_TEXTS, InfillTokens, Server, infill_tok
 from .translate import ENGINE, NativePrompt, to_error, with_media
 
 
+def text_prompt(job: Generation, model: Model) -> str | None:
+    """Return the prompt of a job as text, if its length shows that it fits; else None.
+
+    A token has at least one byte, so the length of the text usually shows that all fits.
+
+    Raises:
+        EmptyPrompt: the prompt has no tokens.
+    """
+    prompt, content = job.prompt, job.prompt.content
+    if (
+        not isinstance(content, Text)
+        or not content.parse_special
+        or prompt.media
+        or prompt.suffix is not None
+        or len(content.text.encode()) + 2 > model.context - (job.max_tokens or 0)
+    ):
+        return None
+    if not content.text and not model.adds_bos:
+        raise EmptyPrompt
+    return content.text
+
+
 async def native_prompt(server: Server, job: Generation, model: Model) -> NativePrompt:
     """Return the prompt to send, after checking that prompt and completion fit.
 
-    The server rejects a prompt that is too long, but silently shortens a completion. A token has at
-    least one byte, so the length of the text usually shows that all fits.
+    The server rejects a prompt that is too long, but silently shortens a completion.
     """
     prompt = job.prompt.content
     if job.prompt.media:
@@ -33,12 +54,9 @@ async def native_prompt(server: Server, job: Generation, model: Model) -> Native
             raise ends_with_media(ENGINE)
         size = sum(len(one.data) for one in job.prompt.media)
         return await offload.run(size, with_media, job, _marker(server))
-    if isinstance(prompt, Text) and job.prompt.suffix is None and prompt.parse_special:
-        room = model.context - (job.max_tokens or 0)
-        if len(prompt.text.encode()) + 2 <= room:
-            if not prompt.text and not model.adds_bos:
-                raise EmptyPrompt
-            return prompt.text
+    text = text_prompt(job, model)
+    if text is not None:
+        return text
     ids, count = await prompt_ids(server, job, model)
     if len(ids) >= model.context:
         raise ContextExceeded(model.context, count, job.max_tokens or 0)

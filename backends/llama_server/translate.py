@@ -7,6 +7,7 @@ import re
 from base64 import b64encode
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import orjson
@@ -283,10 +284,27 @@ def to_native(
         prompt: the prompt to send: text that the server tokenizes, token ids, or text with media.
         context: the slot's context length in tokens; penalties apply to all of it.
     """
+    return {**NEUTRAL, **own_fields(job, choice, prompt, context, stream)}  # type: ignore[typeddict-item]
+
+
+_NEUTRAL_START = orjson.dumps(NEUTRAL)[:-1] + b","
+
+
+def encoded(own: dict[str, Any]) -> bytes:
+    """Return a payload as JSON, from the result of `own_fields`."""
+    if NEUTRAL.keys().isdisjoint(own):
+        # Most requests leave the neutral values, which are then encoded only once.
+        return _NEUTRAL_START + orjson.dumps(own)[1:]
+    return orjson.dumps({**NEUTRAL, **own})
+
+
+def own_fields(
+    job: Generation, choice: int, prompt: NativePrompt, context: int, stream: bool = True
+) -> dict[str, Any]:
+    """Return the fields of `to_native` without the neutral values that the job leaves."""
     sampling = job.sampling
     seed = job.seeds[choice]
     payload: dict[str, Any] = {
-        **NEUTRAL,
         "prompt": prompt,
         "n_predict": -1 if job.max_tokens is None else job.max_tokens,
         "stream": stream,
@@ -294,7 +312,7 @@ def to_native(
         "seed": random.getrandbits(31) if seed is None else seed % (2**32 - 1),
         # A cached prefix changes the last digits of logits, but a seed must give the same answer.
         "cache_prompt": seed is None or sampling.temperature == 0,
-        "stop": job.stops.for_engine,
+        "stop": () if job.stops.by_reader else job.stops.texts,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
@@ -325,7 +343,7 @@ def to_native(
     penalised = sampling.presence_penalty or sampling.frequency_penalty
     if penalised and "repeat_last_n" not in sampling.extras:
         payload["repeat_last_n"] = context
-    return payload  # type: ignore[return-value]
+    return payload
 
 
 def to_error(status: int, body: bytes, job: Generation | None = None) -> LatimerError:
@@ -389,6 +407,12 @@ class ChoiceStream:
             to a part of the text only.
     """
 
+    # The numbers of tokens and of events so far.
+    _predicted = _sent = 0
+    # The last event that was read, if the reader may end the choice.
+    _event: Mapping[str, Any] = MappingProxyType({})
+    finished = False
+
     def __init__(
         self, job: Generation, choice: int, bos_count: int, vocabulary: Vocabulary | None = None
     ) -> None:
@@ -396,16 +420,11 @@ class ChoiceStream:
         self._choice = choice
         self._hidden = bos_count
         self._steps: list[Step] = []
-        self._predicted = 0
-        self._sent = 0
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
         self._searches = bool(job.stops.texts) and not job.stops.by_reader
         self._reads_tokens = bool(job.stops.texts or self._marks)
-        # The last event that was read, if the reader may end the choice.
-        self._event: dict[str, Any] = {}
         self.vocabulary = vocabulary
-        self.finished = False
 
     def check_room(self, event: dict[str, Any], context: int) -> None:
         """Check that prompt and completion fit the context, by the first event.

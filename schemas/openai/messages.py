@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
@@ -239,6 +240,24 @@ Message = Annotated[
     SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage,
     Field(discriminator="role"),
 ]
+
+
+_ROLE_AND_CONTENT = frozenset({"role", "content"})
+
+
+def are_plain(messages: Sequence[Message]) -> bool:
+    """Return True if each message is a role and a text, and nothing else.
+
+    Most are, and need none of the checks of other messages.
+    """
+    for message in messages:
+        if (
+            type(message.content) is not str
+            or message.__pydantic_fields_set__ != _ROLE_AND_CONTENT
+            or message.__pydantic_extra__
+        ):
+            return False
+    return True
 
 
 class Function(Request):

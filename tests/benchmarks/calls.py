@@ -1,31 +1,41 @@
-"""Count the Python calls of a request, which no other work on the machine disturbs.
+"""Count the Python calls of a request, which no other work on the machine disturbs; or time it.
 
     python tests/benchmarks/calls.py [--before DIR] [--list NAME]
+    python tests/benchmarks/calls.py --time [--before DIR] [--turns N]
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
 over `LlamaServer`, whose connections are replaced by a transport in memory, alone and in a pool.
 The translator of `proxy.py` runs in the same way. A call is the start or the resumption of a Python
 function; those of this file, of the event loop and of uvicorn do not count. The number of a kind of
 request is the smallest of several.
+
+`--time` has the CPU time of this process instead, on uvloop and with the garbage collector as in
+`latimer serve`. Blocks of requests to Latimer and to the translator alternate in one event loop, so
+that other work affects both. The result of a turn is the median of its blocks. Both contain the
+same small engine in memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
+import statistics
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.checkouts import package_of
+from benchmarks.checkouts import HERE, package_of
 from benchmarks.fake_engine import FakeEngine
 from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
@@ -39,6 +49,8 @@ from latimer.backends.llama_server import LlamaServer
 ROUNDS = 40
 # The tokens of a plain response, and of the two streams whose difference is the cost of a token.
 TOKENS, SHORT, LONG = 8, 8, 40
+# The requests of a block, and the blocks of each kind and app in a turn.
+REQUESTS, BLOCKS = 50, 15
 # The event loop, which has no Python code if it is uvloop, and what this file calls.
 UNCOUNTED = (
     __file__, "/fake_engine.py", "/base_events.py", "/events.py", "/selector_events.py",
@@ -49,6 +61,7 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+T = TypeVar("T")
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -152,25 +165,26 @@ class Wire(asyncio.Transport):
         """Do nothing."""
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """An event loop whose outgoing connections lead to an engine in memory."""
-
-    burst = True
-
-    async def create_connection(  # type: ignore[override]
-        self, factory: Callable[[], asyncio.Protocol], *_: Any, **__: Any
-    ) -> tuple[Wire, asyncio.Protocol]:
-        """Connect a protocol with a new engine."""
-        protocol, engine = factory(), Engine(self.burst)
-        wire = Wire(engine)
-        engine.connection_made(Wire(protocol))
-        protocol.connection_made(wire)
-        return wire, protocol
+async def connect(
+    burst: bool, factory: Callable[[], asyncio.Protocol], *_: Any, **__: Any
+) -> tuple[Wire, asyncio.Protocol]:
+    """Connect a protocol with a new engine, in place of an event loop's `create_connection`."""
+    protocol, engine = factory(), Engine(burst)
+    wire = Wire(engine)
+    engine.connection_made(Wire(protocol))
+    protocol.connection_made(wire)
+    return wire, protocol
 
 
-async def request(app: App, path: str, body: Mapping[str, Any]) -> None:
+def run(base: type[asyncio.AbstractEventLoop], burst: bool, main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in an event loop whose outgoing connections lead to an engine in memory."""
+    loop = type("Loop", (base,), {"create_connection": staticmethod(partial(connect, burst))})()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(main)
+
+
+async def request(app: App, path: str, data: bytes) -> None:
     """Send a request, and check that it succeeds."""
-    data = json.dumps(body).encode()
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -232,7 +246,7 @@ class Profile:
         return found
 
 
-async def fewest(app: App, path: str, body: Mapping[str, Any]) -> Counter[str]:
+async def fewest(app: App, path: str, body: bytes) -> Counter[str]:
     """Return the calls of a request: of several equal ones, those of the one with the fewest."""
     found: list[Counter[str]] = []
     for number in range(ROUNDS):
@@ -244,14 +258,14 @@ async def fewest(app: App, path: str, body: Mapping[str, Any]) -> Counter[str]:
     return min(found, key=Counter.total)
 
 
-def body_of(path: str, tokens: int, stream: bool) -> dict[str, Any]:
+def body_of(path: str, tokens: int, stream: bool) -> bytes:
     """Return the body of a request."""
     body: dict[str, Any] = {"model": "m", "max_tokens": tokens, "temperature": 0}
     if path.endswith("chat/completions"):
         body["messages"] = [{"role": "user", "content": "Hello"}]
     else:
         body["prompt"] = "Hello"
-    return {**body, "stream": True} if stream else body
+    return json.dumps({**body, "stream": True} if stream else body).encode()
 
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
@@ -297,43 +311,119 @@ def translator(_burst: bool) -> App:
     return Translator(9)
 
 
-# The apps of Latimer, by the start of the names of their numbers.
+# The apps of Latimer, by the start of the names of their numbers; and those that are timed.
 APPS = {
     "": prepared,
     "over llama-server: ": over_llama_server,
     "over a pool of one: ": over_one,
     "over a pool of four, with limits: ": over_four,
 }
+TIMED = {"over llama-server: ": over_llama_server, "py-translate: ": translator}
 
 
-async def _measure(app: App, name: str, path: str, burst: bool) -> dict[str, Counter[str]]:
-    short, long = [await fewest(app, path, body_of(path, count, True)) for count in (SHORT, LONG)]
-    # This keeps negative counts, of functions that only the short stream calls.
-    long.subtract(short)
-    if not burst:
-        return {f"{name}, token": long}
-    plain = await fewest(app, path, body_of(path, TOKENS, False))
-    return {name: plain, f"{name}, token in a burst": long}
+class Kind(NamedTuple):
+    """A kind of measurement: a request, or a token, the difference of two answers.
+
+    Args:
+        end: the end of its name, after the name of the path.
+        burst: all tokens of an answer arrive at once.
+    """
+
+    end: str
+    burst: bool
+    stream: bool = False
+    is_token: bool = False
+
+    def bodies(self, path: str) -> list[bytes]:
+        """Return the body of the request, or those of the short and of the long one."""
+        counts = (SHORT, LONG) if self.is_token else (TOKENS,)
+        return [body_of(path, count, self.stream) for count in counts]
+
+
+KINDS = (
+    Kind("", True),
+    Kind(", token in a burst", True, True, True),
+    Kind(", token", False, True, True),
+    Kind(", token of a plain response", False, False, True),
+)
 
 
 def measure(apps: Mapping[str, Callable[[bool], App]] = APPS) -> dict[str, Counter[str]]:
-    """Return the calls of each kind of request, and those of all tokens beyond a short stream."""
+    """Return the calls of each kind of request, and those of all tokens beyond a short answer."""
     found: dict[str, Counter[str]] = {}
 
-    async def run(place: str, burst: bool) -> None:
+    async def count(place: str, burst: bool) -> None:
         app = apps[place](burst)
         for name, path in PATHS.items():
-            found.update(await _measure(app, place + name, path, burst))
-        if isinstance(app, OpenAIAdapter):
-            await app.aclose()
+            for kind in KINDS:
+                if kind.burst is burst:
+                    *short, calls = [await fewest(app, path, body) for body in kind.bodies(path)]
+                    for one in short:
+                        # This keeps negative counts, of functions that only the short one calls.
+                        calls.subtract(one)
+                    found[place + name + kind.end] = calls
+        await _close(app)
 
     for place in apps:
         for burst in (True, False):
-            loop = Loop()
-            loop.burst = burst
-            with asyncio.Runner(loop_factory=lambda loop=loop: loop) as runner:  # type: ignore[misc]
-                runner.run(run(place, burst))
+            run(asyncio.SelectorEventLoop, burst, count(place, burst))
     return found
+
+
+async def block(app: App, path: str, data: bytes) -> float:
+    """Return the CPU time of a request, in microseconds."""
+    before = time.process_time_ns()
+    for _ in range(REQUESTS):
+        await request(app, path, data)
+    return (time.process_time_ns() - before) / 1e3 / REQUESTS
+
+
+def turn() -> dict[str, float]:
+    """Return the CPU time of each kind of request and token, in microseconds."""
+    import uvloop
+
+    found: dict[str, float] = {}
+
+    async def clock(burst: bool) -> None:
+        apps = {place: make(burst) for place, make in TIMED.items()}
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 4, 1_000)
+        for name, path in PATHS.items():
+            for kind in KINDS:
+                if kind.burst is burst:
+                    found.update(await _medians(apps, name + kind.end, path, kind))
+        for app in apps.values():
+            await _close(app)
+
+    for burst in (True, False):
+        run(uvloop.Loop, burst, clock(burst))
+    return found
+
+
+async def _medians(apps: Mapping[str, App], name: str, path: str, kind: Kind) -> dict[str, float]:
+    bodies = kind.bodies(path)
+    times: dict[tuple[str, bytes], list[float]] = {}
+    for number in range(BLOCKS + 1):
+        for place, app in apps.items():
+            for body in bodies:
+                one = await block(app, path, body)
+                # The first requests fill caches.
+                if number:
+                    times.setdefault((place, body), []).append(one)
+    medians = {key: statistics.median(found) for key, found in times.items()}
+    if not kind.is_token:
+        return {place + name: medians[place, bodies[0]] for place in apps}
+    short, long = bodies
+    return {
+        place + name: (medians[place, long] - medians[place, short]) / (LONG - SHORT)
+        for place in apps
+    }
+
+
+async def _close(app: App) -> None:
+    if isinstance(app, OpenAIAdapter):
+        await app.aclose()
 
 
 def numbers(found: Mapping[str, Counter[str]]) -> dict[str, int]:
@@ -345,22 +435,52 @@ def numbers(found: Mapping[str, Counter[str]]) -> dict[str, int]:
     }
 
 
-def in_checkout(tree: Path) -> dict[str, int]:
+def in_checkout(tree: Path, *words: str) -> dict[str, float]:
     """Return the numbers of another checkout, measured in a process of its own."""
-    command = [sys.executable, __file__, "--json"]
+    command = [sys.executable, __file__, "--json", *words]
     with package_of(tree) as environment:
         output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    found: dict[str, int] = json.loads(output.stdout)
+    found: dict[str, float] = json.loads(output.stdout)
     return found
 
 
+def print_times(turns: int, before: Path | None) -> None:
+    """Time this checkout and another one in turns, and print a table."""
+    trees = {"now": HERE} if before is None else {"before": before, "now": HERE}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
+    for _ in range(turns):
+        for name, tree in trees.items():
+            found[name].append(in_checkout(tree, "--time"))
+    latimer, peer = TIMED
+    for kind in found["now"][0]:
+        if kind.startswith(latimer):
+            own = peer + kind.removeprefix(latimer)
+            for name, all_turns in found.items():
+                times = [one[kind] for one in all_turns]
+                ratios = [one[kind] / one[own] for one in all_turns]
+                sys.stdout.write(
+                    f"{kind:50} {name:6} {statistics.median(times):7.2f} us "
+                    f"({min(times):.2f} to {max(times):.2f}); py-translate "
+                    f"{statistics.median([one[own] for one in all_turns]):6.2f}; ratio "
+                    f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})\n"
+                )
+
+
 def main() -> None:
-    """Count and print a table."""
+    """Count or time, and print a table."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--before", type=Path, help="another checkout, to compare with")
     options.add_argument("--list", metavar="NAME", help="list the calls of one kind of request")
-    options.add_argument("--json", action="store_true", help="print JSON")
+    options.add_argument("--time", action="store_true", help="measure CPU time instead of calls")
+    options.add_argument("--turns", type=int, default=7, help="turns of --time")
+    options.add_argument("--json", action="store_true", help="print JSON, of one turn")
     arguments = options.parse_args()
+    if arguments.time:
+        if arguments.json:
+            sys.stdout.write(json.dumps(turn()))
+        else:
+            print_times(arguments.turns, arguments.before)
+        return
     found = measure({**APPS, "py-translate: ": translator})
     now = numbers(found)
     if arguments.json:

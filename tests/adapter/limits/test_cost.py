@@ -31,8 +31,7 @@ def counted(path: str, **options: Any) -> int:
         await app.aclose()
         return found.total()
 
-    with asyncio.Runner(loop_factory=calls.Loop) as runner:
-        return runner.run(run())
+    return calls.run(asyncio.SelectorEventLoop, True, run())
 
 
 @pytest.mark.parametrize("path", calls.PATHS.values(), ids=calls.PATHS)

@@ -15,7 +15,7 @@ from latimer.backends.base import Backend
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_cpp.prompts import prompt_of
 from latimer.backends.llama_server import LlamaServer
-from latimer.backends.llama_server.translate import to_native
+from latimer.backends.llama_server.translate import own_fields
 from support.clients import adapting
 from support.dialogue import SCRIPTS, TEMPLATES, TURNS, WAYS, Way
 from support.engines.koboldcpp import koboldcpp
@@ -113,11 +113,11 @@ async def test_over_llama_server(
     read: list[Any] = []
 
     def recorded(*given: Any) -> Any:
-        found = to_native(*given)
+        found = own_fields(*given)
         read.append(found["prompt"])
         return found
 
-    monkeypatch.setattr("latimer.backends.llama_server.call.to_native", recorded)
+    monkeypatch.setattr("latimer.backends.llama_server.call.own_fields", recorded)
     prompts = []
     for make in WAYS:
         await forget(server)
