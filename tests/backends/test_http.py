@@ -641,3 +641,32 @@ def test_a_name_is_a_token() -> None:
 def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
     """Messages show an address without user, password and query."""
     assert shown_address(address) == shown
+
+
+class Deaf(asyncio.Transport):
+    """A transport that drops what it gets."""
+
+    def write(self, data: Any) -> None:
+        """Do nothing."""
+
+
+async def test_a_reader_of_all_is_woken_rarely() -> None:
+    """A reader that wants the whole body gets it at its end, or when `MOST_HELD` bytes wait."""
+    connection = http.Connection(asyncio.get_running_loop())
+    connection.connection_made(Deaf())
+    connection.start(b"GET / HTTP/1.1\r\n\r\n", b"", "engine")
+    size = http.MOST_HELD
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nab" % (size + 6))
+    connection.holds = True
+    assert await anext(connection) == b"ab"
+    reading = asyncio.ensure_future(anext(connection))
+    for part in (b"cd", b"e" * size):
+        await asyncio.sleep(0)
+        assert not reading.done()
+        connection.data_received(part)
+    assert await reading == b"cd" + b"e" * size
+    reading = asyncio.ensure_future(anext(connection))
+    await asyncio.sleep(0)
+    connection.data_received(b"fg")
+    assert await reading == b"fg"
+    assert connection.is_read
