@@ -7,9 +7,11 @@ one of its connection: RFC 9112 lets a server close a connection with requests t
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+import httptools
 import orjson
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import (
@@ -22,6 +24,8 @@ from ...schemas import limits
 from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.maximum
+# The headers that determine the length of a body.
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class _Cycle(RequestResponseCycle):
@@ -98,10 +102,14 @@ class Protocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         # Bytes received since the last complete head or part of a body.
         self._unread = 0
+        self._data = b""
+        # True while a new parser reads a head of its own.
+        self._is_muted = False
 
     @override
     def data_received(self, data: bytes) -> None:
         self._unread += len(data)
+        self._data = data
         super().data_received(data)
         # These bytes are a head, trailers, or the header of a chunk.
         if self._unread > MOST_HEAD and not self.transport.is_closing():
@@ -125,13 +133,33 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     @override
+    def on_message_begin(self) -> None:
+        if not self._is_muted:
+            super().on_message_begin()
+
+    @override
+    def on_url(self, url: bytes) -> None:
+        if not self._is_muted:
+            super().on_url(url)
+
+    @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_muted:
+            super().on_header(name, value)
+
+    @override
     def on_message_complete(self) -> None:
         self._unread = 0
-        super().on_message_complete()
+        # The parser ends a request that asks for another protocol before its body.
+        if not self.parser.should_upgrade() or self._should_upgrade():
+            super().on_message_complete()
 
     @override
     def on_headers_complete(self) -> None:
         self._unread = 0
+        if self._is_muted:
+            self._is_muted = False
+            return
         super().on_headers_complete()
         # uvicorn has no setting for the class, and the request's task has not begun.
         self.cycle.__class__ = _Cycle
@@ -151,7 +179,19 @@ class Protocol(HttpToolsProtocol):
 
     @override
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: the app responds to the request."""
+        """Read the body of a request that asks for another protocol, which is ignored.
+
+        RFC 9110 7.8 allows that. Java's client and `curl --http2` ask for HTTP/2 in this way. A new
+        parser reads the body, after a head that says how the body is framed.
+        """
+        upgrade = sys.exc_info()[1]
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        head = b"".join(
+            b"%b: %b\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING
+        )
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_muted = True
+        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (head, self._data[upgrade.args[0] :]))
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

@@ -162,3 +162,41 @@ async def test_trailers_are_not_part_of_the_next_head() -> None:
             writer.write(data)
             await asyncio.sleep(0.05)
         assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "framed",
+    [
+        b"Content-Length: 2\r\n\r\n{}",
+        b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
+    ],
+    ids=["length", "chunked"],
+)
+@pytest.mark.parametrize("asks", [b"h2c", b"TLS/1.2"], ids=bytes.decode)
+async def test_another_protocol_is_not_needed(framed: bytes, asks: bytes) -> None:
+    """A request that asks for HTTP/2 keeps its body, wherever the bytes are cut, and its connection
+    serves the next one."""
+    bodies: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            body, more = b"", True
+            while more:
+                message = await receive()
+                body, more = body + message.get("body", b""), message.get("more_body", False)
+            bodies.append(body)
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "
+    request = head + asks + b"\r\n" + framed
+    async with connected(app) as (reader, writer):
+        cuts = range(len(head), len(request) + 1)
+        for cut in cuts:
+            writer.write(request[:cut])
+            await writer.drain()
+            await asyncio.sleep(0.002)
+            writer.write(request[cut:])
+            async with asyncio.timeout(5):
+                assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+    assert bodies == [b"{}"] * len(cuts)
