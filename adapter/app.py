@@ -12,6 +12,7 @@ from typing import Any, TypedDict, cast
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import Unpack, override
@@ -126,6 +127,10 @@ class Options(TypedDict, total=False):
 DEFAULTS = cast("Options", {"local_rules": None, **Settings.model_construct().arguments("adapter")})
 
 
+# Where Starlette's `ExceptionMiddleware` leaves the handlers that its routes ask.
+_HANDLERS = "starlette.exception_handlers"
+
+
 class ErrorMiddleware:
     """Pure ASGI middleware that makes the exchange of a request, and answers with its errors.
 
@@ -169,6 +174,8 @@ class ErrorMiddleware:
                     exchange.owner = owner
             exchange.keepalive = self._keepalive
             REQUEST.set(exchange)
+            if _HANDLERS in scope:
+                scope[_HANDLERS] = _without_default(*scope[_HANDLERS])
         try:
             if self._service.has_ended:
                 raise ShuttingDown
@@ -197,6 +204,17 @@ class ErrorMiddleware:
                     exchange.lease.release()
 
 
+def _without_default(by_type: Mapping[Any, Any], by_status: Mapping[int, Any]) -> Any:
+    """Return the exception handlers of an app around the adapter, without Starlette's own."""
+    default = ExceptionMiddleware.http_exception
+    own = {
+        kind: handler
+        for kind, handler in by_type.items()
+        if getattr(handler, "__func__", None) is not default
+    }
+    return own, by_status
+
+
 def _is_cancelling() -> bool:
     """Undo one cancellation of the task; return True if there is another."""
     task = asyncio.current_task()
@@ -221,9 +239,10 @@ async def _fail(exchange: Exchange, error: Exception) -> None:
         return
     if isinstance(error, HTTPException):
         # Raised by a route or a middleware of the user.
-        status, body = error.status_code, of_http(error.status_code, error.detail)
+        status = error.status_code
+        data = b"" if status in (204, 304) else orjson.dumps(of_http(status, str(error.detail)))
         headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
-        await exchange.reply(status, orjson.dumps(body), headers=headers)
+        await exchange.reply(status, data, headers=headers)
         return
     # Text from a request must not control the terminal that shows the log.
     trace = printable("".join(traceback.format_exception(error)), keep="\n")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ from ..backends.fleet.router_mode import KoboldModel, RouterModel
 from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
 from ..backends.llama_cpp.options import EXTRA, name_of
-from ..backends.llama_server.command import command_of, find_program, supported_by
+from ..backends.llama_server.command import PROGRAM, command_of, find_program, supported_by
 from .option import option_of
 from .settings import Settings
 
@@ -131,6 +132,13 @@ def _is_kobold(engine: Any) -> bool:
     return engine.model is not None and getattr(engine, "backend", "auto") == "koboldcpp"
 
 
+def _started_by(command: Sequence[str]) -> Sequence[str]:
+    """Return a command with the llama-server of a package, if the PATH has none."""
+    if command[0] == PROGRAM and shutil.which(PROGRAM) is None:
+        return [*(find_program() or [PROGRAM]), *command[1:]]
+    return command
+
+
 def loader_of(
     settings: Settings, name: str, model: Any, make: Callable[[str], Backend]
 ) -> EngineLoader:
@@ -147,7 +155,7 @@ def loader_of(
         "memory": table.memory,
     }
     if table.command is not None:
-        process = EngineProcess(name, table.command, make, **options)
+        process = EngineProcess(name, _started_by(table.command), make, **options)
         if table.memory is None:
             sizes, key = Sizes(state_folder()), key_of(name, table.command)
             process.memory = sizes.get(key)

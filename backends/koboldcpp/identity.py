@@ -31,8 +31,9 @@ from .translate import ENGINE
 
 TESTED = (1, 115)
 # Seconds for which an answer is valid for questions, and for preparing a request. Each call asks
-# again while it runs, and a request whose call finds another model is prepared once more.
-HOLDS = 5.0
+# again while it runs, and a request whose call finds another model is prepared once more. koboldcpp
+# takes at least 2.8 s to start again.
+HOLDS = 2.0
 # The tolerance of start times, and the longest answer that shows one, in seconds; beyond either
 # everything is read again.
 SAME_START, LONGEST_ANSWER = 0.03, 0.5

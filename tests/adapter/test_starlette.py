@@ -180,6 +180,29 @@ def test_errors_of_users_have_openais_format() -> None:
         assert client.get("/mine").json()["error"]["message"].startswith("You didn't provide")
 
 
+def test_http_exceptions_of_a_mounted_adapter() -> None:
+    """Starlette's exception in a route of a mounted adapter is OpenAI's error, unless the app
+    around it has a handler of its own; a status without a body has none."""
+
+    async def fail(request: Request) -> Response:
+        raise HTTPException(int(request.query_params["status"]), {"why": "no"})
+
+    async def own(_request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"own {error}", 418)
+
+    routes = [Mount("/ai", adapter(routes=[Route("/fail", fail)]))]
+    with TestClient(Starlette(routes=routes)) as client:
+        reply = client.get("/ai/fail?status=503")
+        assert reply.json()["error"] == {
+            "message": "{'why': 'no'}", "type": "server_error", "param": None, "code": None,
+        }  # fmt: skip
+        for status in (204, 304):
+            reply = client.get(f"/ai/fail?status={status}")
+            assert (reply.status_code, reply.content) == (status, b"")
+    with TestClient(Starlette(routes=routes, exception_handlers={HTTPException: own})) as client:
+        assert client.get("/ai/fail?status=503").text.startswith("own 503")
+
+
 def test_an_adapter_in_an_adapter() -> None:
     """An adapter that is mounted in another has its own keys, and the outer one keeps its own."""
     inner = adapter(api_keys=["sk-one"])

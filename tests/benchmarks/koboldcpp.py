@@ -4,8 +4,7 @@
     latimer serve http://127.0.0.1:5001 --port 8000
     python tests/benchmarks/koboldcpp.py http://127.0.0.1:5001 http://127.0.0.1:8000 [--turns 15]
 
-Each turn sends a chat of 8 tokens to each server: plain, streamed, with `n: 4`, and five in a row.
-Pauses let koboldcpp end its sleeps. Each server then gets 200 requests at once. koboldcpp ignores
+The servers take turns with chats of 8 tokens: plain, streamed, with `n: 4`, five in a row. Pauses let koboldcpp end its sleeps. Each server then gets 200 requests at once. koboldcpp ignores
 `n`, and rejects requests that do not fit into its queue.
 """
 
@@ -17,6 +16,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
@@ -39,16 +39,19 @@ async def timed(client: httpx2.AsyncClient, server: str, body: dict[str, Any]) -
     return time.monotonic() - start
 
 
-async def turn(client: httpx2.AsyncClient, server: str) -> dict[str, float]:
-    """Return the seconds of a request of each kind."""
-    found = {}
+async def turn(client: httpx2.AsyncClient, servers: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the seconds of a request of each kind, by server."""
+    found: dict[str, dict[str, float]] = {server: {} for server in servers}
     for kind, body in KINDS.items():
+        for server in servers:
+            await asyncio.sleep(PAUSE)
+            found[server][kind] = await timed(client, server, body)
+    for server in servers:
         await asyncio.sleep(PAUSE)
-        found[kind] = await timed(client, server, body)
-    await asyncio.sleep(PAUSE)
-    await timed(client, server, {})
-    row = [await timed(client, server, {}) for _ in range(ROW)]
-    return {**found, "in a row": sum(row) / ROW}
+        await timed(client, server, {})
+        row = [await timed(client, server, {}) for _ in range(ROW)]
+        found[server]["in a row"] = sum(row) / ROW
+    return found
 
 
 async def main() -> None:
@@ -62,10 +65,7 @@ async def main() -> None:
         models = (await client.get(f"{arguments.servers[-1]}/v1/models")).json()
         # koboldcpp serves any name, and Latimer its own.
         CHAT["model"] = models["data"][0]["id"]
-        turns = [
-            {server: await turn(client, server) for server in arguments.servers}
-            for _ in range(arguments.turns)
-        ]
+        turns = [await turn(client, arguments.servers) for _ in range(arguments.turns)]
         for kind in turns[0][arguments.servers[0]]:
             for server in arguments.servers:
                 times = [one[server][kind] for one in turns]
