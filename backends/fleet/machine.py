@@ -203,8 +203,10 @@ class Member:
                 replica.set(state, self.loader.failure if state == "failed" else "")
 
     async def learn(self) -> None:
-        """Ask the engine for its model, after it was loaded."""
+        """Ask the engine for its model, after it was loaded, and for what lists say about it."""
         self.model = await self.backend.model()
+        for pool in [*self._pools]:
+            await pool.read_facts(self.backend)
 
     @property
     def is_used(self) -> bool:

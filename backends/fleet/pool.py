@@ -206,9 +206,7 @@ class Pool(Backend):
             async with asyncio.timeout(SILENCE):
                 await replica.backend.health()
                 model = await replica.backend.model()
-            if not self._facts:
-                with suppress(EngineError, RequestError):
-                    self._facts = [await replica.backend.embedding_model()]
+            await self.read_facts(replica.backend)
         except TimeoutError:
             looks = self._silent[replica] = self._silent.get(replica, 0) + 1
             if looks >= SILENT_LOOKS or replica.state != "ready":
@@ -222,6 +220,12 @@ class Pool(Backend):
         else:
             self._silent.pop(replica, None)
             self.admit(replica, model)
+
+    async def read_facts(self, backend: Backend) -> None:
+        """Ask an engine once for what a list of models says about embeddings."""
+        if not self._facts:
+            with suppress(EngineError, RequestError):
+                self._facts = [await backend.embedding_model()]
 
     def admit(self, replica: Replica, model: Model) -> None:
         """Let an engine that answers serve requests, if it has the pool's model."""

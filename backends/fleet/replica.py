@@ -40,6 +40,10 @@ class Demand(Protocol):
         """Let an engine that answers serve calls, if it has the model of the others."""
         ...
 
+    async def read_facts(self, backend: Backend) -> None:
+        """Ask a loaded engine for what lists say about the model."""
+        ...
+
 
 class First(Protocol):
     """A call that waits for its first event."""

@@ -138,6 +138,9 @@ def test_the_first_request_loads_a_model(url: str) -> None:
         assert reply.headers["x-latimer-engine"] == name
         found = states(url)
         assert (found[name]["state"], found[other]["state"]) == ("ready", "unloaded")
+        # The list describes the unloaded one, too.
+        listed = httpx2.get(f"{url}/v1/models")
+        assert listed.status_code == 200, listed.text
         assert found[name]["loads"] == before[name]["loads"] + 1
 
 
@@ -145,7 +148,8 @@ def test_a_stream_gets_comments_while_its_model_loads(url: str) -> None:
     """A stream whose model loads gets comments with its place, and then its events."""
     text = chat(url, "slow", stream=True).text
     head, _, events = text.partition("data: ")
-    comments = [line for line in head.splitlines() if line]
+    # The comments of any silent stream come between them.
+    comments = [line for line in head.splitlines() if line not in {"", ": keep-alive"}]
     assert len(comments) >= 3
     assert all(line.startswith(": loading slow for ") for line in comments)
     assert comments[0].endswith("place 1")

@@ -4,8 +4,9 @@
     latimer serve http://127.0.0.1:5001 --port 8000
     python tests/benchmarks/koboldcpp.py http://127.0.0.1:5001 http://127.0.0.1:8000 [--turns 15]
 
-The servers take turns with chats of 8 tokens: plain, streamed, with `n: 4`, five in a row. Pauses let koboldcpp end its sleeps. Each server then gets 200 requests at once. koboldcpp ignores
-`n`, and rejects requests that do not fit into its queue.
+The servers take turns with chats of 8 tokens: plain, streamed, with `n: 4`, five in a row. Pauses
+let koboldcpp end its sleeps. Each server then gets 200 requests at once. koboldcpp ignores `n`, and
+rejects requests that do not fit into its queue.
 """
 
 from __future__ import annotations
