@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from latimer.backends.base import Generation, Model, Prompt, Text
+from latimer.backends.base import Backend, Generation, Model, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.fleet import loading
 from latimer.backends.fleet.machine import Machine, Member
@@ -283,6 +283,9 @@ class Demand:
         self.replicas = [*replicas]
 
     def admit(self, replica: Replica, model: Model) -> None:
+        """Do nothing."""
+
+    async def read_facts(self, backend: Backend) -> None:
         """Do nothing."""
 
 
