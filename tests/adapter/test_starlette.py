@@ -185,7 +185,7 @@ def test_http_exceptions_of_a_mounted_adapter() -> None:
     around it has a handler of its own; a status without a body has none."""
 
     async def fail(request: Request) -> Response:
-        raise HTTPException(int(request.query_params["status"]), {"why": "no"})
+        raise HTTPException(int(request.query_params["status"]), {"why": "no"})  # type: ignore[arg-type]
 
     async def own(_request: Request, error: Exception) -> Response:
         return PlainTextResponse(f"own {error}", 418)
