@@ -272,8 +272,12 @@ class FleetChaos:
 
 
 def _slots(address: str) -> int:
-    with urllib.request.urlopen(f"{address}/slots", timeout=5) as reply:  # noqa: S310
-        return sum(slot["is_processing"] for slot in json.load(reply))
+    """Return the number of busy slots; 1 if the server is too busy to say."""
+    try:
+        with urllib.request.urlopen(f"{address}/slots", timeout=5) as reply:  # noqa: S310
+            return sum(slot["is_processing"] for slot in json.load(reply))
+    except TimeoutError:
+        return 1
 
 
 def _runs(pid: int) -> bool:
