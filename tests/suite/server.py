@@ -49,7 +49,8 @@ class Fault:
     # The connection stays open after a stream; a long stream is sent only when it is complete.
     lingers: bool = False
     buffers: bool = False
-    # The status of a request after three streams whose clients have disconnected; 0 serves it.
+    # The status of requests after three streams whose clients have disconnected, up to the first
+    # one that does not stream; 0 serves them.
     after_cancelled: int = 0
     # The status of a request while more than 20 run; 0 serves it.
     crowded: int = 0
@@ -276,7 +277,9 @@ class Server:
                 await asyncio.sleep(0.005)
             after_cancelled = self.fault.after_cancelled
             if after_cancelled and self._cancelled >= 3:
-                self._cancelled, crowded = 0, after_cancelled
+                crowded = after_cancelled
+                if not sent.get("stream"):
+                    self._cancelled = 0
             elif self._running <= 20:
                 crowded = 0
             if crowded:
