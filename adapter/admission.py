@@ -1,4 +1,7 @@
-"""Admit requests by the limits of their keys, and say what is left in headers (contract 1.5)."""
+"""Admit requests: by the limits of their keys, and to the queue of a model of several engines.
+
+What a key has left is in the headers of the response (contract 1.5).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from collections.abc import Mapping
 
 from ..backends.base import Model
 from ..backends.errors import LatimerError
+from ..backends.queue import Ticket
 from .errors import Header, RateLimited, go_duration
 from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
-from .request import Exchange
+from .request import Exchange, header_value
 from .service import ServedModel, Service
 
 # The estimated size of a token of a prompt, in bytes of the request.
@@ -22,6 +26,11 @@ _UNITS: Mapping[Kind, str] = {
     "concurrent": "concurrent requests",
 }
 _RESET = go_duration(SECONDS).encode()
+# The headers by which clients and harnesses name their session.
+SESSION_HEADERS = (b"x-session-id", b"x-session-affinity", b"x-claude-code-session-id")
+MODEL = b"x-latimer-model"
+# The bytes of a session's name that count.
+_MOST = 256
 
 
 async def admitted(
@@ -109,3 +118,28 @@ def _refused(refusal: Refusal, model: str, grant: Grant) -> LatimerError:
             (b"x-ratelimit-reset-%b" % kind.encode(), go_duration(wait).encode()),
         )
     return RateLimited(model, grant.name, _UNITS[kind], limit, used, requested, wait, headers)
+
+
+def ticket_of(exchange: Exchange, served: ServedModel, party: Ticket | None = None) -> Ticket:
+    """Return the request as the queue of its model knows it.
+
+    Args:
+        party: the same, as far as it is known already.
+    """
+    party = party or Ticket()
+    if served.is_pooled:
+        exchange.party = party
+        party.key = exchange.key
+        if exchange.grant is not None:
+            party.weight = exchange.grant.weight
+        session = exchange.cache_key
+        if not session:
+            headers = dict(exchange.scope["headers"])
+            for name in SESSION_HEADERS:
+                if name in headers:
+                    session = str(headers[name], "latin-1")
+                    break
+        party.session = session[:_MOST]
+        if served.replaces:
+            exchange.response_headers.append((MODEL, header_value(served.name)))
+    return party

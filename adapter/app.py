@@ -19,7 +19,7 @@ from typing_extensions import Unpack, override
 
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
-from ..backends.patience import REQUEST
+from ..backends.fleet.loading import REQUEST
 from .auth import Keys
 from .chat.instruct import FORMATS
 from .errors import (

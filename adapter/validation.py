@@ -271,10 +271,8 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
     return tuple(range(seed, seed + count))
 
 
+# What `has_no_notes` expects of the nested fields, and what it reads of the sampling.
 _MESSAGES = {"messages"}
-
-
-# What `has_no_notes` reads of the sampling.
 _APPROXIMATED = {"presence_penalty", "frequency_penalty", "logit_bias", "repeat_penalty"}
 
 

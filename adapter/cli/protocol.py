@@ -94,6 +94,37 @@ class _Cycle(RequestResponseCycle):
             self.transport.write(head)
 
 
+class _Rest:
+    """The receiver of what a parser reports of a connection, without the first head."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self._is_first = True
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        """Pass on the beginning of a request."""
+        if not self._is_first:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Pass on a part of a path."""
+        if not self._is_first:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Pass on a header."""
+        if not self._is_first:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Pass on the end of a head, and all that follows the first one."""
+        if not self._is_first:
+            self._protocol.on_headers_complete()
+        self._is_first = False
+
+
 class Protocol(HttpToolsProtocol):
     """One connection of a client."""
 
@@ -103,8 +134,6 @@ class Protocol(HttpToolsProtocol):
         # Bytes received since the last complete head or part of a body.
         self._unread = 0
         self._data = b""
-        # True while a new parser reads a head of its own.
-        self._is_muted = False
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -133,21 +162,6 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     @override
-    def on_message_begin(self) -> None:
-        if not self._is_muted:
-            super().on_message_begin()
-
-    @override
-    def on_url(self, url: bytes) -> None:
-        if not self._is_muted:
-            super().on_url(url)
-
-    @override
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_muted:
-            super().on_header(name, value)
-
-    @override
     def on_message_complete(self) -> None:
         self._unread = 0
         # The parser ends a request that asks for another protocol before its body.
@@ -157,9 +171,6 @@ class Protocol(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         self._unread = 0
-        if self._is_muted:
-            self._is_muted = False
-            return
         super().on_headers_complete()
         # uvicorn has no setting for the class, and the request's task has not begun.
         self.cycle.__class__ = _Cycle
@@ -189,8 +200,9 @@ class Protocol(HttpToolsProtocol):
         head = b"".join(
             b"%b: %b\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING
         )
-        self.parser = httptools.HttpRequestParser(self)
-        self._is_muted = True
+        self.parser = httptools.HttpRequestParser(_Rest(self))
+        # As uvicorn's own parser.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (head, self._data[upgrade.args[0] :]))
 
     @override

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from ...backends.errors import EngineError, LatimerError
-from ...backends.patience import REQUEST
+from ...backends.fleet.loading import REQUEST
 from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
 from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
 from ..generation.frames import in_stream

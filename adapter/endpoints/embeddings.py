@@ -30,13 +30,12 @@ from ...backends.errors import RequestError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import range_error
 from ...schemas.openai.embeddings import EmbeddingRequest, RerankRequest, RerankResult
-from ..admission import admitted
+from ..admission import admitted, ticket_of
 from ..errors import InvalidRequest, about, worded
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
 from ..parts import ChunkedJson
 from ..request import Exchange
-from ..routing import ticket_of
 from ..service import ServedModel, Service
 from ..validation import notes, read
 

@@ -17,9 +17,9 @@ from ...backends.base import Batch, Finish, Generation, Piece
 from ...backends.errors import EngineError, LatimerError
 from ...backends.http import read_whole
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
+from ..admission import ticket_of
 from ..errors import DONE, StoreUnavailable, error_event
 from ..request import EVENT_STREAM, Exchange
-from ..routing import ticket_of
 from ..service import Observer, ServedModel
 from ..validation import note_inexact
 from .choice import Choice, Delta

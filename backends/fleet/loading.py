@@ -2,6 +2,9 @@
 
 One load serves all requests that wait for it, and none of them can cancel it. A load that fails is
 not repeated at once: the pause doubles with each failure.
+
+The adapter sets the request of a task in `REQUEST`. A stream sends comments while it waits for a
+load, and any other request waits up to a limit.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 from ..base import Backend
 from ..errors import EngineUnavailable, LatimerError
@@ -27,6 +32,37 @@ STABLE = 60.0
 MOST_RETRY = 60.0
 # Seconds between two attempts to reach an engine that starts.
 POLL = 0.1
+
+
+class Waiting(Protocol):
+    """A request that can wait."""
+
+    async def wait(
+        self, ready: asyncio.Future[Any], note: Callable[[], str], most: float | None
+    ) -> bool:
+        """Wait for an engine; return False if it is not ready in time.
+
+        Args:
+            ready: done when the engine is ready, or has failed; it is not cancelled.
+            note: describes what the request waits for, as one line.
+            most: the seconds that a request may wait which does not stream; None for no limit.
+        """
+        ...
+
+
+# The request of the current task, and of the tasks that it starts.
+REQUEST: ContextVar[Waiting | None] = ContextVar("latimer_request", default=None)
+
+
+async def wait(
+    ready: asyncio.Future[Any], note: Callable[[], str], most: float | None = None
+) -> bool:
+    """Wait for an engine on behalf of the current request; see `Waiting.wait`."""
+    request = REQUEST.get()
+    if request is not None:
+        return await request.wait(ready, note, most)
+    await asyncio.wait([ready], timeout=most)
+    return ready.done()
 
 
 def _nothing() -> None:

@@ -17,9 +17,8 @@ from typing import Any
 
 from ..base import Backend, Model
 from ..errors import EngineUnavailable, LatimerError
-from ..patience import wait
 from .config import MEMORY
-from .loading import EngineLoader, not_loaded
+from .loading import EngineLoader, not_loaded, wait
 from .plan import FIRST_LOAD, MOST_WAIT, View, plan
 from .replica import Demand, LoadState, Replica, State
 

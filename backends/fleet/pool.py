@@ -36,12 +36,11 @@ from ..errors import (
     LatimerError,
     RequestError,
 )
-from ..patience import wait
 from ..queue import QUEUE
 from .affinity import matches
 from .breaker import RetryBudget
 from .config import Affinity
-from .loading import MOST_RETRY, not_loaded
+from .loading import MOST_RETRY, not_loaded, wait
 from .place import Job, Place, Sessions, difference, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
 from .replica import NEWEST, Replica

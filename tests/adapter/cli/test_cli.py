@@ -117,11 +117,13 @@ def test_check_shows_a_table(llama_server_url: str) -> None:
 def test_check_of_engines_on_demand(tmp_path: Path) -> None:
     """An engine that a request loads passes the check, unless its program is missing."""
     file = tmp_path / "fleet.toml"
-    for program, code in ((sys.executable, 0), ("no-such-program", 1)):
+    # The environment has a llama-server in a package only.
+    path = str(Path(sys.executable).parent)
+    for program, code in ((sys.executable, 0), ("llama-server", 0), ("no-such-program", 1)):
         file.write_text(
             f'[engines.a]\nbackend = "llama-server"\ncommand = ["{program}", "{{port}}"]\n'
         )
-        done = run("check", "--config", str(file))
+        done = run("check", "--config", str(file), PATH=path)
         assert done.returncode == code, done.stdout
         assert ("loads on demand" in done.stdout.split("models.a")[0]) == (not code)
         assert ("there is no program 'no-such-program'" in done.stdout) == bool(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -62,6 +63,19 @@ def test_the_table_is_bounded_and_keeps_beginnings() -> None:
         assert known == sorted(known, reverse=True)
 
 
+async def runs_of(pool: Pool, engines: Sequence[Engine], texts: Sequence[str]) -> list[int]:
+    """Return how many of these calls, which run at the same time, each engine has."""
+    for engine in engines:
+        engine.gate.clear()
+    tasks = [asyncio.create_task(said(pool, text)) for text in texts]
+    await asyncio.sleep(0.02)
+    runs = [engine.runs for engine in engines]
+    for engine in engines:
+        engine.gate.set()
+    await asyncio.gather(*tasks)
+    return runs
+
+
 async def test_a_conversation_stays_where_its_prompt_is() -> None:
     """Each turn of a conversation runs on the engine that has its earlier turns."""
     engines = [Engine(str(index), 4) for index in range(4)]
@@ -106,17 +120,11 @@ async def test_load_goes_before_a_short_prefix() -> None:
     engines = [Engine(str(index), 4) for index in range(4)]
     pool = await pool_of(*engines)
     await said(pool, "system " * 20)
-    for engine in engines:
-        engine.gate.clear()
     chance = random.Random(4)
     texts = ["system " * 20 + "".join(chance.choices("abcdefg ", k=800)) for _ in range(12)]
-    tasks = [asyncio.create_task(said(pool, text)) for text in texts]
-    await asyncio.sleep(0.02)
-    assert max(engine.runs for engine in engines) <= 4
-    assert min(engine.runs for engine in engines) >= 2
-    for engine in engines:
-        engine.gate.set()
-    await asyncio.gather(*tasks)
+    runs = await runs_of(pool, engines, texts)
+    assert max(runs) <= 4
+    assert min(runs) >= 2
 
 
 async def test_a_call_waits_for_a_busy_engine_if_that_is_sooner() -> None:
@@ -172,15 +180,8 @@ async def test_new_conversations_are_spread() -> None:
     chance = random.Random(7)
     system = "system " * 40
     await said(pool, system + "a" * 200)
-    for engine in engines:
-        engine.gate.clear()
     texts = [system + "".join(chance.choices("abcdefg ", k=400)) for _ in range(8)]
-    tasks = [asyncio.create_task(said(pool, text)) for text in texts]
-    await asyncio.sleep(0.02)
-    assert {engine.runs for engine in engines} == {2}
-    for engine in engines:
-        engine.gate.set()
-    await asyncio.gather(*tasks)
+    assert {*await runs_of(pool, engines, texts)} == {2}
 
 
 async def test_calls_that_wait_for_an_engine_are_counted() -> None:
