@@ -2,13 +2,16 @@
 
     python tests/chaos/run.py fleet [--requests 10000] [--seed N]
 
-Three llama-servers serve one model, and one engine in the process another. At any time at most one
-of the servers is in trouble, so that no request may fail before its first event.
+Three llama-servers serve one model, an engine in the process another, and koboldcpp's double a
+third. Two more are loaded on demand, each in the place of the other. At any time at most one of the
+three servers is in trouble, so that no request may fail before its first event. The key of the
+clients may have few requests at a time, so that leases that are left would refuse others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
 import signal
@@ -19,11 +22,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from latimer.backends.llama_cpp import DEMO_MODEL
-from support.servers import Swapped
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.servers import Swapped, free_port, llama_server_command
 
-from chaos.client import Reply, Request, ask, post
+from chaos.client import Reply, Request, ask
 from chaos.process import Latimer
 from chaos.stage import PROMPTS
 
@@ -32,6 +37,15 @@ OTHER_MODEL = Path(__file__).parent.parent / "models" / "spm.gguf"
 SERVERS, CLIENTS, LONGEST = 3, 12, 60.0
 # The share of clients that leave, and the seconds after which they do.
 LEAVERS, STAYS = 0.2, (0.0, 0.5)
+# The models with their shares of the requests. Only the engines of `demo` are troubled.
+SHARES = {"demo": 0.82, "inside": 0.08, "story": 0.04, "small": 0.03, "large": 0.03}
+ON_DEMAND = ("small", "large")
+# The prompts of koboldcpp's double, and its answers.
+WORDS = ("apple", "bridge", "candle")
+KEY = "sk-fleet"
+HEADERS = {"connection": "close", "authorization": f"Bearer {KEY}"}
+# The requests that the key may have at a time. Those of clients that have just left still count.
+AT_ONCE = 3 * CLIENTS
 
 
 @dataclass
@@ -62,6 +76,7 @@ class FleetChaos:
         self.chance = random.Random(seed)
         self.report = Report()
         self.servers = [Swapped(slots=2, context=512) for _ in range(SERVERS)]
+        self.story = FakeKoboldcpp()
         self.file = Path(tempfile.mkdtemp(prefix="latimer-fleet-")) / "fleet.toml"
         self.answers: dict[tuple[int, str], str] = {}
 
@@ -72,8 +87,19 @@ class FleetChaos:
             f'[engines.{name}]\nurl = "{self.servers[int(name[1:])].address}"\n' for name in names
         )
         text += f"[engines.inside]\nfile = '{DEMO_MODEL}'\nparallel = 4\ncontext = 2048\n"
+        text += f'[engines.story]\nurl = "{self.story.url}"\n'
+        words = llama_server_command(DEMO_MODEL, free_port(), slots=2, context=512)
+        words[words.index("--port") + 1] = "{port}"
+        command = json.dumps(words)
+        for name in ON_DEMAND:
+            text += f'[engines.{name}]\ncommand = {command}\nmachine = "here"\nmemory = "3GiB"\n'
+        # One of the two fits.
+        text += '[machines.here]\nmemory = "4GiB"\nmost_wait = "2s"\n'
         text += f"[models.demo]\nengines = {json.dumps(names)}\n"
-        text += '[models.inside]\nengines = ["inside"]\n'
+        for name in SHARES.keys() - {"demo"}:
+            text += f'[models.{name}]\nengines = ["{name}"]\n'
+        digest = hashlib.sha256(KEY.encode()).hexdigest()
+        text += f'[keys.clients]\ndigest = "sha256:{digest}"\nconcurrent = {AT_ONCE}\n'
         part = self.file.with_suffix(".part")
         part.write_text(text)
         part.replace(self.file)
@@ -83,6 +109,7 @@ class FleetChaos:
         await asyncio.gather(
             *(asyncio.to_thread(server.start, DEMO_MODEL) for server in self.servers)
         )
+        await self.story.start()
         self.write()
         latimer = Latimer(["--config", str(self.file)], inside="counted")
         try:
@@ -102,41 +129,43 @@ class FleetChaos:
                 if server.process is not None:
                     server.process.send_signal(signal.SIGCONT)
                 server.stop()
+            await self.story.stop()
         return self.report
 
     async def _learn(self, latimer: Latimer) -> None:
         """Ask for each answer once, before there is trouble."""
         for number in range(len(PROMPTS)):
-            for model in ("demo", "inside"):
+            for model in SHARES:
                 for _ in range(100):
                     reply = await ask(latimer.port, self._request(number, model, False))
                     if reply.status == 200:
                         break
                     await asyncio.sleep(0.1)
                 self.answers[number, model] = reply.texts()[0]
+            assert self.answers[number, "story"] == WORDS[number]
 
     @staticmethod
     def _request(number: int, model: str, streams: bool, leave: float | None = None) -> Request:
         body = {
             "model": model,
-            "prompt": PROMPTS[number],
+            "prompt": f"echo:{WORDS[number]}" if model == "story" else PROMPTS[number],
             "max_tokens": 24,
             "temperature": 0,
             "stream": streams,
         }
-        request = post("/v1/completions", body)
-        return Request(request.path, request.body, leave=leave, headers={"connection": "close"})
+        return _sent(body, leave)
 
     async def _client(self, latimer: Latimer, todo: object) -> None:
         for _ in todo:  # type: ignore[attr-defined]
             number = self.chance.randrange(len(PROMPTS))
-            model = "demo" if self.chance.random() < 0.9 else "inside"
+            (model,) = self.chance.choices([*SHARES], [*SHARES.values()])
             leaves = self.chance.random() < LEAVERS
             leave = self.chance.uniform(*STAYS) if leaves else None
             request = self._request(number, model, self.chance.random() < 0.5, leave)
-            self._judge(await ask(latimer.port, request, LONGEST), self.answers[number, model])
+            reply = await ask(latimer.port, request, LONGEST)
+            self._judge(reply, self.answers[number, model], model)
 
-    def _judge(self, reply: Reply, wanted: str) -> None:
+    def _judge(self, reply: Reply, wanted: str, model: str) -> None:
         report = self.report
         report.longest = max(report.longest, reply.seconds)
         if (engine := reply.headers.get("x-latimer-engine")) is not None:
@@ -151,8 +180,8 @@ class FleetChaos:
         if reply.status != 200:
             code = ((reply.json() or {}).get("error") or {}).get("code")
             report.outcomes[f"{reply.status} {code}"] += 1
-            if engine is None or code == "engine_unavailable":
-                # Nothing had begun, or the engine was gone when it began.
+            if engine is None or code == "engine_unavailable" or model != "demo":
+                # Nothing had begun, the engine was gone when it began, or it was well.
                 report.wrong.append(f"not hidden: {reply}")
             return
         error = reply.streamed and any("error" in chunk for chunk in reply.chunks())
@@ -167,6 +196,8 @@ class FleetChaos:
             )
             if whole:
                 report.wrong.append(f"an error after the end: {reply}")
+            if model != "demo":
+                report.wrong.append(f"{model} was unloaded or failed in a stream: {reply}")
         elif not ends:
             report.outcomes["no end"] += 1
             report.wrong.append(f"a stream without an end: {reply}")
@@ -230,7 +261,7 @@ class FleetChaos:
                 for _ in range(2 * SERVERS)
             ]
             replies = await asyncio.gather(
-                *(ask(latimer.port, post("/v1/completions", body), LONGEST) for body in bodies)
+                *(ask(latimer.port, _sent(body), LONGEST) for body in bodies)
             )
             seen |= {reply.headers.get("x-latimer-engine", "") for reply in replies} - {""}
             await asyncio.sleep(0.2)
@@ -265,10 +296,14 @@ class FleetChaos:
         for reply in await asyncio.gather(*asked):
             # The server may have stopped to listen before a request arrived.
             if not reply.problem.startswith("refused"):
-                self._judge(reply, self.answers[0, "demo"])
+                self._judge(reply, self.answers[0, "demo"], "demo")
         if code != 0:
             self.report.wrong.append(f"exit code {code} after SIGTERM")
         self.report.wrong += [f"child {pid} is left" for pid in children if _runs(pid)]
+
+
+def _sent(body: Any, leave: float | None = None) -> Request:
+    return Request("/v1/completions", json.dumps(body).encode(), leave=leave, headers=HEADERS)
 
 
 def _slots(address: str) -> int:
