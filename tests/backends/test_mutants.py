@@ -13,7 +13,8 @@ from latimer.backends.errors import LatimerError
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.koboldcpp import run as koboldcpp_run
 from latimer.backends.llama_server import LlamaServer
-from support.mutants import Recorder, Replayed, mutants
+from latimer.backends.streams import map_concurrently
+from support.mutants import Record, Recorder, Replayed, mutants
 from support.recordings import DEMO_CHATML
 from support.samples import sample
 
@@ -27,6 +28,7 @@ LLAMA_SERVER = {
     "visible": Generation(Prompt(PROMPT), 5, sampling=GREEDY, preserved_tokens=("<|im_end|>",)),
     "unscored": Generation(Prompt(PROMPT), 0),
 }
+AT_ONCE = 16
 KOBOLDCPP = {
     "plain": Generation(Prompt(Text(DEMO_CHATML.format("Hello!"))), 3, sampling=GREEDY),
 }
@@ -53,12 +55,17 @@ async def check(
     recorder = Recorder(address)
     assert await outcome(make(recorder), job) == "answered"
     await recorder.aclose()
-    broken = []
-    for what, record in mutants(recorder.record, random.Random(random.random()), sample(10, 25)):
+    broken: list[str] = []
+
+    async def run(what: str, record: Record) -> None:
         try:
             await outcome(make(Replayed(record)), job)
         except Exception as error:
             broken.append(f"{what}\n  {error!r}")
+
+    chosen = mutants(recorder.record, random.Random(random.random()), sample(10, 25))
+    # Most of the time is waits between aborts.
+    await map_concurrently((run(*mutant) for mutant in chosen), AT_ONCE)
     assert not broken, "\n".join(broken[:10])
 
 
