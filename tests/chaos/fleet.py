@@ -90,7 +90,7 @@ class FleetChaos:
         text += f'[engines.story]\nurl = "{self.story.url}"\n'
         words = llama_server_command(DEMO_MODEL, free_port(), slots=2, context=512)
         words[words.index("--port") + 1] = "{port}"
-        command = json.dumps(words)
+        command = json.dumps([*map(str, words)])
         for name in ON_DEMAND:
             text += f'[engines.{name}]\ncommand = {command}\nmachine = "here"\nmemory = "3GiB"\n'
         # One of the two fits.
