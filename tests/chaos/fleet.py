@@ -79,6 +79,8 @@ class FleetChaos:
         self.story = FakeKoboldcpp()
         self.file = Path(tempfile.mkdtemp(prefix="latimer-fleet-")) / "fleet.toml"
         self.answers: dict[tuple[int, str], str] = {}
+        # What happened to which engine last.
+        self.act = ""
 
     def write(self, without: int | None = None) -> None:
         """Write the settings file, without a server that is to be drained."""
@@ -215,8 +217,10 @@ class FleetChaos:
         while True:
             await asyncio.sleep(self.chance.uniform(0.3, 1.0))
             act = self.chance.choice(acts)
-            self.report.acts[act.__name__.strip("_")] += 1
-            await act(latimer, self.chance.randrange(SERVERS))
+            name, index = act.__name__.strip("_"), self.chance.randrange(SERVERS)
+            self.report.acts[name] += 1
+            self.act = f"{name} of e{index}"
+            await act(latimer, index)
             await self._until_ready(latimer)
 
     async def _kill(self, _latimer: Latimer, index: int) -> None:
@@ -266,7 +270,9 @@ class FleetChaos:
             seen |= {reply.headers.get("x-latimer-engine", "") for reply in replies} - {""}
             await asyncio.sleep(0.2)
         if len(seen) < SERVERS:
-            self.report.wrong.append(f"only {sorted(seen)} are used again after 30 s")
+            log = latimer.output().decode(errors="replace").splitlines()[-20:]
+            lines = [f"only {sorted(seen)} are used again 30 s after {self.act}", *log]
+            self.report.wrong.append("\n".join(lines))
 
     async def _settle(self, latimer: Latimer, before: int) -> None:
         """Check that nothing is left of the requests: no task, no slot."""
