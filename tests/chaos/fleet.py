@@ -81,6 +81,7 @@ class FleetChaos:
         self.answers: dict[tuple[int, str], str] = {}
         # What happened to which engine last.
         self.act = ""
+        self.is_over = False
 
     def write(self, without: int | None = None) -> None:
         """Write the settings file, without a server that is to be drained."""
@@ -121,8 +122,9 @@ class FleetChaos:
             trouble = asyncio.create_task(self._trouble(latimer))
             todo = iter(range(self.requests))
             await asyncio.gather(*(self._client(latimer, todo) for _ in range(CLIENTS)))
-            trouble.cancel()
-            await asyncio.gather(trouble, return_exceptions=True)
+            self.is_over = True
+            # Its last act ends as well, so that every engine is there again.
+            await trouble
             await self._settle(latimer, before)
             await self._end(latimer)
         finally:
@@ -214,7 +216,7 @@ class FleetChaos:
         acts: list[Callable[[Latimer, int], Awaitable[None]]] = [
             self._kill, self._stop, self._replace, self._drain, self._break_file,
         ]  # fmt: skip
-        while True:
+        while not self.is_over:
             await asyncio.sleep(self.chance.uniform(0.3, 1.0))
             act = self.chance.choice(acts)
             name, index = act.__name__.strip("_"), self.chance.randrange(SERVERS)
