@@ -39,7 +39,7 @@ from .metrics import Metrics, Names
 from .origins import LocalRules, OriginMiddleware
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
-from .routes import ApiRoute, routes_of
+from .routes import ApiRoute, MetricsAccess, routes_of
 from .service import Fetch, ModelEntry, Observer, Policy, ReasoningField, Service
 from .settings import Settings
 from .store.config import store_config_of
@@ -361,7 +361,9 @@ class OpenAIAdapter(Router):
         if measures:
             observers = [Metrics(options["metrics_names"]), *observers]
         self._service = _service_of(backend, options, observers)
-        metrics = ("open" if options["metrics_open"] else "key") if measures else "off"
+        metrics: MetricsAccess = "off"
+        if measures:
+            metrics = "open" if options["metrics_open"] else "key"
         keys = self._api_keys = Keys(options["api_keys"], grants_of(keys_of(options["keys"])))
         shares = options["share_prefixes"]
         own = [

@@ -1,13 +1,13 @@
 """Metrics for Prometheus: what requests and engines did, under the names and buckets of vLLM.
 
-Requests add to plain numbers, in one call for each request (`Metrics.end`). A scrape makes samples
-of them. `prometheus_client`'s own counters would take a lock and several calls for each value.
+Requests add to plain numbers, a few at a time (`Metrics.take`). A scrape makes samples of them.
+`prometheus_client`'s own counters would take a lock and several calls for each value.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ..backends.fleet.replica import State
 from ..schemas.openai.common import Usage
-from .readiness import States, engine_name
-from .record import OTHER, Record
+from .readiness import States
+from .record import OTHER, Record, engine_name
 from .service import Observer, Service
 from .store.records import Status
 
@@ -121,19 +121,20 @@ _BETWEEN = _histogram(
     text="Time between two tokens of a stream with one choice, as they arrive.",
     buckets=_BETWEEN_TOKENS,
 )
-_LOOKED_UP = Row(
-    "prefix_cache_queries", "counter", "Prompt tokens that were looked up in a cache.", _ENGINE
-)
-# The counters of tokens, in the order of `Series.tokens`.
-_TOKENS = (
-    Row("prompt_tokens", "counter", "Prompt tokens.", _ENGINE),
-    Row("generation_tokens", "counter", "Generated tokens.", _ENGINE),
-    _LOOKED_UP,
-    Row("prefix_cache_hits", "counter", "Prompt tokens that came from a cache.", _ENGINE),
-    _own("reasoning_tokens", "counter", "Generated tokens of reasoning.", _ENGINE),
-    Row("spec_decode_num_draft_tokens", "counter", "Drafted tokens.", _ENGINE),
-    Row("spec_decode_num_accepted_tokens", "counter", "Drafted tokens that were used.", _ENGINE),
-)
+# The counters of tokens, by the attributes of `Series` with their values.
+_TOKENS: Mapping[str, Row] = {
+    "prompt": Row("prompt_tokens", "counter", "Prompt tokens.", _ENGINE),
+    "generated": Row("generation_tokens", "counter", "Generated tokens.", _ENGINE),
+    "looked_up": Row(
+        "prefix_cache_queries", "counter", "Prompt tokens that were looked up in a cache.", _ENGINE
+    ),
+    "cached": Row("prefix_cache_hits", "counter", "Prompt tokens that came from a cache.", _ENGINE),
+    "reasoning": _own("reasoning_tokens", "counter", "Generated tokens of reasoning.", _ENGINE),
+    "drafted": Row("spec_decode_num_draft_tokens", "counter", "Drafted tokens.", _ENGINE),
+    "accepted": Row(
+        "spec_decode_num_accepted_tokens", "counter", "Drafted tokens that were used.", _ENGINE
+    ),
+}
 _FINISHED = Row(
     "request_success",
     "counter",
@@ -186,11 +187,13 @@ _STORE_UP = _own("store_up", "gauge", "1 if the store works.", ())
 _BUILD = _own("build_info", "gauge", "Latimer's version.", ("version",))
 
 ROWS: tuple[Row, ...] = (
-    _RUNNING, _WAITING, _CACHE, _STATE, *_OF_STREAMS, _BETWEEN, *_OF_ALL, *_TOKENS, _FINISHED,
-    _REQUESTS, _GONE, _REFUSED, _AFFINITY, _RETRIES, _EJECTIONS, _LOADS, _EVICTIONS, _STORE_QUEUE,
-    _STORE_LOST, _STORE_UP, _BUILD,
+    _RUNNING, _WAITING, _CACHE, _STATE, *_OF_STREAMS, _BETWEEN, *_OF_ALL, *_TOKENS.values(),
+    _FINISHED, _REQUESTS, _GONE, _REFUSED, _AFFINITY, _RETRIES, _EJECTIONS, _LOADS, _EVICTIONS,
+    _STORE_QUEUE, _STORE_LOST, _STORE_UP, _BUILD,
 )  # fmt: skip
 
+# The requests that wait for their histograms: about a millisecond of work.
+_MOST_ROWS = 512
 # The reasons that every model has from the start.
 _REASONS = ("stop", "length", "tool_calls", "error", "abort")
 _LIMITS = ("requests", "tokens", "concurrent", "queue")
@@ -212,59 +215,74 @@ class Histogram:
         copy.counts, copy.total = [*self.counts], self.total
         return copy
 
-    def add_gaps(self, record: Record) -> None:
-        """Add the times between the tokens of a stream; those of several choices are mixed."""
-        arrivals = record.arrivals
-        if not arrivals or record.count > 1:
-            return
-        gaps = sorted(map(sub, arrivals[1:], arrivals))
+    def add(self, values: Iterable[float]) -> None:
+        """Add values; many at once take a fifth of the time for each."""
+        ordered = sorted(values)
         before = 0
         for index, bound in enumerate(self.bounds):
             # Most values are in the first buckets.
-            if before == len(gaps):
+            if before == len(ordered):
                 break
-            upto = bisect_right(gaps, bound, before)
+            upto = bisect_right(ordered, bound, before)
             self.counts[index] += upto - before
             before = upto
-        self.counts[-1] += len(gaps) - before
-        self.total += arrivals[-1] - arrivals[0]
+        self.counts[-1] += len(ordered) - before
+        self.total += sum(ordered)
+
+    def add_gaps(self, record: Record) -> None:
+        """Add the times between the tokens of a stream; those of several choices are mixed."""
+        arrivals = record.arrivals
+        if arrivals and record.count == 1:
+            self.add(map(sub, arrivals[1:], arrivals))
 
 
 class Series:
     """The sums of the requests of one model on one engine.
 
     Attributes:
-        tokens: the counters of `_TOKENS`.
+        rows: the values for each of the histograms `of_all`, which they do not have yet;
+            `stream_rows` those for `of_streams`.
         shown: what a scrape has shown of generated tokens, which must not become less.
     """
 
-    __slots__ = ("affinity", "between", "finished", "of_all", "of_streams", "shown", "tokens")
+    __slots__ = (
+        "accepted", "affinity", "between", "cached", "drafted", "finished", "generated", "of_all",
+        "of_streams", "prompt", "reasoning", "rows", "shown", "stream_rows",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.of_all = [Histogram(row.buckets) for row in _OF_ALL]
         self.of_streams = [Histogram(row.buckets) for row in _OF_STREAMS]
         self.between = Histogram(_BETWEEN_TOKENS)
-        self.tokens = [0] * len(_TOKENS)
+        self.rows: list[tuple[float, ...]] = []
+        self.stream_rows: list[tuple[float, ...]] = []
+        self.prompt = self.generated = self.cached = self.reasoning = 0
+        self.drafted = self.accepted = 0
         self.finished: dict[str, int] = dict.fromkeys(_REASONS, 0)
         self.affinity: dict[str, int] = {}
         self.shown = 0
 
+    @property
+    def looked_up(self) -> int:
+        """The number of prompt tokens that were looked up in a cache, which are all."""
+        return self.prompt
+
     def add(self, record: Record, usage: Usage) -> None:
         """Add a request that has succeeded."""
-        tokens, finished, party = self.tokens, self.finished, record.party
+        finished, party = self.finished, record.party
         prompt, generated = usage["prompt_tokens"], usage["completion_tokens"]
-        tokens[0] += prompt
-        tokens[1] += generated
+        self.prompt += prompt
+        self.generated += generated
         for index, finish in enumerate(record.finishes):
             reason = record.reasons[index] or "stop"
             finished[reason] = finished.get(reason, 0) + 1
             if not index % record.choices_per_prompt:
-                tokens[3] += finish.cached_tokens
+                self.cached += finish.cached_tokens
             if finish.accepted_tokens or finish.rejected_tokens:
-                tokens[5] += finish.accepted_tokens + finish.rejected_tokens
-                tokens[6] += finish.accepted_tokens
+                self.drafted += finish.accepted_tokens + finish.rejected_tokens
+                self.accepted += finish.accepted_tokens
         if "completion_tokens_details" in usage:
-            tokens[4] += usage["completion_tokens_details"]["reasoning_tokens"]
+            self.reasoning += usage["completion_tokens_details"]["reasoning_tokens"]
         waited = 0.0
         if party is not None:
             waited = party.waited
@@ -273,25 +291,34 @@ class Series:
         begun_at, begun, last, end = record.begun_at, record.begun, record.last, record.ended
         values: tuple[float, ...]
         values = end - begun_at, waited, begun - begun_at + end - last, prompt, generated
-        for histogram, value in zip(self.of_all, values, strict=True):
-            histogram.counts[bisect_left(histogram.bounds, value)] += 1
-            histogram.total += value
+        self.rows.append(values)
         if record.arrivals:
             first = record.arrivals[0]
             decode = record.arrivals[-1] - first
             between = decode / (generated - 1) if generated > 1 else 0.0
             values = first - begun_at, first - begun - waited, decode, between
-            for histogram, value in zip(self.of_streams, values, strict=True):
-                histogram.counts[bisect_left(histogram.bounds, value)] += 1
-                histogram.total += value
+            self.stream_rows.append(values)
             self.between.add_gaps(record)
+        if len(self.rows) >= _MOST_ROWS:
+            self.fold()
+
+    def fold(self) -> None:
+        """Add the rows to their histograms."""
+        for rows, histograms in ((self.rows, self.of_all), (self.stream_rows, self.of_streams)):
+            if rows:
+                for histogram, column in zip(histograms, zip(*rows, strict=True), strict=True):
+                    histogram.add(column)
+                rows.clear()
 
     def copy(self) -> Series:
         """Return a series with the same values."""
+        self.fold()
         copy = Series()
         copy.of_all = [one.copy() for one in self.of_all]
         copy.of_streams = [one.copy() for one in self.of_streams]
-        copy.between, copy.tokens = self.between.copy(), [*self.tokens]
+        copy.between = self.between.copy()
+        for name in _TOKENS.keys() - {"looked_up"}:
+            setattr(copy, name, getattr(self, name))
         copy.finished, copy.affinity = {**self.finished}, {**self.affinity}
         return copy
 
@@ -330,11 +357,7 @@ class Metrics(Observer):
                 series.add(record, record.usage)
 
     def _new(self, model: str, engine: str) -> Series:
-        """Return the series of an engine by its name in messages, which requests have."""
-        name = engine_name(engine)
-        series = self._series.setdefault((model, name), Series())
-        self._series[model, engine] = series
-        return series
+        return self._series.setdefault((model, engine), Series())
 
     def _failed(self, record: Record) -> None:
         """Count a request without usage: it was refused, or it failed."""
@@ -347,7 +370,7 @@ class Metrics(Observer):
             elif record.failed >= 500:
                 series.finished["error"] += 1
             # What was generated until then.
-            series.tokens[1] += len(record.arrivals or ())
+            series.generated += len(record.arrivals or ())
             series.between.add_gaps(record)
 
     def snapshot(self, service: Service, states: States) -> Snapshot:
@@ -357,25 +380,20 @@ class Metrics(Observer):
             for engine in model.engines:
                 # Series without values exist from the start.
                 self._new(model.name or OTHER, engine.name)
-        series = {
-            (model, engine): one
-            for (model, engine), one in self._series.items()
-            if engine == engine_name(engine)
-        }
-        copies = {key: one.copy() for key, one in series.items()}
+        copies = {key: one.copy() for key, one in self._series.items()}
         for exchange in service.running:
             record = exchange.record
             if record is not None and record.arrivals:
                 party = record.party
-                engine = record.engine if party is None else party.engine or record.engine
-                copy = copies.get((exchange.model, engine_name(engine)))
+                name = party.engine if party is not None else ""
+                copy = copies.get((exchange.model, name or engine_name(record.engine)))
                 if copy is not None:
-                    copy.tokens[1] += len(record.arrivals)
+                    copy.generated += len(record.arrivals)
                     copy.between.add_gaps(record)
         for key, copy in copies.items():
             # Tokens that arrive together are one event, and a stop sequence removes some.
-            one = series[key]
-            one.shown = copy.tokens[1] = max(one.shown, copy.tokens[1])
+            one = self._series[key]
+            one.shown = copy.generated = max(one.shown, copy.generated)
         store = None if service.store is None else service.store.status()
         return Snapshot(
             self._names, copies, {**self._requests}, {**self._gone}, {**self._refused}, states,
@@ -432,10 +450,8 @@ class Snapshot:
         for index, row in enumerate(_OF_STREAMS):
             yield self._histograms(row, {key: one.of_streams[index] for key, one in all_series})
         yield self._histograms(_BETWEEN, {key: one.between for key, one in all_series})
-        for index, row in enumerate(_TOKENS):
-            # Every token of a prompt is looked up.
-            index = 0 if row is _LOOKED_UP else index
-            yield self._numbers(row, {key: one.tokens[index] for key, one in all_series})
+        for name, row in _TOKENS.items():
+            yield self._numbers(row, {key: getattr(one, name) for key, one in all_series})
         for row, name in ((_FINISHED, "finished"), (_AFFINITY, "affinity")):
             counts = {
                 (*key, label): count

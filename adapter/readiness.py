@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 from typing import NamedTuple, TypeAlias
 
 from ..backends.base import Backend, Load
 from ..backends.errors import LatimerError
 from ..backends.fleet.pool import Pool
 from ..backends.fleet.replica import State
+from .record import engine_name
 from .service import ModelEntry, Service
 
 # The states in which a model accepts requests; an unloaded one is loaded for them.
 SERVING: frozenset[State] = frozenset({"ready", "unloaded"})
 
-# Names of engines in metrics, instead of those in messages.
-_NAMES = {"llama.cpp in process": "llama_cpp", "llama-server": "llama_server"}
 _IDLE = Load(0, 0)
 
 
@@ -54,12 +52,6 @@ class ModelState(NamedTuple):
 
 
 States: TypeAlias = list[ModelState]
-
-
-@cache
-def engine_name(kind: str) -> str:
-    """Return the name of a kind of engines in metrics."""
-    return _NAMES.get(kind, kind)
 
 
 async def states_of(service: Service, patience: float) -> States:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, MutableMapping, Sequence
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +23,15 @@ from ..schemas.openai.common import FinishReason, Usage
 OTHER = "other"
 # The status of a request whose client disconnected before the response.
 GONE = 499
+
+# Names of kinds of engines in metrics and logs, instead of those in messages.
+_KINDS = {"llama.cpp in process": "llama_cpp", "llama-server": "llama_server"}
+
+
+@cache
+def engine_name(kind: str) -> str:
+    """Return the name of a kind of engines in metrics."""
+    return _KINDS.get(kind, kind)
 
 
 class Record:

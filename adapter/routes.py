@@ -30,6 +30,7 @@ from .service import Service
 # An endpoint also gets the values of the parameters in its path, in their order.
 Endpoint: TypeAlias = Callable[..., Awaitable[None]]
 Methods: TypeAlias = Mapping[str, Endpoint]
+MetricsAccess: TypeAlias = Literal["off", "key", "open"]
 
 
 async def refuse(exchange: Exchange, _service: Service) -> None:
@@ -188,7 +189,7 @@ def routes_of(
     service: Service,
     prefixes: Sequence[str],
     table: Mapping[str, Methods] = ROUTES,
-    metrics: Literal["off", "key", "open"] = "off",
+    metrics: MetricsAccess = "off",
 ) -> list[BaseRoute]:
     """Return the routes of the API.
 

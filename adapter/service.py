@@ -15,7 +15,7 @@ from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
-from .record import GONE, OTHER, Record
+from .record import GONE, OTHER, Record, engine_name
 from .request import Exchange
 from .responses.background import Background
 from .responses.sealed import Seal
@@ -241,8 +241,13 @@ class Service:
         record.scope = scope = exchange.scope
         record.endpoint = getattr(scope.get("route"), "path", OTHER)
         record.model = exchange.model or OTHER
-        record.request_id, record.forwarded = exchange.request_id, exchange.forwarded
-        record.is_stream, record.is_left = exchange.streams, exchange.is_left
+        record.request_id = exchange.request_id
+        if exchange.forwarded is not None:
+            record.forwarded = exchange.forwarded
+        if exchange.streams:
+            record.is_stream = True
+        if exchange.is_left:
+            record.is_left = True
         if exchange.is_detached:
             record.is_detached = True
         if exchange.key:
@@ -252,6 +257,8 @@ class Service:
             record.end_user = exchange.end_user
         if record.party is not None and record.party.engine:
             record.engine = record.party.engine
+        elif record.engine:
+            record.engine = engine_name(record.engine)
         self._unseen.append(record)
         if self._timer is None:
             loop = asyncio.get_running_loop()

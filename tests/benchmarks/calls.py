@@ -5,6 +5,8 @@
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
 over `LlamaServer`, whose connections are replaced by a transport in memory, alone and in a pool.
+`observed` has metrics and a request log, which are off elsewhere; what they do after a request is
+part of its number, as if it were the only one, and of its time, as for one of many.
 The translator of `proxy.py` runs in the same way. A call is the start or the resumption of a Python
 function; those of this file, of the event loop and of uvicorn do not count. The number of a kind of
 request is the smallest of several.
