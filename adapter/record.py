@@ -8,7 +8,7 @@ call more, and a request a few. A record holds nothing that is large.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from time import perf_counter
 from typing import Any
@@ -39,7 +39,7 @@ class Record:
 
     Attributes:
         keeps: True to get the response object of a stream too, as a plain response would have it.
-        scope: the ASGI scope of the request.
+        method, path, client: of the request; the client is its address, if it is known.
         request_id: the id that its response names.
         forwarded: the headers that its calls of engines have too, by their fields in logs.
         endpoint: the path of its route, with the names of parameters.
@@ -71,9 +71,10 @@ class Record:
 
     # Most requests leave most of these values as they are.
     keeps = is_stream = is_left = is_detached = False
-    scope: MutableMapping[str, Any]
     forwarded: Mapping[str, str] | None = None
-    request_id = endpoint = model = engine = key = end_user = error_code = limit = ""
+    method = path = client = request_id = endpoint = model = engine = key = end_user = (
+        error_code
+    ) = limit = ""
     party: Ticket | None = None
     begun_at = begun = last = ended = 0.0
     arrivals: array[float] | None = None

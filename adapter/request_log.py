@@ -155,15 +155,15 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     Args:
         offset: the difference between the time since 1970 and that of `time.perf_counter`.
     """
-    scope, begun_at, begun, ended = record.scope, record.begun_at, record.begun, record.ended
+    begun_at, begun, ended = record.begun_at, record.begun, record.ended
     at = ended + offset
     event: dict[str, Any] = {
         "time": _second(int(at)) + _MILLISECONDS[int(at % 1 * 1000)],
         "level": "error" if record.status >= 500 or record.failed >= 500 else "info",
         "event": "background" if record.is_detached else "request",
         "request_id": record.request_id,
-        "method": scope["method"],
-        "path": scope["path"],
+        "method": record.method,
+        "path": record.path,
         "status": record.status,
         "duration_ms": int((ended - begun_at) * 1e6) / 1e3,
     }
@@ -197,9 +197,8 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         event["key"] = record.key
     if record.end_user:
         event["user"] = in_log(record.end_user)
-    client = scope.get("client")
-    if client:
-        event["client"] = client[0]
+    if record.client:
+        event["client"] = record.client
     return event
 
 

@@ -238,7 +238,10 @@ class Service:
             # A route or a middleware of the user has answered.
             return
         record.ended, record.status, record.begun_at = perf_counter(), status, exchange.begun_at
-        record.scope = scope = exchange.scope
+        scope, client = exchange.scope, exchange.scope.get("client")
+        record.method, record.path = scope["method"], scope["path"]
+        if client:
+            record.client = client[0]
         record.endpoint = getattr(scope.get("route"), "path", OTHER)
         record.model = exchange.model or OTHER
         record.request_id = exchange.request_id
