@@ -33,6 +33,9 @@ CHAT = {
 }
 
 
+PROMPT, GENERATED = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+
+
 def chunks(text: str) -> list[Any]:
     """Return the chunks of a stream."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line[:5] == "data:"]
@@ -68,8 +71,8 @@ async def test_counters_are_the_sums_of_the_usages(make_backend: Any, engine: st
         after = await scrape(client)
     await app.aclose()
     # Responses have other names for the same numbers.
-    prompt = sum(one.get("prompt_tokens", one.get("input_tokens")) for one in found)
-    generated = sum(one.get("completion_tokens", one.get("output_tokens")) for one in found)
+    prompt = sum(one[name] for one in found for name in PROMPT if name in one)
+    generated = sum(one[name] for one in found for name in GENERATED if name in one)
     assert after.sum("latimer_prompt_tokens_total", engine=engine) == prompt
     assert after.sum("latimer_generation_tokens_total", engine=engine) == generated
     assert after.sum("latimer_request_prompt_tokens_sum") == prompt
@@ -255,10 +258,10 @@ async def test_a_fleet_has_a_series_for_each_engine() -> None:
         replies = await asyncio.gather(*tasks)
         after = await scrape(client)
     assert [reply.status_code for reply in replies] == [200] * 3
-    for engine in ("one", "two"):
-        assert during.sum("latimer_num_requests_running", engine=engine, model_name="m") == 1
-        assert after.sum("latimer_num_requests_running", engine=engine) == 0
-        assert after.sum("latimer_e2e_request_latency_seconds_count", engine=engine) >= 1
+    for name in ("one", "two"):
+        assert during.sum("latimer_num_requests_running", engine=name, model_name="m") == 1
+        assert after.sum("latimer_num_requests_running", engine=name) == 0
+        assert after.sum("latimer_e2e_request_latency_seconds_count", engine=name) >= 1
     assert during.sum("latimer_num_requests_waiting", model_name="m") == 1
     assert after.sum("latimer_num_requests_waiting") == 0
     assert after.sum("latimer_e2e_request_latency_seconds_count") == 3
