@@ -65,8 +65,10 @@ async def admitted(
     if chosen is None or chosen[0].pool is None:
         served = await (service.resolve(name, grant) if chosen is None else service.served(*chosen))
         model, known = served.name, served.model
+        exchange.model = served.label
     else:
         model, known = chosen[1], chosen[0].pool.known
+        exchange.model = chosen[0].names[0]
     if grant is not None and grant.rates is not NO_RATES:
         if exchange.lease is None:
             tokens = prompt = 0

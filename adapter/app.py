@@ -20,6 +20,7 @@ from typing_extensions import Unpack, override
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, shortened
 from ..backends.fleet.loading import REQUEST
+from ..backends.http import FORWARDED
 from .auth import Keys
 from .chat.instruct import FORMATS
 from .errors import (
@@ -34,11 +35,12 @@ from .errors import (
 )
 from .hosted import NAMES, Limits
 from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store_of
+from .metrics import Metrics, Names
 from .origins import LocalRules, OriginMiddleware
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
-from .routes import ApiRoute, routes_of
-from .service import Fetch, ModelEntry, Policy, ReasoningField, Service
+from .routes import ApiRoute, MetricsAccess, routes_of
+from .service import Fetch, ModelEntry, Observer, Policy, ReasoningField, Service
 from .settings import Settings
 from .store.config import store_config_of
 from .store.errors import StoreError, StoreUnavailable, in_words
@@ -95,6 +97,9 @@ class Options(TypedDict, total=False):
         store_media: a folder or `s3://BUCKET/PREFIX` for their images and audio; by default a
             folder next to an SQLite file, else the database.
         store_required: reject a request that cannot be stored.
+        metrics: measure requests, and serve `/metrics` for Prometheus if an empty prefix is served.
+        metrics_names: `vllm` for vLLM's names of the metrics that it has too.
+        metrics_open: serve `/metrics` to requests without an API key, too.
     """
 
     model_names: Sequence[str]
@@ -121,6 +126,9 @@ class Options(TypedDict, total=False):
     store_size: int | None
     store_media: str | None
     store_required: bool
+    metrics: bool
+    metrics_names: Names
+    metrics_open: bool
 
 
 # The defaults of `latimer serve`, without rules for local pages.
@@ -173,6 +181,8 @@ class ErrorMiddleware:
                 if not self._shares:
                     exchange.owner = owner
             exchange.keepalive = self._keepalive
+            if self._service.observers:
+                self._service.recorded(exchange)
             REQUEST.set(exchange)
             if _HANDLERS in scope:
                 scope[_HANDLERS] = _without_default(*scope[_HANDLERS])
@@ -184,7 +194,7 @@ class ErrorMiddleware:
             finally:
                 exchange.unwatch()
         except Disconnected:
-            pass
+            exchange.is_left = True
         except asyncio.CancelledError:
             if exchange.is_left and not _is_cancelling():
                 return
@@ -192,6 +202,8 @@ class ErrorMiddleware:
                 raise
             await _shut_down(exchange)
         except Exception as error:
+            if exchange.record is not None:
+                exchange.record.fail(error)
             if exchange.started and isinstance(error, LatimerError) and not exchange.has_waited:
                 raise
             await _fail(exchange, error)
@@ -200,8 +212,12 @@ class ErrorMiddleware:
                 # The exchange refers to the scope.
                 scope.pop(EXCHANGE, None)
                 REQUEST.set(None)
+                if exchange.forwarded is not None:
+                    FORWARDED.set(b"")
                 if exchange.lease is not None and exchange.lease.store is not None:
                     exchange.lease.release()
+                if exchange.record is not None:
+                    self._service.ended(exchange)
 
 
 def _without_default(by_type: Mapping[Any, Any], by_status: Mapping[int, Any]) -> Any:
@@ -275,7 +291,9 @@ def policy_of(options: Mapping[str, Any]) -> Policy:
     )
 
 
-def _service_of(backend: Backend | Sequence[ModelEntry], options: Options) -> Service:
+def _service_of(
+    backend: Backend | Sequence[ModelEntry], options: Options, observers: Sequence[Observer]
+) -> Service:
     """Return the service of a backend, or of several models.
 
     Raises:
@@ -300,6 +318,7 @@ def _service_of(backend: Backend | Sequence[ModelEntry], options: Options) -> Se
     return Service(
         entries,
         options["max_body"],
+        observers,
         hosted=limits == "openai" or policy.strict,
         store=None if store is None else Store(store),
         seal=Seal(options["reasoning_key"]),
@@ -320,6 +339,7 @@ class OpenAIAdapter(Router):
             `auth.require_key`.
         middleware: middleware around all routes. `request.state.key_digest` is the digest of the
             API key there; what it raises becomes OpenAI's error object.
+        observers: get what was measured of each request, such as a `RequestLog`.
         options: see `Options`.
     """
 
@@ -329,6 +349,7 @@ class OpenAIAdapter(Router):
         prefixes: Sequence[str] = ("/v1", ""),
         routes: Sequence[BaseRoute] = (),
         middleware: Sequence[Middleware] = (),
+        observers: Sequence[Observer] = (),
         **options: Unpack[Options],
     ) -> None:
         unknown = options.keys() - DEFAULTS.keys()
@@ -336,7 +357,13 @@ class OpenAIAdapter(Router):
             # A misspelt `api_keys` must not start a server without keys.
             raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
         options = {**DEFAULTS, **options}
-        self._service = _service_of(backend, options)
+        measures = options["metrics"] and "" in prefixes
+        if measures:
+            observers = [Metrics(options["metrics_names"]), *observers]
+        self._service = _service_of(backend, options, observers)
+        metrics: MetricsAccess = "off"
+        if measures:
+            metrics = "open" if options["metrics_open"] else "key"
         keys = self._api_keys = Keys(options["api_keys"], grants_of(keys_of(options["keys"])))
         shares = options["share_prefixes"]
         own = [
@@ -346,7 +373,7 @@ class OpenAIAdapter(Router):
         if middleware:
             own += [*middleware, Middleware(ErrorMiddleware, self._service)]
         super().__init__(
-            [*routes_of(self._service, prefixes), *routes],
+            [*routes_of(self._service, prefixes, metrics=metrics), *routes],
             redirect_slashes=False,
             default=_unknown_path,
             lifespan=self._lifespan,
@@ -437,6 +464,10 @@ class OpenAIAdapter(Router):
     async def aclose(self) -> None:
         """Release the backend, and write what waits for the store."""
         await self._service.aclose()
+
+    def drain(self) -> None:
+        """Let `/ready` say that the server ends; requests are served until `end`."""
+        self._service.is_draining = True
 
     def end(self) -> None:
         """Reject new requests, and let requests that are cancelled from now on send an error."""

@@ -114,8 +114,11 @@ class Keys:
         return None
 
 
-def require_key(request: Request) -> str:
+def require_key(request: Request, hint: str = "") -> str:
     """Return the owner of a request's key, as a digest; empty if no key is needed.
+
+    Args:
+        hint: the end of the message of the error.
 
     Raises:
         InvalidRequest: OpenAI's 401, for a missing or unknown key.
@@ -125,10 +128,10 @@ def require_key(request: Request) -> str:
         return key
     sent = _key_of(request)
     if sent is None:
-        raise InvalidRequest(_MISSING, status=401)
+        raise InvalidRequest(_MISSING + hint, status=401)
     raise InvalidRequest(
         f"Incorrect API key provided: {_redacted(sent)}. Ask the operator of this server for a "
-        "valid key.",
+        f"valid key.{hint}",
         code="invalid_api_key",
         status=401,
     )

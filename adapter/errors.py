@@ -195,6 +195,8 @@ class RateLimited(LatimerError):
             f"Rate limit reached for {shortened(model)} in key {key} on {unit}: Limit {limit}, "
             f"Used {used}, Requested {requested}. Please try again in {go_duration(wait)}."
         )
+        # `requests`, `tokens` or `concurrent`.
+        self.limit = unit.partition(" ")[0]
         self.type = "tokens" if unit.startswith("tokens") else "requests"
         # Clients ignore a longer wait, and retry at once.
         self.retry_after = min(wait, 60.0)

@@ -18,12 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
+from ..backends.http import FORWARDED
 from ..backends.queue import Ticket
 from ..schemas import limits
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
 from .limits.leases import Grant, Lease
 from .parts import count_values, most_values
+from .record import Record
 
 T = TypeVar("T")
 
@@ -46,6 +48,16 @@ _NOT_JSON = (
 )
 
 
+# The headers that trace a request over several servers: for each, its field in logs, and its value.
+# OpenAI allows 512 characters of ASCII; the other is W3C's.
+_TRACES: Mapping[bytes, tuple[str, re.Pattern[bytes]]] = {
+    b"traceparent": (
+        "trace_id",
+        re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}"),
+    ),
+    b"x-client-request-id": ("client_request_id", re.compile(rb"([ -~]{1,512})")),
+}
+
 # `name[key]` in a query.
 _PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
 
@@ -59,6 +71,12 @@ class Exchange(Request):
 
     Attributes:
         request_id: the id of the request, which its response names.
+        begun_at: the time at which the request arrived (`time.perf_counter`).
+        status: the status of the response; 0 if it has not started.
+        record: what is measured of the request; None if nobody observes it.
+        model: the name of the request's model in metrics; empty if it has none.
+        is_detached: True for work that outlives its request.
+        forwarded: the headers that its calls of engines have too, by their fields in logs.
         response_headers: headers of the response that are known before it starts.
         started: True if the response has started.
         streams: True if the response is a stream of events.
@@ -87,8 +105,11 @@ class Exchange(Request):
     grant: Grant | None = None
     lease: Lease | None = None
     party: Ticket | None = None
-    started = streams = is_left = wants_stream = has_waited = keeps_body = False
-    key = owner = end_user = cache_key = ""
+    record: Record | None = None
+    started = streams = is_left = wants_stream = has_waited = keeps_body = is_detached = False
+    key = owner = end_user = cache_key = model = ""
+    status = 0
+    forwarded: Mapping[str, str] | None = None
     draft: Draft | None = None
     to_store: Mapping[str, Any] | None = None
     size = 0
@@ -102,7 +123,7 @@ class Exchange(Request):
         self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.maximum
     ) -> None:
         super().__init__(scope, receive, send)
-        self._started_at = time.perf_counter()
+        self.begun_at = time.perf_counter()
         self.request_id = f"req_{random.getrandbits(128):032x}"
         self.response_headers: list[Header] = []
         self.fault: Callable[[LatimerError], bytes] = error_event
@@ -122,7 +143,8 @@ class Exchange(Request):
         found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
         found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
         found.cache_key = self.cache_key
-        found.started = found.streams = True
+        found.started = found.streams = found.is_detached = True
+        found.status, found.model, found.forwarded = 200, self.model, self.forwarded
         found.grant = self.grant
         found.lease, self.lease = self.lease, None
         return found
@@ -145,6 +167,8 @@ class Exchange(Request):
         length = found.get(b"content-length", b"")
         if length.isdigit() and int(length[:20]) > self.max_body:
             raise _too_large(self.max_body)
+        if b"traceparent" in found or b"x-client-request-id" in found:
+            self._forward(found)
         parts: list[bytes] = []
         size, more = 0, True
         while more:
@@ -161,6 +185,19 @@ class Exchange(Request):
         self._parts = parts
         self.watch()
         return parts
+
+    def _forward(self, headers: Mapping[bytes, bytes]) -> None:
+        """Let the calls of engines have the headers that trace the request, if they are valid."""
+        found: dict[str, str] = {}
+        lines = b""
+        for name, (field, pattern) in _TRACES.items():
+            value = headers.get(name, b"")
+            match = pattern.fullmatch(value)
+            if match is not None:
+                found[field] = match[1].decode()
+                lines += b"%b: %b\r\n" % (name, value)
+        self.forwarded = found
+        FORWARDED.set(lines)
 
     async def read_json(self, read: Callable[[dict[str, Any]], T]) -> T:
         """Parse the body as a JSON object and return the result of `read` for it.
@@ -271,8 +308,8 @@ class Exchange(Request):
         """Send the status and the headers of a response; chunks follow."""
         if self.has_waited:
             return
-        self.started = True
-        milliseconds = int((time.perf_counter() - self._started_at) * 1000)
+        self.started, self.status = True, status
+        milliseconds = int((time.perf_counter() - self.begun_at) * 1000)
         head = [
             (b"content-type", content_type),
             (b"x-request-id", self.request_id.encode()),

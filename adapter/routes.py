@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from starlette.datastructures import URLPath
 from starlette.routing import BaseRoute, Route
@@ -13,7 +13,16 @@ from typing_extensions import override
 
 from ..backends.errors import EngineUnavailable, ModelChanged, shortened
 from .auth import require_key
-from .endpoints import chat, completions, conversations, embeddings, models, responses, stored
+from .endpoints import (
+    chat,
+    completions,
+    conversations,
+    embeddings,
+    models,
+    operations,
+    responses,
+    stored,
+)
 from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
 from .request import EXCHANGE, Exchange
 from .service import Service
@@ -21,6 +30,7 @@ from .service import Service
 # An endpoint also gets the values of the parameters in its path, in their order.
 Endpoint: TypeAlias = Callable[..., Awaitable[None]]
 Methods: TypeAlias = Mapping[str, Endpoint]
+MetricsAccess: TypeAlias = Literal["off", "key", "open"]
 
 
 async def refuse(exchange: Exchange, _service: Service) -> None:
@@ -77,7 +87,13 @@ ROUTES: Mapping[str, Methods] = {
     "/detokenize": {"POST": models.detokenize},
 }
 # Routes that need no API key; they have no prefix.
-OPEN_ROUTES: Mapping[str, Methods] = {"/health": {"GET": models.health}}
+OPEN_ROUTES: Mapping[str, Methods] = {
+    "/health": {"GET": models.health},
+    "/ready": {"GET": operations.ready},
+}
+# The path of the metrics; `--metrics-open` makes it one of those.
+METRICS = "/metrics"
+_HOW_TO_OPEN = " With --metrics-open, /metrics needs no key."
 
 _PARAMETER = re.compile(r"\{\w+(?P<rest>:path)?\}")
 
@@ -92,13 +108,19 @@ class ApiRoute(Route):
         path: `{name}` matches one segment of a path, and `{name:path}` the rest of it.
         endpoints: the endpoint of each method; `HEAD` has the endpoint of `GET`.
         is_open: True if requests need no API key.
+        hint: the end of the message of an error for a missing key.
 
     Attributes:
         names: the names for `url_path_for`: those of the endpoints.
     """
 
     def __init__(
-        self, path: str, endpoints: Methods, service: Service, is_open: bool = False
+        self,
+        path: str,
+        endpoints: Methods,
+        service: Service,
+        is_open: bool = False,
+        hint: str = "",
     ) -> None:
         super().__init__(path, next(iter(endpoints.values())))
         # Every method matches, so that another route cannot take one of them.
@@ -112,6 +134,7 @@ class ApiRoute(Route):
                 self.endpoints["HEAD"] = endpoint
         self._service = service
         self._is_open = is_open
+        self._hint = hint
 
     @override
     def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
@@ -121,7 +144,7 @@ class ApiRoute(Route):
     def handle(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
         exchange: Exchange = scope[EXCHANGE]
         if not self._is_open and scope["state"]["key_digest"] is None:
-            require_key(exchange)
+            require_key(exchange, self._hint)
         method = scope["method"]
         endpoint = self.endpoints.get(method)
         if endpoint is None:
@@ -163,12 +186,16 @@ async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) ->
 
 
 def routes_of(
-    service: Service, prefixes: Sequence[str], table: Mapping[str, Methods] = ROUTES
+    service: Service,
+    prefixes: Sequence[str],
+    table: Mapping[str, Methods] = ROUTES,
+    metrics: MetricsAccess = "off",
 ) -> list[BaseRoute]:
     """Return the routes of the API.
 
     Args:
-        prefixes: the prefixes of its paths; an empty prefix also adds `OPEN_ROUTES`.
+        prefixes: the prefixes of its paths; an empty prefix also adds `OPEN_ROUTES` and `METRICS`.
+        metrics: `open` if `METRICS` needs no API key.
     """
     routes: list[BaseRoute] = [
         ApiRoute(prefix + path, endpoints, service)
@@ -178,6 +205,10 @@ def routes_of(
     if "" in prefixes:
         for path, endpoints in OPEN_ROUTES.items():
             routes.append(ApiRoute(path, endpoints, service, is_open=True))
+        if metrics != "off":
+            own: Methods = {"GET": operations.metrics}
+            is_open = metrics == "open"
+            routes.append(ApiRoute(METRICS, own, service, is_open, _HOW_TO_OPEN))
     return routes
 
 

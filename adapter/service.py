@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import LatimerError, shortened
 from ..backends.fleet.pool import Pool
 from ..schemas import limits
-from ..schemas.openai.common import Usage
-from .errors import InvalidRequest, UnknownModel
+from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
+from .record import GONE, OTHER, Record, engine_name
+from .request import Exchange
 from .responses.background import Background
 from .responses.sealed import Seal
 from .store.store import Store
@@ -62,6 +65,7 @@ class ServedModel:
         name: the name of the model in responses: the request's, or else the first one.
         is_pooled: True if the backend is a `Pool` of several engines.
         replaces: True if it serves a request for a model that is not available.
+        label: the name of the model in metrics, which no client can choose.
     """
 
     backend: Backend
@@ -70,6 +74,7 @@ class ServedModel:
     name: str = ""
     is_pooled: bool = False
     replaces: bool = False
+    label: str = ""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -77,29 +82,22 @@ class ServedModel:
         return self.backend.capabilities
 
 
+# Seconds after which observers get the requests that have ended, and the number of requests that
+# they get at once: together these cost half as much as one by one.
+OBSERVED_AFTER, MOST_UNSEEN = 0.1, 64
+
+
 class Observer(Protocol):
-    """An observer of a request.
+    """An observer of requests, which gets what was measured of them.
 
     Attributes:
-        keeps: True to get the response object of a stream too, as a plain response would have it.
+        keeps: see `Record`.
     """
 
     keeps: bool
 
-    def start(self) -> None:
-        """Note that the engine gets the request's jobs now."""
-        ...
-
-    def first_token(self) -> None:
-        """Note that the first generated token has arrived."""
-        ...
-
-    def finish(self, usage: Usage, reply: Mapping[str, Any] | None) -> None:
-        """Note that every choice has ended; this is not called if the request fails.
-
-        Args:
-            reply: OpenAI's response object; None for a stream if no observer sets `keeps`.
-        """
+    def take(self, ended: Sequence[Record]) -> None:
+        """Take requests that have ended."""
         ...
 
 
@@ -144,7 +142,7 @@ class Service:
     Args:
         listings: one for each backend; a name belongs to the first listing that has it.
         max_body: the largest request body, in bytes.
-        observers: makes the observers of a request.
+        observers: get what was measured of each request.
         hosted: apply the limits of OpenAI's hosted service (`adapter/hosted.py`).
         store: stores what requests ask to store; None if nothing is stored.
         seal: seals reasoning that clients keep.
@@ -159,7 +157,7 @@ class Service:
         self,
         listings: Sequence[ModelEntry],
         max_body: int = DEFAULT_MAX_BODY,
-        observers: Callable[[ServedModel], Sequence[Observer]] = lambda _served: (),
+        observers: Sequence[Observer] = (),
         hosted: bool = False,
         store: Store | None = None,
         seal: Seal | None = None,
@@ -168,15 +166,22 @@ class Service:
         self.replace(listings)
         self.max_body = max_body
         self.observers = observers
+        self.keeps = any(one.keeps for one in observers)
+        # The requests that run, if anybody observes them.
+        self.running: set[Exchange] = set()
+        self._unseen: list[Record] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.hosted = hosted
         self.store = store
         self.seal = seal or Seal()
         self.limits: LeaseStore = limits or MemoryLimits()
         self.background = Background()
+        # Questions to engines whether they are ready (`readiness`).
+        self.asked: dict[Backend, asyncio.Task[None]] = {}
         # Closes the engines that several models share.
         self.release: Callable[[], Awaitable[None]] | None = None
-        # True if no more requests are accepted.
-        self.has_ended = False
+        # True if the server ends when its requests have ended, and if it accepts no more.
+        self.is_draining = self.has_ended = False
 
     def replace(self, listings: Sequence[ModelEntry]) -> None:
         """Serve these models from now on; running requests end with the models that they have."""
@@ -203,6 +208,11 @@ class Service:
         return entry.defaults
 
     @property
+    def entries(self) -> Sequence[ModelEntry]:
+        """The models that are served."""
+        return self._listings
+
+    @property
     def strict(self) -> bool:
         """True if requests that name no model must not have unknown fields."""
         return any(listing.policy.strict for listing in self._listings)
@@ -211,6 +221,62 @@ class Service:
     def keepalive(self) -> float:
         """Seconds of silence after which a stream sends a comment; 0 sends none."""
         return max((listing.policy.keepalive for listing in self._listings), default=0)
+
+    def recorded(self, exchange: Exchange) -> None:
+        """Measure a request, for the observers."""
+        record = exchange.record = Record()
+        record.keeps = self.keeps
+        self.running.add(exchange)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Note the end of a request that was measured; the observers get it soon."""
+        record = exchange.record
+        assert record is not None
+        self.running.discard(exchange)
+        status = exchange.status or (GONE if exchange.is_left else record.failed)
+        if not status:
+            # A route or a middleware of the user has answered.
+            return
+        record.ended, record.status, record.begun_at = perf_counter(), status, exchange.begun_at
+        scope, client = exchange.scope, exchange.scope.get("client")
+        record.method, record.path = scope["method"], scope["path"]
+        if client:
+            record.client = client[0]
+        record.endpoint = getattr(scope.get("route"), "path", OTHER)
+        record.model = exchange.model or OTHER
+        record.request_id = exchange.request_id
+        if exchange.forwarded is not None:
+            record.forwarded = exchange.forwarded
+        if exchange.streams:
+            record.is_stream = True
+        if exchange.is_left:
+            record.is_left = True
+        if exchange.is_detached:
+            record.is_detached = True
+        if exchange.key:
+            grant = exchange.grant
+            record.key = in_log(exchange.key) if grant is None else grant.name
+        if exchange.end_user:
+            record.end_user = exchange.end_user
+        if record.party is not None and record.party.engine:
+            record.engine = record.party.engine
+        elif record.engine:
+            record.engine = engine_name(record.engine)
+        self._unseen.append(record)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(OBSERVED_AFTER, self.observe)
+        elif len(self._unseen) >= MOST_UNSEEN:
+            self.observe()
+
+    def observe(self) -> None:
+        """Pass the requests that have ended to the observers now."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        ended, self._unseen = self._unseen, []
+        for one in self.observers if ended else ():
+            one.take(ended)
 
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
@@ -242,7 +308,8 @@ class Service:
             if name and (listing.any_model or name in listing.names_of(model)):
                 if grant is not None and not _may_use(grant, name, listing.names_of(model)):
                     continue
-                return ServedModel(listing.backend, model, listing.policy, name)
+                label = listing.names[0] if listing.names else model.name
+                return ServedModel(listing.backend, model, listing.policy, name, label=label)
             known += listing.names_of(model)
         if missing is not None:
             raise missing
@@ -254,7 +321,8 @@ class Service:
         if model is None:
             model = await entry.backend.model()
         self.late_checks |= entry.backend.capabilities.late_checks
-        return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces)
+        label = entry.names[0]
+        return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces, label)
 
     def chosen(self, name: str | None, grant: Grant | None) -> Chosen:
         """Return the model for a name, its name, and True if it replaces another one.
@@ -317,7 +385,8 @@ class Service:
         model = await listing.backend.model()
         self.late_checks |= listing.backend.capabilities.late_checks
         name = _first_name(listing.names_of(model), grant)
-        return ServedModel(listing.backend, model, listing.policy, name, self.is_fleet)
+        label = listing.names[0] if listing.names else model.name
+        return ServedModel(listing.backend, model, listing.policy, name, self.is_fleet, label=label)
 
     async def models(self, grant: Grant | None = None) -> dict[str, ServedModel | None]:
         """Return every name that requests with a key may use, with its backend.
@@ -365,6 +434,7 @@ class Service:
     async def aclose(self) -> None:
         """End what runs, write what waits for the store, and release the store and the backends."""
         await self.background.aclose()
+        self.observe()
         if self.store is not None:
             await self.store.aclose()
         await self.limits.aclose()

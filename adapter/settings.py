@@ -420,6 +420,37 @@ class FlatSettings(Checked, BaseSettings):
     drain: int = server_setting(
         30, "Seconds that running requests get after SIGTERM.", ge=0, le=DAY
     )
+    metrics: bool | None = server_setting(
+        None,
+        "Measure requests, and serve /metrics for Prometheus.",
+        to=("adapter",),
+        default="on",
+        value=lambda self: self.metrics is not False,
+    )
+    metrics_names: Literal["latimer", "vllm"] = server_setting(
+        "latimer",
+        "Names of the metrics; vllm for those of vLLM, where it has the metric.",
+        to=("adapter",),
+    )
+    metrics_open: bool = server_setting(
+        False, "Serve /metrics to requests without an API key, too.", to=("adapter",)
+    )
+    log_requests: bool | None = server_setting(
+        None,
+        "Log each request at its end, on standard error, without its content.",
+        default="on",
+    )
+    log_format: Literal["text", "json"] | None = server_setting(
+        None,
+        "Format of the request log, and with json of warnings too.",
+        default="on a terminal text, else json",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = server_setting(
+        "info", "Least level of lines in the log; warning leaves requests that failed here."
+    )
+    log_content: bool = server_setting(
+        False, "Log responses with their text too, in JSON; for debugging."
+    )
     wait: bool = server_setting(
         False,
         "Accept requests only when the engine is ready; by default respond with 503 until then.",

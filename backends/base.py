@@ -371,6 +371,20 @@ class Model:
     places: int = field(default=1, compare=False)
 
 
+class Load(NamedTuple):
+    """The work of an engine at one time.
+
+    Args:
+        running: the number of calls that it runs.
+        waiting: the number of requests that wait for it.
+        cache: the share of its KV cache that running calls take; None if unknown.
+    """
+
+    running: int
+    waiting: int
+    cache: float | None = None
+
+
 # How the vectors of an input's tokens become one; `rank` makes a score of them.
 Pooling: TypeAlias = Literal["mean", "cls", "last", "rank"]
 
@@ -494,6 +508,13 @@ class Backend(Protocol):
     async def special_tokens(self) -> Sequence[Special]:
         """Return the spellings that the tokenizer always reads as one token, as far as known."""
         return ()
+
+    def load(self) -> Load | None:
+        """Return what the engine does now, as far as it is known without a question to it.
+
+        Any thread may call this.
+        """
+        return None
 
     async def health(self) -> None:
         """Check that the engine is ready; raise `EngineUnavailable` otherwise."""

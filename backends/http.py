@@ -7,9 +7,9 @@ httpx2 can take its place.
 
 llama-server closes a connection after 100 responses or 5 idle seconds, so idle connections are
 closed after 4 s. If a reused connection is lost before the first byte of the response, the request
-is sent once more on a new connection. Only the headers given here are sent. No header of a client's
-request reaches an engine (`X-Conversation-Id` would keep llama-server generating after a
-disconnect).
+is sent once more on a new connection. Only the headers given here are sent, and those in
+`FORWARDED`, which trace a request. No other header of a client's request reaches an engine
+(`X-Conversation-Id` would keep llama-server generating after a disconnect).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections.abc import (
     Iterable,
     Mapping,
 )
+from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from importlib import import_module
@@ -744,7 +745,7 @@ class HttpClient:
         if body is None:
             head, body = head + b"\r\n", b""
         else:
-            head += _CONTENT % len(body)
+            head += FORWARDED.get() + _CONTENT % len(body)
         return self._client.handle_async_request((head, body))
 
     async def aclose(self) -> None:
@@ -752,6 +753,9 @@ class HttpClient:
         if self.pool is not None:
             await self.pool.aclose()
 
+
+# The lines of the headers of the current request that its calls of engines have too.
+FORWARDED: ContextVar[bytes] = ContextVar("latimer_forwarded", default=b"")
 
 _CONTENT = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 # Libraries whose clients have the interface, all with the same arguments of `Request`.

@@ -23,6 +23,7 @@ from .base import (
     EmbeddingModel,
     Embeddings,
     Generation,
+    Load,
     Model,
     NativeReply,
     Ranking,
@@ -373,6 +374,10 @@ class LazyBackend(Backend):
     @override
     async def special_tokens(self) -> Sequence[Special]:
         return await (await self._ready()).special_tokens()
+
+    @override
+    def load(self) -> Load | None:
+        return None if self._backend is None else self._backend.load()
 
     @override
     async def health(self) -> None:

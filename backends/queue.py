@@ -77,9 +77,12 @@ class Ticket:
         engine: the name of the engine that runs its last call, if its model has several; known
             before the first event of the call.
         affinity: `hit`, `miss` or `none`, for what that engine had in its prompt cache.
+        waited: the seconds that the call waited for a place which waited longest.
     """
 
-    __slots__ = ("admitted", "affinity", "engine", "jobs", "key", "session", "tier", "weight")
+    __slots__ = (
+        "admitted", "affinity", "engine", "jobs", "key", "session", "tier", "waited", "weight",
+    )  # fmt: skip
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
@@ -87,6 +90,7 @@ class Ticket:
         self.tier = tier
         self.key = self.session = self.engine = self.affinity = ""
         self.weight = 1.0
+        self.waited = 0.0
 
 
 class Waiting(Protocol):
@@ -196,12 +200,13 @@ def check_room(waiting: int, limit: int, party: Ticket | None, wait: float) -> N
 class _Call:
     """A call that waits for a place."""
 
-    __slots__ = ("party", "place", "turn")
+    __slots__ = ("party", "place", "since", "turn")
 
     def __init__(self, party: Ticket) -> None:
         self.party = party
         self.place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn = 0
+        self.since = time.monotonic()
 
 
 class AdmissionQueue:
@@ -231,6 +236,11 @@ class AdmissionQueue:
     def taken(self) -> int:
         """The number of places that are taken."""
         return self._taken
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait."""
+        return len(self._waiting.requests)
 
     @property
     def is_full(self) -> bool:
@@ -269,7 +279,7 @@ class AdmissionQueue:
         call = _Call(party or Ticket())
         call.party.admitted = True
         if not self._waiting.requests:
-            self._moved = time.monotonic()
+            self._moved = call.since
         self._waiting.add(call)
         try:
             await call.place
@@ -304,6 +314,7 @@ class AdmissionQueue:
             now = time.monotonic()
             self._seconds = 0.8 * self._seconds + 0.2 * (now - self._moved)
             self._moved = now
+            call.party.waited = max(call.party.waited, now - call.since)
             call.place.set_result(None)
             return
         self._taken -= 1

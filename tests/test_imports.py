@@ -34,8 +34,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "admission", "auth", "hosted", "origins", "request", "responses/background",
-            "responses/sealed", "service", "validation",
+            "admission", "auth", "hosted", "metrics", "origins", "readiness", "record", "request",
+            "request_log", "responses/background", "responses/sealed", "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),

@@ -82,6 +82,7 @@ def main() -> None:
       latimer check http://127.0.0.1:8080           what this engine supports
       latimer serve --config fleet.toml             several engines and models
       latimer conform http://127.0.0.1:8080/v1      how well it conforms to OpenAI's API
+      latimer top                                   what a running server does now
       latimer store stats --store latimer.db        what a store contains
       latimer config digest                         the digest of a key, for its table
     """
@@ -104,6 +105,7 @@ for _command in (
     _Lazy("load", ".admin", short_help="Load the model of an engine of a running server."),
     _Lazy("unload", ".admin", short_help="Unload the model of an engine of a running server."),
     _Lazy("drain", ".admin", short_help="Send no more requests to an engine of a running server."),
+    _Lazy("top", ".top", short_help="Show what a running server does, in a live table."),
     _Lazy("store", ".store", short_help="Migrate, measure, export or prune a store."),
 ):
     main.add_command(_command)

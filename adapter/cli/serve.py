@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import os
 import socket
 import sys
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,8 @@ from ..generation.token_ids import load
 from ..limits.config import kind_of
 from ..limits.leases import LimitsError
 from ..origins import LocalRules, is_loopback
+from ..request_log import JsonFormatter, RequestLog, Writer
+from ..service import Observer
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from .protocol import Protocol
@@ -84,8 +87,9 @@ async def serve(settings: Settings) -> None:
         backend = backend_of(settings, progress) if fleet is None else None
         for line in unused(settings) if fleet is None else ():
             say(line)
+        writer = Writer()
         try:
-            app = adapter_of(settings, backend or fleet)
+            app = adapter_of(settings, backend or fleet, _logs(settings, writer))
         except LimitsError as error:
             fail(f"admission.store: {error}")
         opening = await _open_store(app, settings)
@@ -116,6 +120,7 @@ async def serve(settings: Settings) -> None:
     for task in (readiness, following, opening):
         if task is not None:
             task.cancel()
+    writer.close()
     if not server.started:
         sys.exit(EXIT_START)
 
@@ -132,6 +137,20 @@ def _collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 4, 1_000)
+
+
+def _logs(settings: Settings, writer: Writer) -> Sequence[Observer]:
+    """Set up the log of warnings, and return that of requests."""
+    level = settings.log_level
+    logging.getLogger("latimer").setLevel(level.upper())
+    if settings.log_format == "json":
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter())
+        logging.getLogger().addHandler(handler)
+    if settings.log_requests is False:
+        return ()
+    form = settings.log_format or ("text" if sys.stderr.isatty() else "json")
+    return [RequestLog(writer.write, form, level, settings.log_content)]
 
 
 async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[None] | None:
@@ -342,10 +361,13 @@ async def _task(settings: Settings, backend: Backend) -> str:
     return ", reranking only" if facts.pooling == "rank" else ", embeddings only"
 
 
-def adapter_of(settings: Settings, served: Backend | Fleet | None) -> OpenAIAdapter:
+def adapter_of(
+    settings: Settings, served: Backend | Fleet | None, observers: Sequence[Observer] = ()
+) -> OpenAIAdapter:
     """Return the app that serves a backend, or the models of a fleet, with these settings."""
     assert served is not None
     arguments = settings.arguments("adapter")
+    arguments["observers"] = observers
     if not arguments["api_keys"] and not arguments["keys"]:
         arguments["local_rules"] = local_rules(
             settings.host, settings.cors_origin, settings.allowed_host
@@ -391,6 +413,7 @@ class _Server(uvicorn.Server):
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
+        self._app.drain()
         if self.should_exit:
             self._loop.call_soon_threadsafe(self._end)
         elif running := len(self.server_state.tasks):

@@ -60,6 +60,8 @@ async def begin(exchange: Exchange, service: Service, request: ResponseRequest, 
             job.log.add(message["body"])
 
     recorder = exchange.detached(record)
+    if service.observers:
+        service.recorded(recorder)
     service.background.start(job, _run(recorder, service, request.stream_options, work, job))
     # A task that is cancelled before it has begun does nothing at all.
     await asyncio.sleep(0)
@@ -125,10 +127,9 @@ async def _run(
 
     answer = Answer(frames.whole, work.show, keeps=True, store=keep)
     padded = in_stream(options, frames)
-    observers = service.observers(work.served)
     lease = exchange.lease
     try:
-        await respond(exchange, work.served, work.plan, answer, padded, observers)
+        await respond(exchange, work.served, work.plan, answer, padded)
     except asyncio.CancelledError:
         if job.is_cancelled:
             await keep(work.draft.stopped("cancelled", frames.cut()))
@@ -143,3 +144,5 @@ async def _run(
     finally:
         if lease is not None:
             lease.release()
+        if exchange.record is not None:
+            service.ended(exchange)

@@ -73,6 +73,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         served = await service.resolve(request.model)
     else:
         served = await admitted(exchange, service, request.model, most, request.n or 1)
+    exchange.model = served.label
     capabilities, strict = served.backend.capabilities, served.policy.strict
     fields, include_usage = request.__pydantic_fields_set__, False
     if not _COMBINED.isdisjoint(fields):
@@ -206,7 +207,7 @@ def _answer(
         head["metadata"] = request.metadata or {}
         store = partial(store_reply, exchange, service.store, request)
     answer = Answer(partial(_whole, head, chat.shape), show, store=store)
-    return respond(exchange, served, plan, answer, frames, service.observers(served))
+    return respond(exchange, served, plan, answer, frames)
 
 
 def _whole(

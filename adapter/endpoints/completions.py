@@ -68,6 +68,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         most, each = request.max_tokens, max(request.n or 1, request.best_of or 1)
         count = _prompt_count(request.prompt)
         served = await admitted(exchange, service, request.model, most, each, count)
+    exchange.model = served.label
     model, policy, capabilities = served.model, served.policy, served.backend.capabilities
     include_usage = request.stream_options is not None and check_stream_options(request)
     candidates, best = _count(request)
@@ -112,7 +113,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     if request.stream:
         frames = in_stream(request.stream_options, CompletionEncoder(head, include_usage, show))
     answer = Answer(partial(_whole, head), show, best)
-    await respond(exchange, served, plan, answer, frames, service.observers(served))
+    await respond(exchange, served, plan, answer, frames)
 
 
 def _whole(head: Mapping[str, Any], results: Sequence[Result], usage: Usage) -> Completion:

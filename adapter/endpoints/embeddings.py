@@ -10,6 +10,7 @@ from array import array
 from base64 import b64encode
 from collections.abc import Sequence
 from math import hypot
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -62,6 +63,7 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
     else:
         count = len(request.input) if _is_list(request.input) else 1
         served = await admitted(exchange, service, request.model, 0, prompts=count)
+    exchange.model = served.label
     facts = await served.backend.embedding_model()
     wanted = request.dimensions
     if wanted is not None and facts is not None and facts.dimensions:
@@ -71,17 +73,34 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
         inexact = (*inexact, *facts.inexact)
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict, inexact)
     job = Embedding(inputs, ticket_of(exchange, served), served.model.fingerprint)
+    _begin(exchange, served, job)
     try:
         found = await served.backend.embed(job)
     except RequestError as error:
         if error.param == "input" and _is_list(request.input):
             raise _in_list(error) from None
         raise
-    if exchange.lease is not None:
-        exchange.lease.settle(found.prompt_tokens)
+    _end(exchange, found.prompt_tokens)
     if wanted is not None:
         _check_dimensions(wanted, len(found.vectors[0]), served, service)
     await send(exchange, request, served.name, found)
+
+
+def _begin(exchange: Exchange, served: ServedModel, job: Embedding | Ranking) -> None:
+    """Note that the engine gets a job now."""
+    if exchange.record is not None:
+        exchange.record.begin(served.capabilities.engine, job.party)
+
+
+def _end(exchange: Exchange, tokens: int) -> None:
+    """Note the tokens of a job that has succeeded."""
+    if exchange.lease is not None:
+        exchange.lease.settle(tokens)
+    if exchange.record is not None:
+        exchange.record.last = perf_counter()
+        exchange.record.usage = {
+            "prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens
+        }  # fmt: skip
 
 
 async def send(exchange: Exchange, request: EmbeddingRequest, name: str, found: Embeddings) -> None:
@@ -212,12 +231,13 @@ async def rerank(exchange: Exchange, service: Service) -> None:
     else:
         count = len(request.documents)
         served = await admitted(exchange, service, request.model, 0, prompts=count)
+    exchange.model = served.label
     await notes(exchange, request, Sampling(), served.capabilities, served.policy.strict)
     documents = [one if isinstance(one, str) else one.text for one in request.documents]
     job = Ranking(request.query, documents, ticket_of(exchange, served), served.model.fingerprint)
+    _begin(exchange, served, job)
     found = await served.backend.rank(job)
-    if exchange.lease is not None:
-        exchange.lease.settle(found.prompt_tokens)
+    _end(exchange, found.prompt_tokens)
     parts = await offload.run(exchange.size, _ranking, request, served.name, documents, found)
     await exchange.reply_in_parts(parts)
 

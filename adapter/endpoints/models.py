@@ -164,7 +164,7 @@ def _parameters(served: ServedModel, abilities: Abilities) -> list[str]:
 
 
 # The reasons in the error of a store that is required. Hosts and paths are in the log only.
-_REASONS = {"unavailable": "the database does not answer", "full": "its queue is full"}
+STORE_REASONS = {"unavailable": "the database does not answer", "full": "its queue is full"}
 
 
 async def health(exchange: Exchange, service: Service) -> None:
@@ -179,7 +179,7 @@ async def health(exchange: Exchange, service: Service) -> None:
         report["store"] = {"status": state}
         if state != "ok":
             if service.store.place.required:
-                raise StoreUnavailable(_REASONS[state])
+                raise StoreUnavailable(STORE_REASONS[state])
             report["store"] |= {"waiting": waiting, "lost": lost}
     await exchange.reply(200, orjson.dumps(report))
 

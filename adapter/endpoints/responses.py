@@ -124,7 +124,7 @@ async def _drafted(
             served = await admitted(exchange, service, request.model, most)
     except LatimerError as error:
         raise in_responses(error) from None
-    capabilities = served.capabilities
+    exchange.model, capabilities = served.label, served.capabilities
     check_stream_options(request)
     refuse_unserved(request, _UNSERVED, capabilities.engine)
     stored = await is_stored(request, service.store)
@@ -307,8 +307,8 @@ def _answer(
     keep = None if store is None else partial(store, exchange)
     if not request.stream:
         answer = Answer(draft.whole, show, store=keep)
-        return respond(exchange, served, plan, answer, None, service.observers(served))
+        return respond(exchange, served, plan, answer, None)
     frames = ResponseEncoder(draft)
     answer = Answer(frames.whole, show, keeps=True, store=keep)
     padded = in_stream(request.stream_options, frames)
-    return respond(exchange, served, plan, answer, padded, service.observers(served))
+    return respond(exchange, served, plan, answer, padded)

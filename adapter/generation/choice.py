@@ -171,11 +171,13 @@ class Choice:
 
     Attributes:
         finish: the last event of the choice, or None before it has come.
+        reason: its finish reason, or None before.
         reasoning: the reasoning of the choice.
     """
 
     __slots__ = (
         "_echo", "_incomplete", "_matcher", "_parts", "_placer", "_released", "_stops", "finish",
+        "reason",
     )  # fmt: skip
 
     def __init__(
@@ -195,6 +197,7 @@ class Choice:
         self._released = 0
         self._placer: TokenAligner | None = None
         self.finish: Finish | None = None
+        self.reason: FinishReason | None = None
 
     def start(self) -> Sequence[Delta]:
         """Return the echoed prompt if it is known without the engine."""
@@ -274,8 +277,10 @@ class Choice:
         if parts is None and (self._matcher or self._placer or self._echo.keep_end):
             rest = self._rest(event)
         if stop is None and event.reason == "length":
-            return rest, "length"
-        return rest, "stop" if parts is None else parts.reason
+            self.reason = "length"
+        else:
+            self.reason = "stop" if parts is None else parts.reason
+        return rest, self.reason
 
     @property
     def is_content(self) -> bool:

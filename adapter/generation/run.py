@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from time import perf_counter
 from typing import Any, Protocol
 
 from ...backends import offload
@@ -15,13 +16,13 @@ from ...backends.queue import Ticket
 from ...backends.streams import merge_streams
 from ...schemas.openai.common import Usage
 from ..limits.leases import Lease
-from ..service import Observer
+from ..record import Record
 from .choice import NO_ECHO, Choice, Echo, MessageFormat
 
 # The cost of making a choice, in bytes of JSON that take as long to parse.
 CHOICE = 64
 
-_FINISH = attrgetter("finish")
+_FINISH, _REASON = attrgetter("finish"), attrgetter("reason")
 
 
 @dataclass(slots=True)
@@ -79,8 +80,11 @@ class Sink(Protocol):
         return
 
 
-async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Observer] = ()) -> None:
+async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = None) -> None:
     """Run a plan to its end.
+
+    Args:
+        record: what is measured of the request.
 
     Raises:
         LatimerError: an error occurred before the response started.
@@ -94,12 +98,13 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
     else:
         choices = await offload.run(cost, _made, plan, late)
     cuts = plan.form is not None and stops.by_reader
-    # Only observers need to know when the first token arrives.
-    waiting, lease = bool(observers), plan.lease
+    lease = plan.lease
+    arrivals = None if record is None else record.arrivals
+    arrived = None if arrivals is None else arrivals.append
     try:
         sink.begin(choices, plan.choices)
-        for one in observers:
-            one.start()
+        if record is not None:
+            record.begun, record.count = perf_counter(), len(choices)
         async with _opened(backend, plan) as batches:
             events: list[Event] = []
             async for batch in batches:
@@ -107,14 +112,17 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
                     lease.generated += len(batch)
                 if cuts:
                     _read(batch, choices, plan)
-                if waiting and any(isinstance(event, Piece) for event in batch):
-                    waiting = False
-                    for one in observers:
-                        one.first_token()
+                if arrived is not None:
+                    arrived(perf_counter())
                 if sink.at_once:
                     events += batch
                 else:
                     await sink.take(batch)
+            if record is not None:
+                record.last = perf_counter()
+                if arrivals and not isinstance(batch[0], Piece):
+                    # The last batch was the end alone.
+                    arrivals.pop()
             if sink.at_once:
                 await sink.take(events)
         finishes: list[Finish] = [*filter(None, map(_FINISH, choices))]
@@ -124,8 +132,16 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
         if plan.form is not None:
             await _count_reasoning(usage, choices, backend)
         reply = await sink.finish(finishes, usage)
+        if record is not None:
+            record.usage, record.finishes = usage, finishes
+            record.reasons = [*map(_REASON, choices)]
+            record.choices_per_prompt = plan.choices
+            if record.keeps:
+                record.reply = reply
     except LatimerError as error:
         if await sink.fail(plan.translate(error)):
+            if record is not None:
+                record.fail(error)
             return
         if lease is not None:
             # The client has got nothing.
@@ -136,8 +152,6 @@ async def run(backend: Backend, plan: Plan, sink: Sink, observers: Sequence[Obse
         sink.close()
     if lease is not None:
         lease.settle(usage["total_tokens"])
-    for one in observers:
-        one.finish(usage, reply)
 
 
 def _made(plan: Plan, late_logprobs: bool) -> list[Choice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from ...backends import offload
 from ...backends.base import Batch, Finish, Generation, Piece
 from ...backends.errors import EngineError, LatimerError
 from ...backends.http import read_whole
+from ...backends.queue import Ticket
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from ..admission import ticket_of
 from ..errors import DONE, StoreUnavailable, error_event
 from ..request import EVENT_STREAM, Exchange
-from ..service import Observer, ServedModel
+from ..service import ServedModel
 from ..validation import note_inexact
 from .choice import Choice, Delta
 from .frames import ChunkEncoder
@@ -374,16 +376,15 @@ def respond(
     plan: Plan,
     answer: Answer,
     frames: ChunkEncoder | None,
-    observers: Sequence[Observer],
 ) -> Awaitable[None]:
     """Run a plan and send the response.
 
     Args:
         frames: the frames of a stream; None for a plain response.
     """
-    if observers or answer.store is not None:
-        wanted = answer.store is not None or any(one.keeps for one in observers)
-        answer.keeps = answer.keeps or wanted
+    record = exchange.record
+    if answer.store is not None or (record is not None and record.keeps):
+        answer.keeps = True
     plan.lease = exchange.lease
     if served.is_pooled:
         plan.party = ticket_of(exchange, served, plan.party)
@@ -401,7 +402,13 @@ def respond(
         # The engine may yield texts whole, because the response is sent at the end.
         for job in plan.jobs:
             job.streamed = False
-    return run(served.backend, plan, sink, observers)
+    if record is not None:
+        record.engine = served.backend.capabilities.engine
+        record.party = plan.party = plan.party or Ticket()
+        if frames is not None and not sink.at_once and plan.jobs[0].prompt.logprobs is None:
+            # A plain response may get its tokens together, and the tokens of a prompt are others.
+            record.arrivals = array("d")
+    return run(served.backend, plan, sink, record)
 
 
 def _size(batch: Batch) -> int:
@@ -484,6 +491,8 @@ async def pass_native(
     """
     if served.is_pooled:
         job.party = ticket_of(exchange, served, job.party)
+    if exchange.record is not None:
+        exchange.record.begin(served.capabilities.engine, job.party)
     async with served.backend.native(job, stream) as reply:
         if exchange.lease is not None:
             # Only the engine's own response says what it has used.

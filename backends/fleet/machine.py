@@ -42,7 +42,7 @@ class Member:
         key: identifies it in plans; a changed engine and its successor have the same name.
         is_pinned, idle: as in `Loader`.
         running: the number of requests that use it.
-        loads: the number of its loads.
+        loads, unloads: how often it was loaded, and unloaded for others or because it was idle.
         load_seconds: the seconds that its last load took.
         is_closed: True if new requests wait, because the engine is about to be unloaded.
         waiting: the time at which each waiting request arrived.
@@ -57,7 +57,7 @@ class Member:
         self.key = str(next(_numbers))
         self.is_pinned, self.idle = loader.is_pinned, loader.idle
         self.load_wait = load_wait
-        self.running = self.loads = 0
+        self.running = self.loads = self.unloads = 0
         self.load_seconds = FIRST_LOAD
         self.is_closed = False
         self.waiting: dict[asyncio.Future[None], float] = {}
@@ -460,6 +460,7 @@ class Machine:
         try:
             await member.remember()
             await member.loader.unload()
+            member.unloads += 1
         finally:
             member.task = None
             self.unloaded(member)

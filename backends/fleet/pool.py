@@ -79,6 +79,7 @@ class Pool(Backend):
     Attributes:
         capabilities: the capabilities of all engines, which are equal.
         known: the model as an engine last reported it; None if none has answered yet.
+        retries: the number of calls that were sent again, to another engine.
         load_wait: seconds that a request waits for the model to be loaded, unless it streams; None
             for no limit.
     """
@@ -94,6 +95,7 @@ class Pool(Backend):
     ) -> None:
         self.name = name
         self.load_wait: float | None = None
+        self.retries = 0
         self.queue = queue
         self.budget = RetryBudget()
         self._shares = Shares()
@@ -274,6 +276,7 @@ class Pool(Backend):
             others = any(one.state == "ready" for one in self.replicas if one is not replica)
             if others and replica.state == "ready":
                 seconds = replica.breaker.eject()
+                replica.ejections += 1
                 log.warning(
                     "engine %s is not used for %d s after %s", replica.name, seconds, error.message
                 )
@@ -354,7 +357,9 @@ class Pool(Backend):
         try:
             if not any(one.state == "ready" for one in self.replicas):
                 await self._wait_for_load(place)
-            return await place.future
+            replica = await place.future
+            party.waited = max(party.waited, time.monotonic() - place.since)
+            return replica
         except BaseException:
             if place.replica is None:
                 if not self._line.remove(place) and place in self._parked:
@@ -639,6 +644,7 @@ class Pool(Backend):
             await self._revive_for(place, error)
         if not self._can_wait(place) or not self.budget.take():
             raise error
+        self.retries += 1
 
     async def _revive_for(self, place: Place, error: LatimerError) -> None:
         """Wait for another engine that does not answer, if there is one."""

@@ -57,10 +57,13 @@ class Loader(Protocol):
     """An engine whose model Latimer loads and unloads.
 
     Attributes:
+        loads, unloads: how often the model was loaded and unloaded.
         is_pinned: True if the model is never unloaded.
         idle: seconds without requests after which the model is unloaded; None for never.
     """
 
+    loads: int
+    unloads: int
     is_pinned: bool
     idle: float | None
 
@@ -140,6 +143,7 @@ class Replica:
         trust: what it has reported of them, as a share of what was expected; 1 at first.
         used_at: the time of the end of its last call.
         waiting_first: the calls that wait for their first event.
+        ejections: how often it was ejected.
         listeners: functions that are called whenever a place or the state changes.
     """
 
@@ -165,7 +169,7 @@ class Replica:
         self.used_at = time.monotonic()
         self.waiting_first: set[First] = set()
         self.speed = Speed()
-        self.sessions = 0
+        self.sessions = self.ejections = 0
         self._declared = places
         self.places = self.room = places or 1
         self.listeners: list[Callable[[], None]] = []

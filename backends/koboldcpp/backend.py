@@ -17,6 +17,7 @@ from ..base import (
     EmbeddingModel,
     Embeddings,
     Generation,
+    Load,
     Model,
     NativeReply,
     Ranking,
@@ -159,6 +160,11 @@ class KoboldCpp(Backend):
     async def special_tokens(self) -> Sequence[Special]:
         """Return those of the template and of a fixed list."""
         return await self.server.special_tokens()
+
+    @override
+    def load(self) -> Load:
+        turns = self.server.turns
+        return Load(turns.taken, turns.waiting)
 
     @override
     async def health(self) -> None:

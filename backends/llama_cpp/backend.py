@@ -27,6 +27,7 @@ from ..base import (
     EmbeddingModel,
     Embeddings,
     Generation,
+    Load,
     Model,
     Pooling,
     Ranking,
@@ -289,6 +290,14 @@ class LlamaCpp(Backend):
     async def special_tokens(self) -> Sequence[Special]:
         vocabulary = (await self._engine()).vocabulary
         return await offload.run(vocabulary.size, lambda: vocabulary.specials)
+
+    @override
+    def load(self) -> Load | None:
+        loaded = self._loaded
+        if loaded is None or not loaded.done() or loaded.exception() is not None:
+            return None
+        generator = loaded.result().generator
+        return Load(0, 0) if generator is None else generator.scheduler.load()
 
     @override
     async def aclose(self) -> None:

@@ -276,6 +276,13 @@ class Cache:
         """The number of unused cells."""
         return self.size - len(self._owners)
 
+    @property
+    def used(self) -> float:
+        """The share of the cells that running sequences take; any thread may ask for it."""
+        cells: set[int] = set()
+        # Lists are copied at once, also while another thread changes the original.
+        return len(cells.union(*(one.cells for one in [*self._running.values()]))) / self.size
+
     def shared(self, known: list[int], tokens: list[int]) -> int:
         """Return how many tokens of a prompt could be reused once `known` is evaluated."""
         return reusable(known, tokens, self._rolls_back, self.states.block)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..base import Event, Finish, Piece, PromptTokens, Reason, Token
+from ..base import Event, Finish, Load, Piece, PromptTokens, Reason, Token
 from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
@@ -84,6 +84,10 @@ class Scheduler:
         self._full = False
         self._outbox: list[Delivery] = []
         self.seconds = 0.0
+
+    def load(self) -> Load:
+        """Return what runs and what waits; see `Backend.load`."""
+        return Load(len(self._running), len(self._waiting.requests), self._cache.used)
 
     @property
     def is_busy(self) -> bool:
@@ -185,6 +189,9 @@ class Scheduler:
                 return
             self._waiting.take(choice)
             if begun is None:
+                if not choice.index:
+                    party = task.party
+                    party.waited = max(party.waited, time.monotonic() - task.since)
                 run = self._begun(choice, slot, history, wanted)
             else:
                 run, begun.slot, choice.begun = begun, slot, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class Task:
         is_whole: True if nobody needs the events of a choice before its end. The scheduler then
             delivers them together, and does not wake the event loop for each token.
         prediction: the tokens that the answer is expected to repeat.
+        since: the time at which it was made (`time.monotonic`).
     """
 
     job: Generation
@@ -83,6 +85,7 @@ class Task:
     is_whole: bool = False
     prediction: TokenIds = ()
     cancelled: bool = False
+    since: float = field(default_factory=time.monotonic)
 
     @property
     def bos_count(self) -> int:

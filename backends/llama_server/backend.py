@@ -19,6 +19,7 @@ from ..base import (
     EmbeddingModel,
     Embeddings,
     Generation,
+    Load,
     Model,
     NativeReply,
     Ranking,
@@ -176,6 +177,11 @@ class LlamaServer(Backend):
     async def special_tokens(self) -> Sequence[Special]:
         """Read the vocabulary on the first call."""
         return await self.server.special_tokens()
+
+    @override
+    def load(self) -> Load:
+        turns = self.server.turns
+        return Load(turns.taken, turns.waiting)
 
     @override
     async def health(self) -> None:

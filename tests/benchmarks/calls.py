@@ -5,6 +5,8 @@
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
 over `LlamaServer`, whose connections are replaced by a transport in memory, alone and in a pool.
+`observed` has metrics and a request log, which are off elsewhere; what they do after a request is
+part of its number, as if it were the only one, and of its time, as for one of many.
 The translator of `proxy.py` runs in the same way. A call is the start or the resumption of a Python
 function; those of this file, of the event loop and of uvicorn do not count. The number of a kind of
 request is the smallest of several.
@@ -21,6 +23,7 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -40,7 +43,8 @@ from benchmarks.fake_engine import FakeEngine
 from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
-from latimer.adapter.service import ModelEntry
+from latimer.adapter.request_log import RequestLog, Writer
+from latimer.adapter.service import MOST_UNSEEN, ModelEntry
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -60,6 +64,11 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+# Where the request log is written.
+NULL = Writer(os.open(os.devnull, os.O_WRONLY))
+# Neither a store nor observers of requests.
+BARE: Any = {"store": "off", "metrics": False}
 
 T = TypeVar("T")
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -252,6 +261,7 @@ async def fewest(app: App, path: str, body: bytes) -> Counter[str]:
     for number in range(ROUNDS):
         with Profile() as profile:
             await request(app, path, body)
+            _observe(app)
         # The first requests fill caches.
         if number > 2:
             found.append(profile.counted())
@@ -273,19 +283,25 @@ PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 
 def prepared(burst: bool) -> App:
     """Return Latimer over a backend that yields prepared batches."""
-    return OpenAIAdapter(Prepared(burst), any_model=True, store="off")  # type: ignore[arg-type]
+    return OpenAIAdapter(Prepared(burst), any_model=True, **BARE)  # type: ignore[arg-type]
 
 
 def over_llama_server(_burst: bool) -> App:
     """Return Latimer over llama-server."""
-    return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, store="off")
+    return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, **BARE)
+
+
+def observed(_burst: bool) -> App:
+    """Return Latimer over llama-server, with metrics and a request log, which a thread writes."""
+    options: Any = {**BARE, "metrics": True, "observers": [RequestLog(NULL.write)]}
+    return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, **options)
 
 
 def over_pool(count: int, **options: Any) -> App:
     """Return Latimer over a model of some llama-servers."""
     engines = [LlamaServer(f"http://127.0.0.{index}:9") for index in range(1, count + 1)]
     pool = Pool("m", [Replica(f"e{index}", engine) for index, engine in enumerate(engines)])
-    app = OpenAIAdapter([ModelEntry(pool, ("m",))], store="off", **options)
+    app = OpenAIAdapter([ModelEntry(pool, ("m",))], **{**BARE, **options})
 
     async def release() -> None:
         for engine in engines:
@@ -315,10 +331,15 @@ def translator(_burst: bool) -> App:
 APPS = {
     "": prepared,
     "over llama-server: ": over_llama_server,
+    "observed, over llama-server: ": observed,
     "over a pool of one: ": over_one,
     "over a pool of four, with limits: ": over_four,
 }
-TIMED = {"over llama-server: ": over_llama_server, "py-translate: ": translator}
+TIMED = {
+    "over llama-server: ": over_llama_server,
+    "observed, over llama-server: ": observed,
+    "py-translate: ": translator,
+}
 
 
 class Kind(NamedTuple):
@@ -378,6 +399,21 @@ async def block(app: App, path: str, data: bytes) -> float:
     return (time.process_time_ns() - before) / 1e3 / REQUESTS
 
 
+async def after(app: App, path: str, data: bytes) -> float:
+    """Return the CPU time of a request's observers, which take many requests together."""
+    if not isinstance(app, OpenAIAdapter) or not app._service.observers:
+        return 0.0
+    _observe(app)
+    for _ in range(MOST_UNSEEN - 1):
+        await request(app, path, data)
+    before = time.process_time_ns()
+    _observe(app)
+    # The thread that writes the log.
+    while NULL.waiting:
+        time.sleep(0.001)  # noqa: ASYNC251
+    return (time.process_time_ns() - before) / 1e3 / (MOST_UNSEEN - 1)
+
+
 def turn() -> dict[str, float]:
     """Return the CPU time of each kind of request and token, in microseconds."""
     import uvloop
@@ -411,6 +447,11 @@ async def _timed(apps: Mapping[str, App], name: str, path: str, kind: Kind) -> d
                 # The first requests fill caches.
                 if number:
                     times.setdefault((place, body), []).append(one)
+    for place, app in apps.items():
+        for body in bodies:
+            # A timer takes them too early at times, which leaves few.
+            most = sorted([await after(app, path, body) for _ in range(9)])
+            times[place, body] = [one + most[4] for one in times[place, body]]
     least = {key: sorted(found)[BLOCKS // 50] for key, found in times.items()}
     if not kind.is_token:
         return {place + name: least[place, bodies[0]] for place in apps}
@@ -418,6 +459,12 @@ async def _timed(apps: Mapping[str, App], name: str, path: str, kind: Kind) -> d
     return {
         place + name: (least[place, long] - least[place, short]) / (LONG - SHORT) for place in apps
     }
+
+
+def _observe(app: App) -> None:
+    """Let observers take the requests that have ended."""
+    if isinstance(app, OpenAIAdapter) and app._service.observers:
+        app._service.observe()
 
 
 async def _close(app: App) -> None:
@@ -450,10 +497,12 @@ def print_times(turns: int, before: Path | None) -> None:
     for _ in range(turns):
         for name, tree in trees.items():
             found[name].append(in_checkout(tree, "--time"))
-    latimer, peer = TIMED
+    *places, peer = TIMED
     for kind in found["now"][0]:
-        if kind.startswith(latimer):
-            own = peer + kind.removeprefix(latimer)
+        for place in places:
+            if not kind.startswith(place):
+                continue
+            own = peer + kind.removeprefix(place)
             for name, all_turns in found.items():
                 times = [one[kind] for one in all_turns]
                 ratios = [one[kind] / one[own] for one in all_turns]

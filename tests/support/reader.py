@@ -199,6 +199,7 @@ class Reader:
             "latimer check": self._check,
             "latimer conform": self._conform,
             "latimer store": self._store,
+            "latimer top": self._top,
             "lm_eval --model": self._lm_eval,
             "pytest --pyargs": self._pytest,
             "curl": self._curl,
@@ -235,6 +236,9 @@ class Reader:
 
     def _store(self, *words: str) -> None:
         self._output(*words)
+
+    def _top(self, *words: str) -> None:
+        assert "demo" in self._output(*words)
 
     def _conform(self, *words: str) -> None:
         if "--diff" in words:

@@ -21,6 +21,9 @@ from typing import Any
 import uvicorn
 from latimer.adapter.cli.protocol import Protocol
 
+# The settings of servers whose log has only lines about themselves.
+QUIET = {"LATIMER_LOG_REQUESTS": "false"}
+
 
 def free_port() -> int:
     """Return a free port."""
@@ -203,7 +206,7 @@ def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
         ["latimer", "serve", *arguments, "--port", str(port)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **environment},
+        env={**os.environ, **QUIET, **environment},
     )
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process)
@@ -227,7 +230,7 @@ def begun(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Pope
         ["latimer", "serve", *arguments, "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "LATIMER_REASONING_KEY": "test", **environment},
+        env={**os.environ, **QUIET, "LATIMER_REASONING_KEY": "test", **environment},
     )
     try:
         assert process.stderr is not None

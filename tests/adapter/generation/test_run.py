@@ -1,12 +1,14 @@
-"""Tests of the generation loop: calls of observers, and the reply that a stream adds up to."""
+"""Tests of the generation loop: what is measured, and the reply that a stream adds up to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from latimer.adapter.record import Record
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
@@ -44,26 +46,29 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Recorder:
-    """An observer that records its calls."""
+    """An observer that keeps what was measured."""
 
     def __init__(self, keeps: bool) -> None:
         self.keeps = keeps
-        self.seen: list[str] = []
-        self.usage: Any = None
-        self.reply: Mapping[str, Any] | None = None
+        self.records: list[Record] = []
 
-    def start(self) -> None:
-        """Record the call."""
-        self.seen.append("start")
+    def take(self, ended: Sequence[Record]) -> None:
+        """Keep what was measured."""
+        self.records += ended
 
-    def first_token(self) -> None:
-        """Record the call."""
-        self.seen.append("first token")
 
-    def finish(self, usage: Any, reply: Mapping[str, Any] | None) -> None:
-        """Record the call and keep its arguments."""
-        self.seen.append("finish")
-        self.usage, self.reply = usage, reply
+@contextmanager
+def observed(app: Any, keeps: bool) -> Iterator[Recorder]:
+    """Observe the requests of an app."""
+    service, recorder = app.service, Recorder(keeps)
+    service.observe()
+    before = service.observers, service.keeps
+    service.observers, service.keeps = [recorder], keeps
+    try:
+        yield recorder
+        service.observe()
+    finally:
+        service.observers, service.keeps = before
 
 
 def alike(reply: Any) -> Any:
@@ -86,18 +91,11 @@ async def test_a_stream_comes_to_its_reply(apps: Any, client_of: Any, name: str)
     app = apps("llama_cpp")
     path, body = BODIES[name]
     body = {"model": "m", "max_tokens": 40, "temperature": 0, "seed": 7, **body}
-    recorders: list[Recorder] = []
-
-    def observers(_served: Any) -> list[Recorder]:
-        recorders.append(Recorder(keeps=True))
-        return recorders[-1:]
-
-    app._service.observers = observers
     async with client_of(app) as client:
-        whole = (await client.post(path, json=body)).json()
-        stream = await client.post(path, json={**body, "stream": True})
-    first, second = recorders
-    assert first.seen == second.seen == ["start", "first token", "finish"]
+        with observed(app, keeps=True) as recorder:
+            whole = (await client.post(path, json=body)).json()
+            stream = await client.post(path, json={**body, "stream": True})
+    first, second = recorder.records
     assert first.reply == whole
     assert second.reply is not None
     assert alike(second.reply) == alike(whole)
@@ -110,22 +108,44 @@ async def test_a_stream_comes_to_its_reply(apps: Any, client_of: Any, name: str)
 
 
 async def test_nothing_is_kept_for_nobody(apps: Any, client_of: Any) -> None:
-    """An observer that keeps no replies gets only the usage; a rejected request only starts."""
+    """Without an observer that keeps replies there is only the usage; a refused job has none."""
     app = apps("llama_cpp")
-    recorder = Recorder(keeps=False)
-    app._service.observers = lambda _served: [recorder]
     async with client_of(app) as client:
-        body = {
-            "model": "m",
-            "prompt": "1, 2, ",
-            "max_tokens": 3,
-            "stream": True,
-            "ignore_eos": True,
-        }
-        await client.post("/v1/completions", json=body)
-        assert (recorder.seen, recorder.reply) == (["start", "first token", "finish"], None)
-        assert recorder.usage["completion_tokens"] == 3
-        recorder.seen.clear()
-        refused = await client.post("/v1/completions", json={**body, "prompt": "a " * 9_000})
-        assert refused.status_code == 400
-        assert recorder.seen == ["start"]
+        with observed(app, keeps=False) as recorder:
+            await _two(client)
+    one, refused = recorder.records
+    assert one.usage is not None
+    assert (one.usage["completion_tokens"], one.reply) == (3, None)
+    assert one.arrivals is not None
+    assert one.begun < one.arrivals[0] < one.last < one.ended
+    assert len(one.arrivals) == 3
+    assert refused.begun
+    assert not refused.arrivals
+    assert refused.usage is None
+    assert (refused.failed, refused.error_code) == (400, "context_length_exceeded")
+
+
+async def test_times_of_plain_responses_are_not_measured(apps: Any, client_of: Any) -> None:
+    """The tokens of a plain response arrive together, so their times are no measurement."""
+    app = apps("llama_cpp")
+    with observed(app, keeps=False) as recorder:
+        async with client_of(app) as client:
+            body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 3}
+            await client.post("/v1/completions", json=body)
+    (one,) = recorder.records
+    assert one.arrivals is None
+    assert one.begun < one.last < one.ended
+
+
+async def _two(client: Any) -> None:
+    """Send a stream of three tokens, and a request beyond the context."""
+    body = {
+        "model": "m",
+        "prompt": "1, 2, ",
+        "max_tokens": 3,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    await client.post("/v1/completions", json=body)
+    refused = await client.post("/v1/completions", json={**body, "prompt": "a " * 9_000})
+    assert refused.status_code == 400

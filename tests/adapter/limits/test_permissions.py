@@ -141,7 +141,7 @@ def test_every_path_is_tested() -> None:
     known = {path.removeprefix("/v1") for path in (*NAMING, *FIRST)}
     others = {"/models", "/models/{name:path}", "/conversations", "/responses/compact"}
     assert known | stored | others == ROUTES.keys()
-    assert OPEN_ROUTES.keys() == {"/health"}
+    assert OPEN_ROUTES.keys() == {"/health", "/ready"}
 
 
 async def test_a_fallback_needs_permission() -> None:

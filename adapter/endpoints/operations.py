@@ -1,0 +1,73 @@
+"""Paths for operators: `GET /ready` and `GET /metrics`; `models.health` is `GET /health`."""
+
+from __future__ import annotations
+
+import orjson
+
+from ...backends import offload
+from ...backends.errors import EngineUnavailable
+from ..errors import ShuttingDown, StoreUnavailable
+from ..metrics import Metrics
+from ..readiness import SERVING, ModelState, States, states_of
+from ..request import Exchange
+from ..service import Service
+from .models import STORE_REASONS
+
+# Seconds that an engine may take to answer, for `/ready` and for `/metrics`.
+_READY, _SCRAPE = 1.0, 0.25
+
+
+class EngineLoading(EngineUnavailable):
+    """An engine that loads its model."""
+
+    code = "engine_loading"
+
+
+async def ready(exchange: Exchange, service: Service) -> None:
+    """Respond with 200 if requests are served now, and else with a 503 that says why not.
+
+    Models that stand alone must all be ready. Of models with several engines, one is enough.
+
+    Raises:
+        ShuttingDown: the server drains.
+        StoreUnavailable: a required store does not work.
+        EngineUnavailable: an engine does not answer, or loads its model.
+    """
+    if service.is_draining:
+        raise ShuttingDown
+    if service.store is not None and service.store.place.required:
+        state = service.store.status().state
+        if state != "ok":
+            raise StoreUnavailable(STORE_REASONS[state])
+    states = await states_of(service, _READY)
+    missing = [one for one in states if not one.serves]
+    pooled = [one for one in states if one.pool is not None]
+    if any(one.pool is None for one in missing) or (pooled and not any(o.serves for o in pooled)):
+        raise _error(missing)
+    await exchange.reply(200, orjson.dumps({"status": "ready"}))
+
+
+def _error(missing: States) -> EngineUnavailable:
+    """Return the error for models that are not served."""
+    engines = [engine for one in missing for engine in one.engines if engine.state not in SERVING]
+    are_loading = all(engine.state == "loading" for engine in engines)
+    message = " ".join(map(_words, missing))
+    return EngineLoading(message) if are_loading else EngineUnavailable(message)
+
+
+def _words(model: ModelState) -> str:
+    reasons = "; ".join(
+        f"{engine.name} is {engine.state}" + (f": {engine.reason}" if engine.reason else "")
+        for engine in model.engines
+    )
+    return f"The model{' ' * bool(model.name)}{model.name} is not served: {reasons.rstrip('.')}."
+
+
+async def metrics(exchange: Exchange, service: Service) -> None:
+    """Send the metrics in Prometheus' text format, or in OpenMetrics' if the scraper accepts it."""
+    found = next(one for one in service.observers if isinstance(one, Metrics))
+    snapshot = found.snapshot(service, await states_of(service, _SCRAPE))
+    accept = exchange.headers.get("accept", "")
+    # Thousands of lines; the text is made in a thread.
+    body, content_type = await offload.run(offload.UNKNOWN, snapshot.text, accept)
+    await exchange.reply(200, body, content_type.encode())

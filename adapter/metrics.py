@@ -1,0 +1,510 @@
+"""Metrics for Prometheus: what requests and engines did, under the names and buckets of vLLM.
+
+Requests add to plain numbers, a few at a time (`Metrics.take`). A scrape makes samples of them.
+`prometheus_client`'s own counters would take a lock and several calls for each value.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import accumulate
+from operator import sub
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from ..backends.fleet.replica import State
+from ..schemas.openai.common import Usage
+from .readiness import States
+from .record import OTHER, Record, engine_name
+from .service import Observer, Service
+from .store.records import Status
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Names: TypeAlias = Literal["latimer", "vllm"]
+
+# The prefixes of names.
+OWN, VLLM = "latimer_", "vllm:"
+_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_DURATION = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_BETWEEN_TOKENS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+_LENGTH = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+_OVERHEAD = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A metric.
+
+    Args:
+        name: its name without a prefix; that of a counter without `_total`.
+        text: its help.
+        labels: the names of its labels.
+        is_own: True if vLLM has no such metric.
+        buckets: the upper bounds of a histogram.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[str, ...]
+    is_own: bool = False
+    buckets: tuple[float, ...] = ()
+
+
+_MODEL, _ENGINE = ("model_name",), ("model_name", "engine")
+_own = partial(Row, is_own=True)
+_histogram = partial(Row, kind="histogram", labels=_ENGINE)
+
+# The histograms of all requests that have succeeded, then those of streams, in the order in which
+# `Metrics.end` has their values.
+_OF_ALL = (
+    _histogram(
+        "e2e_request_latency_seconds",
+        text="Duration of a request that succeeded, from its arrival to its last byte.",
+        buckets=_DURATION,
+    ),
+    _histogram(
+        "request_queue_time_seconds",
+        text="Wait of a request for a place on an engine.",
+        buckets=_DURATION,
+    ),
+    _histogram(
+        "adapter_overhead_seconds",
+        text="Time of a request in Latimer: from its arrival to the engine, and from the engine's "
+        "last token to the last byte.",
+        buckets=_OVERHEAD,
+        is_own=True,
+    ),
+    _histogram("request_prompt_tokens", text="Prompt tokens of a request.", buckets=_LENGTH),
+    _histogram("request_generation_tokens", text="Generated tokens of a request.", buckets=_LENGTH),
+)
+_OF_STREAMS = (
+    _histogram(
+        "time_to_first_token_seconds",
+        text="Time from the arrival of a streamed request to its first token.",
+        buckets=_FIRST_TOKEN,
+    ),
+    _histogram(
+        "request_prefill_time_seconds",
+        text="Time of a streamed request on its engine before the first token.",
+        buckets=_DURATION,
+    ),
+    _histogram(
+        "request_decode_time_seconds",
+        text="Time of a streamed request from its first token to its last.",
+        buckets=_DURATION,
+    ),
+    _histogram(
+        "request_time_per_output_token_seconds",
+        text="Mean time between two tokens of a streamed request.",
+        buckets=_BETWEEN_TOKENS,
+    ),
+)
+_BETWEEN = _histogram(
+    "inter_token_latency_seconds",
+    text="Time between two tokens of a stream with one choice, as they arrive.",
+    buckets=_BETWEEN_TOKENS,
+)
+# The counters of tokens, by the attributes of `Series` with their values.
+_TOKENS: Mapping[str, Row] = {
+    "prompt": Row("prompt_tokens", "counter", "Prompt tokens.", _ENGINE),
+    "generated": Row("generation_tokens", "counter", "Generated tokens.", _ENGINE),
+    "looked_up": Row(
+        "prefix_cache_queries", "counter", "Prompt tokens that were looked up in a cache.", _ENGINE
+    ),
+    "cached": Row("prefix_cache_hits", "counter", "Prompt tokens that came from a cache.", _ENGINE),
+    "reasoning": _own("reasoning_tokens", "counter", "Generated tokens of reasoning.", _ENGINE),
+    "drafted": Row("spec_decode_num_draft_tokens", "counter", "Drafted tokens.", _ENGINE),
+    "accepted": Row(
+        "spec_decode_num_accepted_tokens", "counter", "Drafted tokens that were used.", _ENGINE
+    ),
+}
+_FINISHED = Row(
+    "request_success",
+    "counter",
+    "Choices by the reason of their end; error for a request that failed on an engine, and abort "
+    "for one whose client disconnected.",
+    (*_ENGINE, "finished_reason"),
+)
+_AFFINITY = _own(
+    "affinity_requests",
+    "counter",
+    "Requests of models with several engines, by whether their engine had the prompt.",
+    (*_ENGINE, "result"),
+)
+_REQUESTS = _own(
+    "requests",
+    "counter",
+    "Requests by path and HTTP status; 499 if the client disconnected before the response.",
+    ("model_name", "endpoint", "status"),
+)
+_GONE = _own(
+    "client_disconnects", "counter", "Requests whose client disconnected before the end.", _MODEL
+)
+_REFUSED = _own(
+    "limit_refusals",
+    "counter",
+    "Requests refused with a 429: by a limit of their key, or because the queue is full.",
+    ("limit",),
+)
+_RUNNING = Row("num_requests_running", "gauge", "Calls that an engine runs.", _ENGINE)
+_WAITING = Row("num_requests_waiting", "gauge", "Requests that wait for an engine.", _MODEL)
+_CACHE = Row(
+    "kv_cache_usage_perc",
+    "gauge",
+    "Share of the KV cache that running calls take, from 0 to 1; only of engines that report it.",
+    _ENGINE,
+)
+_STATE = _own("engine_state", "gauge", "1 for the state of an engine.", (*_ENGINE, "state"))
+_RETRIES = _own("engine_retries", "counter", "Calls sent again to another engine.", _MODEL)
+_EJECTIONS = _own("engine_ejections", "counter", "Ejections of an engine that failed.", ("engine",))
+_LOADS = _own("model_loads", "counter", "Loads of an engine's model.", ("engine",))
+_EVICTIONS = _own(
+    "model_evictions",
+    "counter",
+    "Unloads of an engine's model, for another one or because it was idle.",
+    ("engine",),
+)
+_STORE_QUEUE = _own("store_queue_objects", "gauge", "Objects that wait for the store.", ())
+_STORE_LOST = _own("store_lost_objects", "counter", "Objects that the store has not kept.", ())
+_STORE_UP = _own("store_up", "gauge", "1 if the store works.", ())
+_BUILD = _own("build_info", "gauge", "Latimer's version.", ("version",))
+
+ROWS: tuple[Row, ...] = (
+    _RUNNING, _WAITING, _CACHE, _STATE, *_OF_STREAMS, _BETWEEN, *_OF_ALL, *_TOKENS.values(),
+    _FINISHED, _REQUESTS, _GONE, _REFUSED, _AFFINITY, _RETRIES, _EJECTIONS, _LOADS, _EVICTIONS,
+    _STORE_QUEUE, _STORE_LOST, _STORE_UP, _BUILD,
+)  # fmt: skip
+
+# The requests that wait for their histograms: about a millisecond of work.
+_MOST_ROWS = 512
+# The reasons that every model has from the start.
+_REASONS = ("stop", "length", "tool_calls", "error", "abort")
+_LIMITS = ("requests", "tokens", "concurrent", "queue")
+
+
+class Histogram:
+    """The values of a histogram: how many there are in each bucket, and their sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def copy(self) -> Histogram:
+        """Return a histogram with the same values."""
+        copy = Histogram(self.bounds)
+        copy.counts, copy.total = [*self.counts], self.total
+        return copy
+
+    def add(self, values: Iterable[float]) -> None:
+        """Add values; many at once take a fifth of the time for each."""
+        ordered = sorted(values)
+        before = 0
+        for index, bound in enumerate(self.bounds):
+            # Most values are in the first buckets.
+            if before == len(ordered):
+                break
+            upto = bisect_right(ordered, bound, before)
+            self.counts[index] += upto - before
+            before = upto
+        self.counts[-1] += len(ordered) - before
+        self.total += sum(ordered)
+
+    def add_gaps(self, record: Record) -> None:
+        """Add the times between the tokens of a stream; those of several choices are mixed."""
+        arrivals = record.arrivals
+        if arrivals and record.count == 1:
+            self.add(map(sub, arrivals[1:], arrivals))
+
+
+class Series:
+    """The sums of the requests of one model on one engine.
+
+    Attributes:
+        rows: the values for each of the histograms `of_all`, which they do not have yet;
+            `stream_rows` those for `of_streams`.
+        shown: what a scrape has shown of generated tokens, which must not become less.
+    """
+
+    __slots__ = (
+        "accepted", "affinity", "between", "cached", "drafted", "finished", "generated", "of_all",
+        "of_streams", "prompt", "reasoning", "rows", "shown", "stream_rows",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.of_all = [Histogram(row.buckets) for row in _OF_ALL]
+        self.of_streams = [Histogram(row.buckets) for row in _OF_STREAMS]
+        self.between = Histogram(_BETWEEN_TOKENS)
+        self.rows: list[tuple[float, ...]] = []
+        self.stream_rows: list[tuple[float, ...]] = []
+        self.prompt = self.generated = self.cached = self.reasoning = 0
+        self.drafted = self.accepted = 0
+        self.finished: dict[str, int] = dict.fromkeys(_REASONS, 0)
+        self.affinity: dict[str, int] = {}
+        self.shown = 0
+
+    @property
+    def looked_up(self) -> int:
+        """The number of prompt tokens that were looked up in a cache, which are all."""
+        return self.prompt
+
+    def add(self, record: Record, usage: Usage) -> None:
+        """Add a request that has succeeded."""
+        finished, party = self.finished, record.party
+        prompt, generated = usage["prompt_tokens"], usage["completion_tokens"]
+        self.prompt += prompt
+        self.generated += generated
+        for index, finish in enumerate(record.finishes):
+            reason = record.reasons[index] or "stop"
+            finished[reason] = finished.get(reason, 0) + 1
+            if not index % record.choices_per_prompt:
+                self.cached += finish.cached_tokens
+            if finish.accepted_tokens or finish.rejected_tokens:
+                self.drafted += finish.accepted_tokens + finish.rejected_tokens
+                self.accepted += finish.accepted_tokens
+        if "completion_tokens_details" in usage:
+            self.reasoning += usage["completion_tokens_details"]["reasoning_tokens"]
+        waited = 0.0
+        if party is not None:
+            waited = party.waited
+            if party.affinity:
+                self.affinity[party.affinity] = self.affinity.get(party.affinity, 0) + 1
+        begun_at, begun, last, end = record.begun_at, record.begun, record.last, record.ended
+        values: tuple[float, ...]
+        values = end - begun_at, waited, begun - begun_at + end - last, prompt, generated
+        self.rows.append(values)
+        if record.arrivals:
+            first = record.arrivals[0]
+            decode = record.arrivals[-1] - first
+            between = decode / (generated - 1) if generated > 1 else 0.0
+            values = first - begun_at, first - begun - waited, decode, between
+            self.stream_rows.append(values)
+            self.between.add_gaps(record)
+        if len(self.rows) >= _MOST_ROWS:
+            self.fold()
+
+    def fold(self) -> None:
+        """Add the rows to their histograms."""
+        for rows, histograms in ((self.rows, self.of_all), (self.stream_rows, self.of_streams)):
+            if rows:
+                for histogram, column in zip(histograms, zip(*rows, strict=True), strict=True):
+                    histogram.add(column)
+                rows.clear()
+
+    def copy(self) -> Series:
+        """Return a series with the same values."""
+        self.fold()
+        copy = Series()
+        copy.of_all = [one.copy() for one in self.of_all]
+        copy.of_streams = [one.copy() for one in self.of_streams]
+        copy.between = self.between.copy()
+        for name in _TOKENS.keys() - {"looked_up"}:
+            setattr(copy, name, getattr(self, name))
+        copy.finished, copy.affinity = {**self.finished}, {**self.affinity}
+        return copy
+
+
+class Metrics(Observer):
+    """The metrics of one app.
+
+    Args:
+        names: `vllm` for vLLM's names, where it has the metric.
+    """
+
+    keeps = False
+
+    def __init__(self, names: Names = "latimer") -> None:
+        self._names = names
+        self._series: dict[tuple[str, str], Series] = {}
+        self._requests: dict[tuple[str, str, int], int] = {}
+        self._gone: dict[str, int] = {}
+        self._refused = dict.fromkeys(_LIMITS, 0)
+
+    def take(self, ended: Sequence[Record]) -> None:
+        """Count requests."""
+        requests = self._requests
+        for record in ended:
+            model = record.model
+            if not record.is_detached:
+                key = model, record.endpoint, record.status
+                requests[key] = requests.get(key, 0) + 1
+            if record.is_left:
+                self._gone[model] = self._gone.get(model, 0) + 1
+            if record.usage is None:
+                self._failed(record)
+            else:
+                engine = record.engine
+                series = self._series.get((model, engine)) or self._new(model, engine)
+                series.add(record, record.usage)
+
+    def _new(self, model: str, engine: str) -> Series:
+        return self._series.setdefault((model, engine), Series())
+
+    def _failed(self, record: Record) -> None:
+        """Count a request without usage: it was refused, or it failed."""
+        if record.limit:
+            self._refused[record.limit] += 1
+        elif record.begun:
+            series = self._new(record.model, record.engine)
+            if record.is_left:
+                series.finished["abort"] += 1
+            elif record.failed >= 500:
+                series.finished["error"] += 1
+            # What was generated until then.
+            series.generated += len(record.arrivals or ())
+            series.between.add_gaps(record)
+
+    def snapshot(self, service: Service, states: States) -> Snapshot:
+        """Return the values now, with those of streams that run."""
+        service.observe()
+        for model in states:
+            for engine in model.engines:
+                # Series without values exist from the start.
+                self._new(model.name or OTHER, engine.name)
+        copies = {key: one.copy() for key, one in self._series.items()}
+        for exchange in service.running:
+            record = exchange.record
+            if record is not None and record.arrivals:
+                party = record.party
+                name = party.engine if party is not None else ""
+                copy = copies.get((exchange.model, name or engine_name(record.engine)))
+                if copy is not None:
+                    copy.generated += len(record.arrivals)
+                    copy.between.add_gaps(record)
+        for key, copy in copies.items():
+            # Tokens that arrive together are one event, and a stop sequence removes some.
+            one = self._series[key]
+            one.shown = copy.generated = max(one.shown, copy.generated)
+        store = None if service.store is None else service.store.status()
+        return Snapshot(
+            self._names, copies, {**self._requests}, {**self._gone}, {**self._refused}, states,
+            store,
+        )  # fmt: skip
+
+
+@dataclass(eq=False, slots=True)
+class Snapshot:
+    """The values of all metrics at one time; a collector of `prometheus_client`.
+
+    Args:
+        series: by model and engine.
+        requests: by model, path and status.
+        gone: by model; `refused`: by limit.
+    """
+
+    names: Names
+    series: Mapping[tuple[str, str], Series]
+    requests: Mapping[tuple[str, str, int], int]
+    gone: Mapping[str, int]
+    refused: Mapping[str, int]
+    states: States
+    store: Status | None
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics and their content type, for a scraper's `Accept` header."""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        encode, content_type = choose_encoder(accept)
+        return encode(registry), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric of `ROWS`."""
+        yield from self._of_series()
+        yield from self._of_states()
+        yield self._numbers(_REQUESTS, self.requests)
+        yield self._numbers(_GONE, {(model,): count for model, count in self.gone.items()})
+        yield self._numbers(_REFUSED, {(limit,): count for limit, count in self.refused.items()})
+        if self.store is not None:
+            state, waiting, lost = self.store
+            yield self._numbers(_STORE_QUEUE, {(): waiting})
+            yield self._numbers(_STORE_LOST, {(): lost})
+            yield self._numbers(_STORE_UP, {(): int(state == "ok")})
+        yield self._numbers(_BUILD, {(version("latimer"),): 1})
+
+    def _of_series(self) -> Iterator[Metric]:
+        all_series = self.series.items()
+        for index, row in enumerate(_OF_ALL):
+            yield self._histograms(row, {key: one.of_all[index] for key, one in all_series})
+        for index, row in enumerate(_OF_STREAMS):
+            yield self._histograms(row, {key: one.of_streams[index] for key, one in all_series})
+        yield self._histograms(_BETWEEN, {key: one.between for key, one in all_series})
+        for name, row in _TOKENS.items():
+            yield self._numbers(row, {key: getattr(one, name) for key, one in all_series})
+        for row, name in ((_FINISHED, "finished"), (_AFFINITY, "affinity")):
+            counts = {
+                (*key, label): count
+                for key, one in all_series
+                for label, count in getattr(one, name).items()
+            }
+            yield self._numbers(row, counts)
+
+    def _of_states(self) -> Iterator[Metric]:
+        engines = [(model, engine) for model in self.states for engine in model.engines]
+        keys = [(model.name or OTHER, engine.name) for model, engine in engines]
+        loads = dict(zip(keys, (engine.load for _, engine in engines), strict=True))
+        yield self._numbers(_RUNNING, {key: load.running for key, load in loads.items()})
+        waiting = {(model.name or OTHER,): model.waiting for model in self.states}
+        yield self._numbers(_WAITING, waiting)
+        yield self._numbers(
+            _CACHE,
+            {key: load.cache for key, load in loads.items() if load.cache is not None},
+        )
+        states = {
+            (*key, state): int(engine.state == state)
+            for key, (_, engine) in zip(keys, engines, strict=True)
+            for state in get_args(State)
+        }
+        yield self._numbers(_STATE, states)
+        pools = [one.pool for one in self.states if one.pool is not None]
+        retries = {(one.name,): one.pool.retries for one in self.states if one.pool is not None}
+        yield self._numbers(_RETRIES, retries)
+        replicas = {one.name: one for pool in pools for one in pool.replicas}
+        yield self._numbers(_EJECTIONS, {(n,): one.ejections for n, one in replicas.items()})
+        loaders = {name: one.loader for name, one in replicas.items() if one.loader is not None}
+        yield self._numbers(_LOADS, {(name,): one.loads for name, one in loaders.items()})
+        yield self._numbers(_EVICTIONS, {(name,): one.unloads for name, one in loaders.items()})
+
+    def _name(self, row: Row) -> str:
+        prefix = VLLM if self.names == "vllm" and not row.is_own else OWN
+        return prefix + row.name
+
+    def _numbers(self, row: Row, values: Mapping[tuple[Any, ...], float]) -> Metric:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+        metric: Metric = kind(self._name(row), row.text, labels=row.labels)
+        for labels, value in values.items():
+            metric.add_metric([*map(str, labels)], value)  # type: ignore[attr-defined]
+        return metric
+
+    def _histograms(self, row: Row, values: Mapping[tuple[str, str], Histogram]) -> Metric:
+        from prometheus_client.core import HistogramMetricFamily
+
+        metric = HistogramMetricFamily(self._name(row), row.text, labels=row.labels)
+        bounds = [*map(str, row.buckets), "+Inf"]
+        for labels, one in values.items():
+            buckets = [*zip(bounds, accumulate(one.counts), strict=True)]
+            metric.add_metric(labels, buckets, one.total)
+        return metric

@@ -1,0 +1,110 @@
+"""The states of the engines: what `/ready`, `/metrics` and `latimer top` say about them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple, TypeAlias
+
+from ..backends.base import Backend, Load
+from ..backends.errors import LatimerError
+from ..backends.fleet.pool import Pool
+from ..backends.fleet.replica import State
+from .record import engine_name
+from .service import ModelEntry, Service
+
+# The states in which a model accepts requests; an unloaded one is loaded for them.
+SERVING: frozenset[State] = frozenset({"ready", "unloaded"})
+
+_IDLE = Load(0, 0)
+
+
+class EngineState(NamedTuple):
+    """An engine of a model, and what it does now.
+
+    Args:
+        reason: why it does not serve; empty if it does.
+    """
+
+    name: str
+    state: State
+    reason: str
+    load: Load
+
+
+class ModelState(NamedTuple):
+    """A model and its engines.
+
+    Args:
+        name: its first name; empty if no engine has reported it yet.
+        waiting: the number of requests that wait for one of the engines.
+        pool: the model, if it has several engines.
+    """
+
+    name: str
+    waiting: int
+    engines: tuple[EngineState, ...]
+    pool: Pool | None
+
+    @property
+    def serves(self) -> bool:
+        """True if the model accepts requests now."""
+        return any(engine.state in SERVING for engine in self.engines)
+
+
+States: TypeAlias = list[ModelState]
+
+
+async def states_of(service: Service, patience: float) -> States:
+    """Return the states of all models.
+
+    Args:
+        patience: the seconds that the only engine of a model may take to answer.
+    """
+    return [
+        await _of_backend(service, entry, patience) if entry.pool is None else _of_pool(entry)
+        for entry in service.entries
+    ]
+
+
+def _of_pool(entry: ModelEntry) -> ModelState:
+    pool = entry.pool
+    assert pool is not None
+    engines = []
+    for one in pool.replicas:
+        load = one.backend.load()
+        cache = None if load is None else load.cache
+        engines.append(EngineState(one.name, one.state, one.reason, Load(one.running, 0, cache)))
+    names = entry.names or ((pool.known.name,) if pool.known is not None else (pool.name,))
+    return ModelState(names[0], pool.waiting, tuple(engines), pool)
+
+
+async def _of_backend(service: Service, entry: ModelEntry, patience: float) -> ModelState:
+    backend = entry.backend
+    state, reason = await _asked(service, backend, patience)
+    name = entry.names[0] if entry.names else ""
+    if not name and state == "ready":
+        try:
+            name = (await backend.model()).name
+        except LatimerError as error:
+            state, reason = "unavailable", error.message
+    load = backend.load() or _IDLE
+    engine = EngineState(engine_name(backend.capabilities.engine), state, reason, load)
+    return ModelState(name, load.waiting, (engine,), None)
+
+
+async def _asked(service: Service, backend: Backend, patience: float) -> tuple[State, str]:
+    """Return the state of an engine, which is asked once at a time."""
+    task = service.asked.get(backend)
+    if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+        task = service.asked[backend] = asyncio.create_task(backend.health())
+        # Retrieves the error, since nobody may wait for it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([task], timeout=patience)
+    if not task.done():
+        return "loading", f"The engine has not answered within {patience:g} s."
+    error = None if task.cancelled() else task.exception()
+    if error is None:
+        return "ready", ""
+    if isinstance(error, LatimerError):
+        return "unavailable", error.message
+    raise error

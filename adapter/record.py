@@ -1,0 +1,96 @@
+"""The measurements of a request, for its observers.
+
+The path of a request notes a few times, and keeps what it has made anyway. Observers
+(`service.Observer`) do the rest after its end, for several requests together. So a token costs no
+call more, and a request a few. A record holds nothing that is large.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+from ..backends.base import Finish
+from ..backends.errors import Busy
+from ..backends.queue import Ticket
+from ..schemas.openai.common import FinishReason, Usage
+
+# The endpoint of requests for paths that no route has, and the model of those for no model or for
+# a name that no model has. Clients make up both.
+OTHER = "other"
+# The status of a request whose client disconnected before the response.
+GONE = 499
+
+# Names of kinds of engines in metrics and logs, instead of those in messages.
+_KINDS = {"llama.cpp in process": "llama_cpp", "llama-server": "llama_server"}
+
+
+@cache
+def engine_name(kind: str) -> str:
+    """Return the name of a kind of engines in metrics."""
+    return _KINDS.get(kind, kind)
+
+
+class Record:
+    """The measurements of a request; times are those of `time.perf_counter`, 0 if unknown.
+
+    Attributes:
+        keeps: True to get the response object of a stream too, as a plain response would have it.
+        method, path, client: of the request; the client is its address, if it is known.
+        request_id: the id that its response names.
+        forwarded: the headers that its calls of engines have too, by their fields in logs.
+        endpoint: the path of its route, with the names of parameters.
+        model: the first name of its model; `OTHER` without one.
+        engine: the name of its engine in a fleet, or else the kind of it.
+        party: the request as the queue of its engine knows it.
+        key: the name of its API key's table, or a hash of the key; empty without a key.
+        end_user: the end user that it names.
+        begun_at: the time at which it arrived.
+        begun: the time at which the engine gets its jobs.
+        arrivals: the times at which tokens of a stream arrived; those that arrive together have
+            one. None for plain responses.
+        last: the time at which the engine's last events arrived.
+        ended: the time of its end.
+        status: the status of the response, or `GONE`.
+        is_stream: True if the response is a stream.
+        is_left: True if the client disconnected before the end.
+        is_detached: True for work that outlives its request.
+        count: the number of its choices.
+        usage, finishes, reasons: the token counts, the ends of the choices, and their finish
+            reasons, if it has succeeded.
+        choices_per_prompt: how many of these each prompt has.
+        reply: the response object, if `keeps` is set.
+        failed: the status of the error that ended it, also in a stream; 0 without one.
+        error_code: the code of this error.
+        limit: the limit that it exceeded: `requests`, `tokens` or `concurrent` of its key, or the
+            `queue`.
+    """
+
+    # Most requests leave most of these values as they are.
+    keeps = is_stream = is_left = is_detached = False
+    forwarded: Mapping[str, str] | None = None
+    method = path = client = request_id = endpoint = model = engine = key = end_user = (
+        error_code
+    ) = limit = ""
+    party: Ticket | None = None
+    begun_at = begun = last = ended = 0.0
+    arrivals: array[float] | None = None
+    status = failed = 0
+    count = choices_per_prompt = 1
+    usage: Usage | None = None
+    finishes: Sequence[Finish] = ()
+    reasons: Sequence[FinishReason | None] = ()
+    reply: Mapping[str, Any] | None = None
+
+    def begin(self, engine: str, party: Ticket | None) -> None:
+        """Note that the engine gets the request's jobs now."""
+        self.engine, self.party, self.begun = engine, party, perf_counter()
+
+    def fail(self, error: Exception) -> None:
+        """Note the error that ended the request; the error itself would keep all of it."""
+        self.failed = int(getattr(error, "status_code", getattr(error, "status", 500)))
+        self.error_code = str(getattr(error, "code", None) or self.failed)
+        self.limit = "queue" if isinstance(error, Busy) else getattr(error, "limit", "")

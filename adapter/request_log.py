@@ -1,0 +1,227 @@
+"""The request log: one line for each request, at its end, as JSON or for people.
+
+A line has no prompt, no answer and no key. Lines are written in a thread, so that a slow reader
+does not delay requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import orjson
+from typing_extensions import override
+
+from .errors import in_log, printable
+from .record import Record
+from .service import Observer
+
+Format: TypeAlias = Literal["text", "json"]
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+# The paths of operators' probes, which would fill the log.
+UNLOGGED = frozenset({"/health", "/ready", "/metrics"})
+# The bytes of lines that wait for a slow reader; more are dropped, and counted.
+MOST_WAITING = 2**22
+# Seconds for the last lines at the end.
+_LAST = 1.0
+
+
+class Writer:
+    """A thread that writes to a file descriptor.
+
+    Attributes:
+        dropped: the number of writes that were dropped, because the reader was too slow.
+    """
+
+    def __init__(self, descriptor: int = 2) -> None:
+        self._descriptor = descriptor
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        # The bytes that were given, and those that the thread has written.
+        self._given = self._written = self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="latimer-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """The bytes that are not written yet."""
+        return self._given - self._written
+
+    def write(self, data: bytes) -> None:
+        """Write data soon."""
+        if self.waiting + len(data) > MOST_WAITING:
+            self.dropped += 1
+            return
+        self._given += len(data)
+        self._queue.put(data)
+
+    def close(self) -> None:
+        """Write what is left, unless that takes too long."""
+        self._queue.put(None)
+        self._thread.join(_LAST)
+
+    def _run(self) -> None:
+        while (data := self._queue.get()) is not None:
+            size = len(data)
+            while data:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except OSError:
+                    # Nobody reads it.
+                    break
+            self._written += size
+
+
+_LINE = orjson.OPT_APPEND_NEWLINE
+
+
+class JsonFormatter(logging.Formatter):
+    """A formatter of other lines of the log, such as warnings, as JSON."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        event = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "event": "log",
+            "logger": record.name,
+            "message": super().format(record),
+        }
+        return orjson.dumps(event, None, orjson.OPT_UTC_Z).decode()
+
+
+class RequestLog(Observer):
+    """A log of requests.
+
+    Args:
+        write: takes lines of UTF-8, each with its end.
+        form: `json`, or `text` for people.
+        level: `info` for all requests; `warning` and `error` for those that failed here or on an
+            engine.
+        content: True to log the response object too, in JSON.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes], object],
+        form: Format = "json",
+        level: Level = "info",
+        content: bool = False,
+    ) -> None:
+        self.keeps = content
+        self._write = write
+        self._is_json = form == "json"
+        self._has_all = level in ("debug", "info")
+
+    def take(self, ended: Sequence[Record]) -> None:
+        """Write the lines of requests."""
+        # The clock of the records has no date.
+        offset = time.time() - time.perf_counter()
+        lines = []
+        for record in ended:
+            if record.endpoint in UNLOGGED:
+                continue
+            if self._has_all or record.status >= 500 or record.failed >= 500:
+                event = event_of(record, offset)
+                if record.reply is not None and self.keeps:
+                    event["response"] = record.reply
+                lines.append(orjson.dumps(event, None, _LINE) if self._is_json else line(event))
+        if lines:
+            self._write(b"".join(lines))
+
+
+# The ends of times: encoding a `datetime` takes as long as encoding the rest of a line.
+_MILLISECONDS = [f".{number:03}Z" for number in range(1000)]
+
+
+@lru_cache(4)
+def _second(second: int) -> str:
+    """Return a second since 1970 as its time in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+def event_of(record: Record, offset: float) -> dict[str, Any]:
+    """Return the fields of a request that apply; times are milliseconds, to the microsecond.
+
+    Every request takes this path, and `round` would take as long as all the rest.
+
+    Args:
+        offset: the difference between the time since 1970 and that of `time.perf_counter`.
+    """
+    begun_at, begun, ended = record.begun_at, record.begun, record.ended
+    at = ended + offset
+    event: dict[str, Any] = {
+        "time": _second(int(at)) + _MILLISECONDS[int(at % 1 * 1000)],
+        "level": "error" if record.status >= 500 or record.failed >= 500 else "info",
+        "event": "background" if record.is_detached else "request",
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "duration_ms": int((ended - begun_at) * 1e6) / 1e3,
+    }
+    if begun:
+        event["model"] = record.model
+        event["engine"] = record.engine
+        event["stream"] = record.is_stream
+        event["n"] = record.count
+        if record.party is not None and record.party.waited:
+            event["queue_ms"] = int(record.party.waited * 1e6) / 1e3
+        if record.arrivals:
+            event["ttft_ms"] = int((record.arrivals[0] - begun_at) * 1e6) / 1e3
+        if record.last:
+            event["overhead_ms"] = int((begun - begun_at + ended - record.last) * 1e6) / 1e3
+    usage = record.usage
+    if usage is not None:
+        event["prompt_tokens"] = usage["prompt_tokens"]
+        event["completion_tokens"] = usage["completion_tokens"]
+        if "prompt_tokens_details" in usage:
+            event["cached_tokens"] = usage["prompt_tokens_details"]["cached_tokens"]
+            event["reasoning_tokens"] = usage["completion_tokens_details"]["reasoning_tokens"]
+        if record.reasons:
+            event["finish_reason"] = record.reasons[0]
+    if record.failed:
+        event["error_code"] = record.error_code
+    if record.is_left:
+        event["client_gone"] = True
+    if record.forwarded:
+        event.update(record.forwarded)
+    if record.key:
+        event["key"] = record.key
+    if record.end_user:
+        event["user"] = in_log(record.end_user)
+    if record.client:
+        event["client"] = record.client
+    return event
+
+
+def line(event: Mapping[str, Any]) -> bytes:
+    """Return the event of a request as a line for people, in local time."""
+    at = datetime.fromisoformat(event["time"]).astimezone()
+    words = [f"{at:%H:%M:%S}", event["method"], event["path"], str(event["status"])]
+    if event["event"] != "request":
+        words.insert(1, event["event"])
+    seconds = event["duration_ms"] / 1e3
+    if "model" in event:
+        words.append(event["model"])
+    if "prompt_tokens" in event:
+        generated = event["completion_tokens"]
+        words.append(f"{event['prompt_tokens']}+{generated} tok")
+        working = seconds - event.get("ttft_ms", 0.0) / 1e3
+        if generated > 1 and working > 0:
+            words.append(f"{generated / working:.1f} tok/s")
+    if "ttft_ms" in event:
+        words.append(f"ttft {event['ttft_ms'] / 1e3:.2f} s")
+    words.append(f"{seconds:.2f} s")
+    words += [str(event[name]) for name in ("finish_reason", "error_code") if event.get(name)]
+    if "client_gone" in event:
+        words.append("client gone")
+    words.append(event["request_id"])
+    return printable(" ".join(words)).encode() + b"\n"

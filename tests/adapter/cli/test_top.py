@@ -1,0 +1,186 @@
+"""Tests of `latimer top`: rates and percentiles of a window, the table, and the live screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter.cli.top import Row, percentile, rows_of, scrape_of, table_of
+from support.servers import command, free_port
+
+CHAT = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "stream": True,
+}
+
+TEXT = """\
+# TYPE {p}num_requests_running gauge
+{p}num_requests_running{{model_name="m",engine="e"}} 3
+# TYPE {p}num_requests_waiting gauge
+{p}num_requests_waiting{{model_name="m"}} 2
+# TYPE {p}kv_cache_usage_perc gauge
+{p}kv_cache_usage_perc{{model_name="m",engine="e"}} 0.25
+# TYPE latimer_engine_state gauge
+latimer_engine_state{{model_name="m",engine="e",state="ready"}} 0
+latimer_engine_state{{model_name="m",engine="e",state="unavailable"}} 1
+# TYPE {p}prompt_tokens_total counter
+{p}prompt_tokens_total{{model_name="m",engine="e"}} {prompt}
+# TYPE {p}generation_tokens_total counter
+{p}generation_tokens_total{{model_name="m",engine="e"}} {generated}
+# TYPE {p}time_to_first_token_seconds histogram
+{p}time_to_first_token_seconds_bucket{{model_name="m",engine="e",le="0.1"}} {fast}
+{p}time_to_first_token_seconds_bucket{{model_name="m",engine="e",le="0.2"}} {all}
+{p}time_to_first_token_seconds_bucket{{model_name="m",engine="e",le="+Inf"}} {all}
+"""
+
+
+def text(prefix: str = "latimer_", **numbers: float) -> str:
+    """Return metrics with some numbers."""
+    zero = {"prompt": 0, "generated": 0, "fast": 0, "all": 0}
+    return TEXT.format(p=prefix, **{**zero, **numbers})
+
+
+@pytest.mark.parametrize("prefix", ["latimer_", "vllm:"])
+def test_rates_are_those_of_the_window(prefix: str) -> None:
+    """Rates and percentiles are those between two scrapes, under both names."""
+    before = scrape_of(text(prefix, prompt=100, generated=50, fast=90, all=90), 10.0)
+    now = scrape_of(text(prefix, prompt=300, generated=60, fast=90, all=100), 12.0)
+    (row,) = rows_of(before, now)
+    assert row == Row("m", "e", "DOWN", 3, 2, 0.25, 100.0, 5.0, row.first, (None, None))
+    # All ten of the window took between 0.1 and 0.2 s.
+    assert row.first[0] == pytest.approx(0.15)
+    assert row.first[1] == pytest.approx(0.195)
+    (first,) = rows_of(None, now)
+    assert (first.input, first.output) == (None, None)
+    assert first.first[0] == pytest.approx(0.1 * 50 / 90)
+
+
+def test_a_restart_is_no_negative_rate() -> None:
+    """After a restart the counters begin again, and so do the rates."""
+    before = scrape_of(text(prompt=100, generated=50, fast=5, all=5), 10.0)
+    now = scrape_of(text(prompt=20, generated=10, fast=2, all=2), 11.0)
+    (row,) = rows_of(before, now)
+    assert (row.input, row.output) == (20.0, 10.0)
+    assert row.first[0] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "wanted"),
+    [
+        ({}, 0.5, None),
+        ({1.0: 0, float("inf"): 0}, 0.5, None),
+        ({1.0: 10, 2.0: 10, float("inf"): 10}, 0.5, 0.5),
+        ({1.0: 0, 2.0: 10, float("inf"): 10}, 0.95, 1.95),
+        ({1.0: 0, 2.0: 0, float("inf"): 10}, 0.5, 2.0),
+    ],
+)
+def test_percentiles(counts: dict[float, float], share: float, wanted: float | None) -> None:
+    """Percentiles are Prometheus': even in a bucket, and the last bound beyond it."""
+    found = percentile(counts, share)
+    assert found == wanted if wanted is None else found == pytest.approx(wanted)
+
+
+def test_a_table_is_as_wide_as_the_terminal() -> None:
+    """Lines are cut at the width, and names of models cannot control the terminal."""
+    row = Row("m\x1b[2J", "e", "ready", 1, 0, None, 1.0, 2.0, (0.5, 1.5), (None, None))
+    lines = table_of([row], 40)
+    assert all(len(line) <= 40 for line in lines)
+    assert "\x1b" not in "".join(table_of([row]))
+    assert "500 ms  1.50 s" in table_of([row])[1]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Run `latimer serve` with a key."""
+    with command("--api-key", "secret", "--metrics-open") as (_, address):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[str]:
+    """Run `latimer serve` whose metrics need a key, with vLLM's names."""
+    with command("--api-key", "secret", "--metrics-names", "vllm") as (_, address):
+        yield address
+
+
+def top(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `latimer top` without a terminal."""
+    return subprocess.run(
+        ["latimer", "top", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+def test_a_table_of_a_server(server: str) -> None:
+    """Without a terminal there is one table, and with `--json` the same as objects."""
+    done = top(server)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, row = done.stdout.splitlines()
+    assert head.split()[:5] == ["MODEL", "ENGINE", "STATE", "RUN", "WAIT"]
+    assert row.split()[:5] == ["demo", "llama_cpp", "ready", "0", "0"]
+    reply: Any = json.loads(top(server + "/v1", "--json").stdout)
+    (found,) = reply["rows"]
+    assert (found["model"], found["engine"], found["running"]) == ("demo", "llama_cpp", 0)
+    assert reply["seconds"] > 0
+
+
+def test_the_key_is_sent(closed: str) -> None:
+    """A server with a key answers one, from the flag or the environment, with vLLM's names."""
+    assert top(closed, "--once").returncode == 1
+    assert "--api-key" in top(closed, "--once").stderr
+    assert top(closed, "--once", "--api-key", "secret").returncode == 0
+    done = top(closed, "--once", LATIMER_API_KEY="secret,other")
+    assert "demo" in done.stdout
+
+
+def test_a_server_that_is_gone_is_an_error() -> None:
+    """Without a server the exit code is 1, and one line says why."""
+    done = top(f"http://127.0.0.1:{free_port()}", "--once")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert top("127.0.0.1:8000").returncode == 2
+
+
+def screen(master: int, until: str, seconds: float = 20.0) -> str:
+    """Return what a terminal shows, once it has shown a text."""
+    shown, end = "", time.monotonic() + seconds
+    while until not in shown and time.monotonic() < end:
+        if select.select([master], [], [], 0.2)[0]:
+            try:
+                shown += os.read(master, 65_536).decode()
+            except OSError:
+                break
+    assert until in shown, shown
+    return shown
+
+
+def test_the_screen_is_restored() -> None:
+    """The live table shows requests, then STALE and DOWN, and a SIGTERM restores the screen."""
+    master, slave = pty.openpty()
+    with command() as (process, address):
+        live = subprocess.Popen(
+            ["latimer", "top", address, "--interval", "0.2"], stdout=slave, stderr=slave
+        )
+        os.close(slave)
+        assert "\x1b[?1049h" in screen(master, "llama_cpp")
+        httpx2.post(f"{address}/v1/chat/completions", json=CHAT)
+        screen(master, " ms")
+        process.send_signal(signal.SIGTERM)
+        screen(master, "STALE")
+        screen(master, "DOWN")
+    live.send_signal(signal.SIGTERM)
+    assert screen(master, "\x1b[?1049l").endswith("\x1b[?25h\x1b[?1049l")
+    assert live.wait(10) == 128 + signal.SIGTERM
+    os.close(master)

@@ -1,0 +1,360 @@
+"""Tests of `/metrics`: numbers under real requests, labels, names, keys, the format."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.metrics import OWN, ROWS, VLLM
+from latimer.adapter.service import ModelEntry
+from latimer.backends.errors import EngineError
+from latimer.backends.fleet.breaker import FAILURES
+from latimer.backends.llama_server import LlamaServer
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from support.clients import client_of
+from support.engines.fleet import Engine, pool_of
+from support.prometheus import Scrape, promtool, scrape
+
+CHAT = {
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+}
+
+
+PROMPT, GENERATED = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+
+
+def chunks(text: str) -> list[Any]:
+    """Return the chunks of a stream."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line[:5] == "data:"]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+async def usages(client: httpx2.AsyncClient) -> tuple[list[dict[str, Any]], list[float]]:
+    """Send requests of several kinds; return their usages and the seconds that they took."""
+    stream = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", CHAT),
+        ("chat/completions", {**CHAT, "n": 2, "seed": 3}),
+        ("chat/completions", stream),
+        ("completions", {"prompt": ["1, 2, ", "7, 8, "], "max_tokens": 5, "ignore_eos": True}),
+        ("responses", {"input": "What is the capital of France?"}),
+    ]
+    found, seconds = [], []
+    for path, body in bodies:
+        begun = time.perf_counter()
+        reply = await client.post(f"/v1/{path}", json={"model": "m", **body})
+        seconds.append(time.perf_counter() - begun)
+        assert reply.status_code == 200, reply.text
+        found.append(chunks(reply.text)[-1]["usage"] if "stream" in body else reply.json()["usage"])
+    return found, seconds
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_counters_are_the_sums_of_the_usages(make_backend: Any, engine: str) -> None:
+    """Tokens equal the usages that clients got, and durations are within the clients' own."""
+    app = OpenAIAdapter(make_backend(engine), any_model=True)
+    async with client_of(app) as client:
+        found, seconds = await usages(client)
+        after = await scrape(client)
+    await app.aclose()
+    # Responses have other names for the same numbers.
+    prompt = sum(one[name] for one in found for name in PROMPT if name in one)
+    generated = sum(one[name] for one in found for name in GENERATED if name in one)
+    assert after.sum("latimer_prompt_tokens_total", engine=engine) == prompt
+    assert after.sum("latimer_generation_tokens_total", engine=engine) == generated
+    assert after.sum("latimer_request_prompt_tokens_sum") == prompt
+    assert after.sum("latimer_request_generation_tokens_sum") == generated
+    cached = sum(
+        one.get("prompt_tokens_details", one.get("input_tokens_details", {})).get(
+            "cached_tokens", 0
+        )
+        for one in found
+    )
+    # Completions do not report theirs.
+    assert after.sum("latimer_prefix_cache_hits_total") >= cached
+    assert after.sum("latimer_prefix_cache_queries_total") == prompt
+    assert after.sum("latimer_e2e_request_latency_seconds_count") == len(found)
+    duration = after.sum("latimer_e2e_request_latency_seconds_sum")
+    assert 0.5 * sum(seconds) - 0.2 < duration <= sum(seconds)
+    assert after.sum("latimer_adapter_overhead_seconds_sum") < duration
+    # One of each prompt's choices; the second request has two, and the fourth has two prompts.
+    assert after.sum("latimer_request_success_total") == len(found) + 2
+    assert after.sum("latimer_request_success_total", finished_reason="length") == 2
+    assert after.sum("latimer_num_requests_running") == 0
+    assert after.sum("latimer_engine_state", state="ready") == 1
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_streams_have_times_of_tokens(make_backend: Any, engine: str) -> None:
+    """The phases of a stream add up to its duration, and each token but the first has a time."""
+    app = OpenAIAdapter(make_backend(engine), any_model=True)
+    body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 8, "ignore_eos": True, "stream": True}
+    async with client_of(app) as client:
+        await client.post("/v1/completions", json={**body, "max_tokens": 1})
+        before = await scrape(client)
+        await client.post("/v1/completions", json=body)
+        after = await scrape(client)
+    await app.aclose()
+
+    def rise(name: str) -> float:
+        return after.sum(f"latimer_{name}") - before.sum(f"latimer_{name}")
+
+    assert rise("time_to_first_token_seconds_count") == 1
+    # Tokens that arrive together are one event.
+    assert 1 <= rise("inter_token_latency_seconds_count") <= 7
+    decode = rise("request_decode_time_seconds_sum")
+    assert rise("inter_token_latency_seconds_sum") <= decode + 1e-6
+    assert rise("request_time_per_output_token_seconds_sum") == pytest.approx(decode / 7)
+    phases = (
+        rise("request_queue_time_seconds_sum")
+        + rise("request_prefill_time_seconds_sum")
+        + decode
+        + rise("adapter_overhead_seconds_sum")
+    )
+    duration = rise("e2e_request_latency_seconds_sum")
+    # The end of an answer can arrive after its last token.
+    assert duration - 0.1 < phases <= duration + 1e-6
+    assert rise("time_to_first_token_seconds_sum") < duration
+
+
+async def test_the_text_is_valid(make_backend: Any) -> None:
+    """Buckets never fall, every metric of the table is there, and `promtool` has no complaint."""
+    app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True)
+    async with client_of(app) as client:
+        await client.post("/v1/chat/completions", json={"model": "m", **CHAT, "stream": True})
+        found = await scrape(client)
+        openmetrics = await client.get(
+            "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
+        )
+    await app.aclose()
+    assert found.families.keys() == {OWN + row.name for row in ROWS}
+    for row in ROWS:
+        family = found.families[OWN + row.name]
+        assert family.type == row.kind
+        for sample in family.samples:
+            assert {*sample.labels} - {"le"} == {*row.labels}
+        if row.kind == "histogram":
+            buckets = [one for one in family.samples if one.name.endswith("_bucket")]
+            assert [float(one.labels["le"]) for one in buckets] == [*row.buckets, float("inf")]
+            assert all(one.value <= other.value for one, other in pairwise(buckets))
+            assert buckets[-1].value == found.sum(f"{OWN}{row.name}_count")
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert openmetrics.text.endswith("# EOF\n")
+    assert not promtool(found.text)
+
+
+async def test_names_of_vllm(make_backend: Any) -> None:
+    """With vLLM's names, its boards find what they ask for; the others keep Latimer's."""
+    app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True, metrics_names="vllm")
+    async with client_of(app) as client:
+        await client.post("/v1/chat/completions", json={"model": "m", **CHAT})
+        found = await scrape(client)
+    await app.aclose()
+    assert found.families.keys() == {(OWN if row.is_own else VLLM) + row.name for row in ROWS}
+    # The names that the endpoint picker of Kubernetes' Gateway API reads by default.
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert found.sum(f"vllm:{name}", model_name="demo") == 0
+    assert found.sum("vllm:request_success_total", finished_reason="stop") == 1
+
+
+async def test_clients_make_up_no_labels(make_backend: Any) -> None:
+    """Names, paths and keys of requests are in no label, so that there are few series."""
+    app = OpenAIAdapter(make_backend("llama_cpp"), model_names=["own"])
+    generous = OpenAIAdapter(make_backend("llama_cpp"), any_model=True)
+    for one in (app, generous):
+        async with client_of(one) as client:
+            for index in range(3):
+                body = {**CHAT, "max_tokens": 1, "model": f"made-up-{index}"}
+                await client.post("/v1/chat/completions", json=body)
+                await client.get(f"/v1/made-up-{index}")
+                await client.get(f"/v1/responses/made-up-{index}")
+            found = await scrape(client)
+        await one.aclose()
+        assert "made-up" not in found.text
+        assert found.values("model_name") == {"other", "own" if one is app else "demo"}
+        assert found.sum("latimer_requests_total", endpoint="other", status="404") == 3
+        assert found.sum("latimer_requests_total", endpoint="/v1/responses/{name}") == 3
+
+
+async def test_a_key_is_needed(make_backend: Any) -> None:
+    """With keys, the metrics need one, and the error names the setting that opens them."""
+    backend = make_backend("llama_cpp")
+    closed = OpenAIAdapter(backend, api_keys=["secret"])
+    async with client_of(closed) as client:
+        reply = await client.get("/metrics")
+        assert reply.status_code == 401
+        assert "--metrics-open" in reply.json()["error"]["message"]
+        wrong = await client.get("/metrics", headers={"authorization": "Bearer wrong"})
+        assert "--metrics-open" in wrong.json()["error"]["message"]
+        await scrape(client, authorization="Bearer secret")
+    opened = OpenAIAdapter(backend, api_keys=["secret"], metrics_open=True)
+    async with client_of(opened) as client:
+        await scrape(client)
+        assert (await client.get("/v1/models")).status_code == 401
+    off = OpenAIAdapter(backend, metrics=False)
+    async with client_of(off) as client:
+        assert (await client.get("/metrics")).status_code == 404
+    await backend.aclose()
+
+
+async def test_a_mounted_app_has_its_own(make_backend: Any) -> None:
+    """Two adapters in one app have their own metrics, each under its prefix."""
+    adapters = [OpenAIAdapter(make_backend("llama_cpp"), any_model=True) for _ in range(2)]
+    site = Starlette(routes=[Mount(f"/ai{n}", one) for n, one in enumerate(adapters)])
+    async with client_of(site) as client:
+        await client.post("/ai0/v1/chat/completions", json={"model": "m", **CHAT})
+        one, other = await scrape(client, "/ai0/metrics"), await scrape(client, "/ai1/metrics")
+        path = "/v1/chat/completions"
+        assert one.sum("latimer_requests_total", endpoint=path, status="200") == 1
+        assert path not in other.text
+        assert (await client.get("/ai1/ready")).json() == {"status": "ready"}
+    for adapter in adapters:
+        await adapter.aclose()
+
+
+@asynccontextmanager
+async def fleet(*engines: Engine, **options: Any) -> AsyncIterator[tuple[Any, OpenAIAdapter]]:
+    """Yield a client of a model `m` of some engines."""
+    pool = await pool_of(*engines)
+    app = OpenAIAdapter([ModelEntry(pool, ("m", "alias"))], **options)
+    async with client_of(app) as client:
+        yield client, app
+    await app.aclose()
+
+
+async def chat(client: Any, **fields: Any) -> httpx2.Response:
+    """Return the response to a chat."""
+    reply: httpx2.Response = await client.post(
+        "/v1/chat/completions", json={"model": "m", **CHAT, **fields}
+    )
+    return reply
+
+
+async def test_a_fleet_has_a_series_for_each_engine() -> None:
+    """Requests count under the model's own name and the engine that served them."""
+    one, two = Engine("one", places=1), Engine("two", places=1)
+    async with fleet(one, two) as (client, _app):
+        for engine in (one, two):
+            engine.gate.clear()
+        tasks = [asyncio.create_task(chat(client, model="alias")) for _ in range(3)]
+        while one.runs + two.runs < 2:
+            await asyncio.sleep(0.01)
+        during = await scrape(client)
+        for engine in (one, two):
+            engine.gate.set()
+        replies = await asyncio.gather(*tasks)
+        after = await scrape(client)
+    assert [reply.status_code for reply in replies] == [200] * 3
+    for name in ("one", "two"):
+        assert during.sum("latimer_num_requests_running", engine=name, model_name="m") == 1
+        assert after.sum("latimer_num_requests_running", engine=name) == 0
+        assert after.sum("latimer_e2e_request_latency_seconds_count", engine=name) >= 1
+    assert during.sum("latimer_num_requests_waiting", model_name="m") == 1
+    assert after.sum("latimer_num_requests_waiting") == 0
+    assert after.sum("latimer_e2e_request_latency_seconds_count") == 3
+    assert after.sum("latimer_request_queue_time_seconds_sum") > 0
+    assert "alias" not in after.text
+
+
+async def test_retries_and_ejections_count() -> None:
+    """A call that another engine repeats is a retry, and an engine that fails often is ejected."""
+    one, two = Engine("one"), Engine("two")
+    one.fails = EngineError("It failed.")
+    async with fleet(one, two) as (client, _app):
+        for _ in range(4 * FAILURES):
+            assert (await chat(client)).status_code == 200
+        found = await scrape(client)
+    assert found.sum("latimer_engine_retries_total", model_name="m") >= FAILURES
+    assert found.sum("latimer_engine_ejections_total", engine="one") == 1
+    assert found.sum("latimer_engine_state", engine="one", state="unavailable") == 1
+    assert found.sum("latimer_affinity_requests_total") == 4 * FAILURES
+
+
+async def test_an_error_of_an_engine_is_counted() -> None:
+    """A stream that breaks has not succeeded, and its tokens so far count."""
+    one = Engine("one")
+    one.breaks = EngineError("It broke.")
+    async with fleet(one) as (client, _app):
+        await chat(client, stream=True)
+        found = await scrape(client)
+    assert found.sum("latimer_request_success_total", finished_reason="error") == 1
+    assert found.sum("latimer_request_success_total", finished_reason="stop") == 0
+    assert found.sum("latimer_e2e_request_latency_seconds_count") == 0
+
+
+async def test_a_running_stream_counts(llama_server_url: str) -> None:
+    """Tokens of a stream count while it runs, and no counter ever falls."""
+    app = OpenAIAdapter(LlamaServer(llama_server_url), any_model=True)
+    body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 600, "ignore_eos": True}
+    async with client_of(app) as client:
+        sending = client.post("/v1/completions", json={**body, "stream": True})
+        task = asyncio.create_task(sending)
+        scrapes: list[Scrape] = []
+        while not task.done():
+            scrapes.append(await scrape(client))
+        await task
+        scrapes.append(await scrape(client))
+    await app.aclose()
+    for name in ("generation_tokens_total", "inter_token_latency_seconds_count"):
+        values = [one.sum(f"latimer_{name}") for one in scrapes[1:]]
+        assert values == sorted(values)
+        assert any(0 < value < values[-1] for value in values)
+    assert scrapes[-1].sum("latimer_generation_tokens_total") == 600
+    assert any(one.sum("latimer_num_requests_running") == 1 for one in scrapes)
+
+
+async def test_limits_of_keys_count() -> None:
+    """A request that a limit of its key refuses counts under that limit."""
+    from latimer.adapter.limits.config import digest_of
+
+    keys = {"team": {"digest": digest_of("k"), "requests_per_minute": 1}}
+    async with fleet(Engine("one"), keys=keys, metrics_open=True) as (client, _app):
+        client.headers["authorization"] = "Bearer k"
+        assert [(await chat(client)).status_code for _ in range(3)] == [200, 429, 429]
+        found = await scrape(client)
+    assert found.sum("latimer_limit_refusals_total", limit="requests") == 2
+    assert found.sum("latimer_limit_refusals_total") == 2
+    assert found.sum("latimer_requests_total", status="429", model_name="m") == 2
+
+
+def test_buckets_are_in_order() -> None:
+    """The buckets of each histogram rise, as `bisect` needs."""
+    for row in ROWS:
+        assert list(row.buckets) == sorted({*row.buckets})
+
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_the_documentation_has_every_metric() -> None:
+    """docs/operations.md has the table of metrics; LATIMER_SNAPSHOT=1 writes it again."""
+    rows = ["| metric | kind | labels | content |", "|---|---|---|---|"]
+    for row in ROWS:
+        name = f"`{OWN}{row.name}{'_total' * (row.kind == 'counter')}`" + " \\*" * (not row.is_own)
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        rows.append(f"| {name} | {row.kind} | {labels} | {row.text} |")
+    table = "\n".join(rows) + "\n\nMetrics with \\* are vLLM's, too.\n"
+    before, begin, rest = OPERATIONS.read_text().partition("<!-- metrics -->\n\n")
+    _, end, after = rest.partition("\n<!-- end of metrics -->")
+    if os.environ.get("LATIMER_SNAPSHOT"):
+        OPERATIONS.write_text(before + begin + table + end + after)
+    assert begin + table + end in OPERATIONS.read_text()
+
+
+def test_the_documentation_names_only_metrics_that_exist() -> None:
+    """Every metric in an expression of docs/operations.md is one that is served."""
+    known = {OWN + row.name + end for row in ROWS for end in ("", "_total", "_bucket")}
+    assert {*re.findall(r"latimer_[a-z0-9_]+", OPERATIONS.read_text())} <= known

@@ -1,0 +1,117 @@
+"""Tests of `/ready`: whether requests are served now, and why not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.service import ModelEntry
+from latimer.backends.errors import EngineUnavailable
+from latimer.backends.llama_server import LlamaServer
+from support.clients import client_of
+from support.engines.echo import Echo
+from support.engines.fleet import Engine, pool_of
+from support.prometheus import scrape
+from support.servers import free_port
+
+
+async def ready(app: OpenAIAdapter) -> tuple[int, str, str]:
+    """Return the status of `/ready`, and the code and the message of its error."""
+    async with client_of(app) as client:
+        reply = await client.get("/ready")
+    error = reply.json().get("error", {})
+    return reply.status_code, error.get("code", ""), error.get("message", "")
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server", "koboldcpp"])
+async def test_an_engine_that_answers_is_ready(make_backend: Any, engine: str) -> None:
+    """Every engine is ready, with keys and without sending one."""
+    app = OpenAIAdapter(make_backend(engine), api_keys=["secret"])
+    assert await ready(app) == (200, "", "")
+    await app.aclose()
+
+
+async def test_an_engine_that_is_down_is_named() -> None:
+    """A server that does not answer is a 503 with the reason, and a state in the metrics."""
+    app = OpenAIAdapter(LlamaServer(f"http://127.0.0.1:{free_port()}"), model_names=["m"])
+    status, code, message = await ready(app)
+    assert (status, code) == (503, "engine_unavailable")
+    assert message.startswith("The model m is not served: llama_server is unavailable: ")
+    async with client_of(app) as client:
+        found = await scrape(client)
+    assert found.sum("latimer_engine_state", model_name="m", state="unavailable") == 1
+    await app.aclose()
+
+
+class Slow(Echo):
+    """An engine that loads until its gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def health(self) -> None:
+        """Wait for the gate."""
+        await self.gate.wait()
+
+
+async def test_a_model_that_loads_is_named() -> None:
+    """A model that loads is a 503 within about a second, and no scrape waits for it."""
+    engine = Slow()
+    app = OpenAIAdapter(engine, model_names=["m"])
+    begun = time.monotonic()
+    status, code, _ = await ready(app)
+    assert (status, code) == (503, "engine_loading")
+    async with client_of(app) as client:
+        found = await scrape(client)
+    assert found.sum("latimer_engine_state", state="loading") == 1
+    assert time.monotonic() - begun < 10
+    engine.gate.set()
+    assert (await ready(app))[0] == 200
+    await app.aclose()
+
+
+async def test_one_engine_of_a_model_is_enough() -> None:
+    """A fleet is ready while one engine is, and else the error names the reason of each."""
+    one, two = Engine("one"), Engine("two")
+    pool = await pool_of(one, two)
+    app = OpenAIAdapter([ModelEntry(pool, ("m",))])
+    pool.replicas[0].set("unavailable", "it does not answer")
+    assert (await ready(app))[0] == 200
+    pool.replicas[1].set("draining", "it is drained by the operator")
+    status, code, message = await ready(app)
+    assert (status, code) == (503, "engine_unavailable")
+    assert "one is unavailable: it does not answer" in message
+    assert "two is draining: it is drained by the operator" in message
+    pool.replicas[0].set("unloaded")
+    assert (await ready(app))[0] == 200
+    await app.aclose()
+
+
+async def test_a_server_that_drains_is_not_ready() -> None:
+    """During a drain requests are served, and `/ready` says that the server ends."""
+    app = OpenAIAdapter(Echo())
+    app.drain()
+    assert (await ready(app))[:2] == (503, "server_shutting_down")
+    async with client_of(app) as client:
+        assert (await client.get("/health")).status_code == 200
+    await app.aclose()
+
+
+async def test_a_failed_question_is_no_warning() -> None:
+    """An engine that fails after a scrape has given up leaves no error that nobody reads."""
+    engine = Slow()
+    app = OpenAIAdapter(engine, model_names=["m"])
+    await ready(app)
+    engine.health = _fail  # type: ignore[method-assign]
+    engine.gate.set()
+    await asyncio.sleep(0)
+    assert (await ready(app))[1] == "engine_unavailable"
+    await app.aclose()
+
+
+async def _fail() -> None:
+    raise EngineUnavailable("It failed.")

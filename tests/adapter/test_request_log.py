@@ -1,0 +1,226 @@
+"""Tests of the request log: its fields, what it omits, and headers that trace a request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.limits.config import digest_of
+from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer
+from latimer.backends.llama_server import LlamaServer
+from support.clients import client_of
+from support.servers import command
+
+CHAT = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+}
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+class Lines(list[bytes]):
+    """Written lines."""
+
+    def write(self, data: bytes) -> None:
+        """Add lines."""
+        self.extend(data.splitlines())
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return lines of JSON."""
+        return [json.loads(line) for line in self]
+
+
+@asynccontextmanager
+async def logged(backend: Any, form: Any = "json", **options: Any) -> AsyncIterator[Any]:
+    """Yield a client of an app, its service, and its log."""
+    lines = Lines()
+    settings = {name: options.pop(name) for name in ("level", "content") if name in options}
+    log = RequestLog(lines.write, form, **settings)
+    app = OpenAIAdapter(backend, any_model=True, observers=[log], **options)
+    async with client_of(app) as client:
+        yield client, app.service, lines
+    await app.aclose()
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_a_line_has_the_facts_of_a_request(make_backend: Any, engine: str) -> None:
+    """A stream and a plain request have their usage, their times and their ids."""
+    async with logged(make_backend(engine)) as (client, service, lines):
+        plain = await client.post("/v1/chat/completions", json=CHAT)
+        stream = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        service.observe()
+    one, two = lines.events()
+    usage = plain.json()["usage"]
+    for event, reply in ((one, plain), (two, stream)):
+        assert event["request_id"] == reply.headers["x-request-id"]
+        assert (event["event"], event["level"], event["status"]) == ("request", "info", 200)
+        assert (event["method"], event["path"]) == ("POST", "/v1/chat/completions")
+        assert (event["model"].removesuffix(".gguf"), event["engine"]) == ("demo", engine)
+        assert event["prompt_tokens"] == usage["prompt_tokens"]
+        assert event["completion_tokens"] == usage["completion_tokens"]
+        assert event["finish_reason"] == "stop"
+        assert 0 < event.get("queue_ms", 0) + event["overhead_ms"] < event["duration_ms"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", event["time"])
+    assert (one["stream"], two["stream"]) == (False, True)
+    assert "ttft_ms" not in one
+    assert 0 < two["ttft_ms"] < two["duration_ms"]
+
+
+async def test_a_line_for_people(make_backend: Any) -> None:
+    """The text has what a person asks for first, on one line."""
+    async with logged(make_backend("llama_cpp"), "text") as (client, service, lines):
+        await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        await client.post("/v1/chat/completions", json={"model": "m"})
+        service.observe()
+    one, two = (line.decode() for line in lines)
+    number = r"\d+\.\d+"
+    assert re.fullmatch(
+        rf"\d\d:\d\d:\d\d POST /v1/chat/completions 200 demo 15\+7 tok {number} tok/s "
+        rf"ttft {number} s {number} s stop req_[0-9a-f]{{32}}",
+        one,
+    )
+    assert re.search(rf"POST /v1/chat/completions 400 {number} s \S+ req_", two)
+
+
+async def test_a_log_has_no_content(make_backend: Any) -> None:
+    """Neither prompt, answer, key nor user is in a line, unless content is asked for."""
+    secret, keys = "sk-secret-of-a-client", {"team": {"digest": digest_of("sk-of-team")}}
+    body = {**CHAT, "user": "somebody", "metadata": {"a": "private"}, "store": True}
+    for content in (False, True):
+        options: Any = {"content": content, "api_keys": [secret], "keys": keys}
+        async with logged(make_backend("llama_cpp"), **options) as (client, service, lines):
+            for key in (secret, "sk-of-team", "sk-unknown"):
+                headers = {"authorization": f"Bearer {key}"}
+                await client.post("/v1/chat/completions", json=body, headers=headers)
+            service.observe()
+        text = b"\n".join(lines).decode()
+        for word in (secret, "sk-", "somebody", "What is"):
+            assert word not in text
+        assert ("Paris" in text) is content
+        first, second, third = lines.events()
+        assert re.fullmatch("[0-9a-f]{12}", first["key"])
+        assert second["key"] == "team"
+        assert "key" not in third
+        assert (third["status"], third["error_code"]) == (401, "invalid_api_key")
+        assert first["user"] == second["user"] != "somebody"
+
+
+async def test_probes_are_not_logged(make_backend: Any) -> None:
+    """Health, readiness and metrics are polled, so they are not in the log."""
+    async with logged(make_backend("llama_cpp")) as (client, service, lines):
+        for path in ("/health", "/ready", "/metrics", "/v1/models", "/nowhere"):
+            await client.get(path)
+        service.observe()
+    assert [(one["path"], one["status"]) for one in lines.events()] == [
+        ("/v1/models", 200),
+        ("/nowhere", 404),
+    ]
+
+
+async def test_a_level_leaves_failures(make_backend: Any) -> None:
+    """With the level `warning` only requests that failed here or on an engine are logged."""
+    gone = LlamaServer("http://127.0.0.1:9")
+    async with logged(gone, level="warning") as (client, service, lines):
+        await client.post("/v1/chat/completions", json=CHAT)
+        await client.get("/nowhere")
+        service.observe()
+    (event,) = lines.events()
+    assert (event["level"], event["status"]) == ("error", 503)
+    assert event["error_code"] == "engine_unavailable"
+
+
+async def test_ids_of_other_servers_are_passed_on(make_backend: Any) -> None:
+    """The headers that trace a request are logged, and reach the engine; wrong ones do neither."""
+    backend = make_backend("llama_server")
+    heads: list[bytes] = []
+    send = backend.server.client._client.handle_async_request
+
+    def spy(request: tuple[bytes, bytes]) -> Any:
+        heads.append(request[0])
+        return send(request)
+
+    backend.server.client._client.handle_async_request = spy
+    good = {"traceparent": PARENT, "x-client-request-id": "my-id 7"}
+    wrong = {"traceparent": "00-xyz", "x-client-request-id": "a" * 513}
+    async with logged(backend) as (client, service, lines):
+        for headers in ({}, good, {}, wrong):
+            heads.clear()
+            await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            head = b"".join(one for one in heads if b"/completion " in one)
+            assert (f"traceparent: {PARENT}\r\n".encode() in head) is (headers is good)
+            assert (b"x-client-request-id: my-id 7\r\n" in head) is (headers is good)
+            assert b"xyz" not in head
+        service.observe()
+    plain, traced, *others = lines.events()
+    assert traced["trace_id"] == PARENT.split("-")[1]
+    assert traced["client_request_id"] == "my-id 7"
+    for event in (plain, *others):
+        assert not {"trace_id", "client_request_id"} & event.keys()
+
+
+async def test_a_background_response_has_its_own_line(make_backend: Any) -> None:
+    """A response in the background is a line at its end, besides that of the request."""
+    async with logged(make_backend("llama_cpp")) as (client, service, lines):
+        body = {"model": "m", "input": "What is the capital of France?", "background": True}
+        reply = (await client.post("/v1/responses", json=body)).json()
+        while reply["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0.02)
+            reply = (await client.get(f"/v1/responses/{reply['id']}")).json()
+        service.observe()
+    events = [one for one in lines.events() if one["method"] == "POST"]
+    assert {one["event"] for one in events} == {"request", "background"}
+    work = next(one for one in events if one["event"] == "background")
+    assert work["completion_tokens"] == reply["usage"]["output_tokens"]
+
+
+def test_a_server_writes_json_to_a_pipe() -> None:
+    """`latimer serve` writes lines of JSON where no terminal reads them, also at its end."""
+    import httpx2
+
+    with command(LATIMER_LOG_REQUESTS="true") as (process, address):
+        for _ in range(3):
+            httpx2.post(f"{address}/v1/chat/completions", json={**CHAT, "model": "demo"})
+        process.terminate()
+        assert process.stderr is not None
+        log = process.stderr.read()
+    events = [json.loads(line) for line in log.splitlines() if line.startswith(b"{")]
+    assert [one["path"] for one in events] == ["/v1/chat/completions"] * 3
+    assert all(one["client"] == "127.0.0.1" for one in events)
+
+
+def test_a_slow_reader_holds_nobody() -> None:
+    """A pipe that nobody reads costs lines, but neither time nor memory without end."""
+    read, write = os.pipe()
+    writer = Writer(write)
+    for _ in range(200):
+        writer.write(b"x" * 65_535 + b"\n")
+    assert writer.waiting <= MOST_WAITING
+    assert writer.dropped > 100
+    writer.close()
+    os.close(read)
+    os.close(write)
+
+
+def test_other_lines_are_json_too() -> None:
+    """With `--log-format json` a warning is an object on one line, with its traceback."""
+    try:
+        raise ValueError("wrong\nvalue")
+    except ValueError:
+        record = logging.getLogger("latimer").makeRecord(
+            "latimer", logging.WARNING, "file", 1, "engine %s", ("one",), sys.exc_info()
+        )
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    event = json.loads(line)
+    assert (event["level"], event["event"], event["logger"]) == ("warning", "log", "latimer")
+    assert event["message"].startswith("engine one\nTraceback")
