@@ -64,16 +64,16 @@ class Image:
         self.name = name
         self.container = buildah("from", "--pull-never", f"localhost/{name}:{VERSION}")
         self._root = buildah("mount", self.container)
-        self.config: dict[str, Any] = json.loads(
-            buildah("inspect", "--format", "{{json .Docker.config}}", self.container)
-        )
+        facts = json.loads(buildah("inspect", self.container))
+        self.config: dict[str, Any] = facts["Docker"]["config"]
 
     def command(self, *words: str, port: int = 0) -> Sequence[str]:
         """Return the command that runs words in the image, with its own environment."""
         variables = dict(one.split("=", 1) for one in self.config["Env"])
         variables |= {"LATIMER_PORT": str(port), "LATIMER_HOST": "127.0.0.1"}
+        models = str(DEMO_MODEL.resolve().parent)
         return (
-            "bwrap", "--ro-bind", self._root, "/", "--ro-bind", str(DEMO_MODEL.parent), "/mnt",
+            "bwrap", "--ro-bind", self._root, "/", "--ro-bind", models, "/mnt",
             "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", TMP,
             "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--clearenv",
             *(word for name, value in variables.items() for word in ("--setenv", name, value)),

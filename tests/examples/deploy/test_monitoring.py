@@ -96,6 +96,15 @@ def test_every_alert_is_explained() -> None:
     assert [name for name, _, _ in explained] == [one["alert"] for one in ALERTS]
 
 
+def test_every_alert_is_tested() -> None:
+    """The series of `alerts.yml` make each alert fire."""
+    cases = yaml.safe_load((Path(__file__).parent / "alerts.yml").read_text())["tests"]
+    fired = {
+        one["alertname"] for case in cases for one in case["alert_rule_test"] if one["exp_alerts"]
+    }
+    assert fired == {one["alert"] for one in ALERTS}
+
+
 def test_panels_do_not_overlap() -> None:
     """Each panel of the board has an id and a place of its own."""
     assert len({one["id"] for one in BOARD["panels"]}) == len(BOARD["panels"])
