@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,10 @@ def test_compose_needs_passwords() -> None:
     assert re.findall(r"\$\{(\w+)(:\?)?\}", text) == [
         ("POSTGRES_PASSWORD", ":?"), ("POSTGRES_PASSWORD", ":?"), ("GRAFANA_PASSWORD", ":?"),
     ]  # fmt: skip
+
+
+def test_the_tests_of_the_chart_install_their_group() -> None:
+    """`make test-deploy` installs the packages of the group `deploy`, in the same versions."""
+    root = DEPLOY.parents[1]
+    group = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]["deploy"]
+    assert f"pip install -q {' '.join(group)}\n" in (root / "Makefile").read_text()
