@@ -127,7 +127,7 @@ def test_it_serves(image: Image, llama_server_url: str, tmp_path: Path) -> None:
     # bubblewrap passes no signal on; it ends with its first process, which is Latimer.
     with program(words, f"{address}/health", path, tmp_path, stop=child):
         assert ask(address) == "The capital of France is Paris."
-        for argument in ("/health", "--alive"):
+        for argument in ("/health", "/ready", "--alive"):
             assert image.output("python3", PROBE, argument, port=port) == "200\n"
         assert image.output("python3", PROBE, "/unknown", port=port) == "404\n"
 
