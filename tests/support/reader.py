@@ -300,7 +300,7 @@ def _pip(_command: str, _install: str, *words: str) -> None:
     assert words[-1] in (ROOT / "pyproject.toml").read_text(), words[-1]
 
 
-def _make(_command: str, target: str) -> None:
+def _make(_command: str, target: str, *_variables: str) -> None:
     """Check that a target exists; CI and `tests/install` run it."""
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
 

@@ -150,6 +150,22 @@ def test_contradictions_are_errors(values: dict[str, Any], says: str) -> None:
         rendered(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "model"),
+    [
+        ({}, "http://llama-server:8080"),
+        ({"engineUrl": "", "config": 'model = "http://other:8080"\n'}, None),
+        ({"config": CONFIG}, None),
+        ({"config": CONFIG, "engine": {"enabled": True}}, None),
+        ({"engine": {"enabled": True}}, "http://127.0.0.1:8080"),
+    ],
+)
+def test_one_place_names_the_engine(values: dict[str, Any], model: str | None) -> None:
+    """The variable of the engine's address does not override the settings file."""
+    env = {one["name"]: one["value"] for one in pod(values)["containers"][0]["env"]}
+    assert env.get("LATIMER_MODEL") == model
+
+
 def test_secrets_are_not_in_the_chart() -> None:
     """The chart refers to secrets by name, and makes none."""
     assert "Secret" not in {kind for kind, _ in rendered(EVERYTHING)}
