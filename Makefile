@@ -16,7 +16,7 @@ SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" 
 	-o -name "*.html" 2>/dev/null)
 
 .PHONY: help serve test lint types unit test-all types-all test-full test-install clients faults fuzz soak cancels bench record conformance \
-	conform-koboldcpp lock cmake-args clean
+	conform-koboldcpp image test-deploy lock cmake-args clean
 
 help:
 	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1"
@@ -40,6 +40,8 @@ help:
 	@echo "                   test Latimer in front of a running koboldcpp"
 	@echo "make record URL=http://127.0.0.1:8080"
 	@echo "                   record the responses of a running engine for the tests"
+	@echo "make image         build container images with buildah: latimer, and latimer-engine with an engine"
+	@echo "make test-deploy   check the chart, the units and the images of examples/deploy"
 	@echo "make lock          choose new versions for requirements.lock"
 	@echo "make cmake-args    print the options that llama.cpp is built with"
 	@echo "make clean         delete the environment and everything that was built"
@@ -125,6 +127,34 @@ conform-koboldcpp: $(VENV)/test
 
 record: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings/record.py $(URL)
+
+# The base is made of Debian's packages, without a registry. BASE=docker.io/library/debian:bookworm-slim
+# takes that of a registry. BUILD_FLAGS are further options of `buildah bud`.
+BASE ?= localhost/latimer-base
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+BUILDAH := buildah --storage-driver vfs
+BUILD := $(BUILDAH) bud --format docker --isolation chroot $(BUILD_FLAGS) --build-arg BASE=$(BASE) \
+	-f examples/deploy/Containerfile --ignorefile examples/deploy/Containerfile.dockerignore
+
+image: $(if $(findstring localhost/,$(BASE)),build/image/base)
+	$(BUILD) -t localhost/latimer:$(VERSION) .
+	$(BUILD) --build-arg PACKAGES=xllamacpp -t localhost/latimer-engine:$(VERSION) .
+
+build/image/root.tar:
+	mkdir -p build/image
+	mmdebstrap --variant=minbase --include=python3,python3-venv,libgomp1,ca-certificates bookworm $@
+
+build/image/base: build/image/root.tar
+	printf 'FROM scratch\nADD root.tar /\n' > build/image/Containerfile
+	$(BUILDAH) bud --isolation chroot -t $(BASE) build/image
+	touch $@
+
+# The group `deploy` of pyproject.toml: Helm and Kubernetes' schemas, 377 MB. The tests of images need
+# buildah and bubblewrap, and those of the other files docker-compose, systemd and Prometheus; each is
+# skipped without its program.
+test-deploy: $(VENV)/test
+	$(BIN)/pip install -q helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
+	$(call run_tests,tests/examples/deploy,-rs)
 
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv

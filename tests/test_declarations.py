@@ -58,6 +58,8 @@ BROUGHT = {"botocore": "boto3", "uvloop": "uvicorn[standard]"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
+    ("deploy", "helm-python-sdk"): "tests/examples/deploy imports it if it is installed",
+    ("deploy", "kubernetes-validate"): "tests/examples/deploy imports it if it is installed",
     ("test", "flask"): "moto's server imports it",
     ("test", "flask-cors"): "moto's server imports it",
     ("test", "lm-eval[api]"): "the client of lm-eval that tests/clients runs",

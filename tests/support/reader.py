@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
 from latimer.adapter.settings import Settings
 from latimer.backends.llama_cpp import DEMO_MODEL
 
@@ -58,6 +59,11 @@ MODELS = {
 KEY = "LATIMER_API_KEY"
 # The Unix socket of a llama-server, which the tests start on another path.
 SOCKET = "/run/llama.sock"
+# Programs that change a machine or a cluster.
+SHIPPING = (
+    "/opt/latimer/bin/pip", "chmod", "cp", "docker", "docker-compose", "helm", "install", "kubectl",
+    "mkdir", "openssl", "printf", "python3", "systemctl",
+)  # fmt: skip
 # A local lm-eval task in place of one that needs a download.
 TASKS = {"hellaswag": "choice.yaml"}
 
@@ -112,6 +118,8 @@ class Reader:
             self._settings(block)
         elif block.language == "toml" and re.search(r"^\[\w+", block.text, re.MULTILINE):
             self._tables(self._local(block.text))
+        elif block.language == "yaml" and block.text.startswith("# "):
+            _values(block.text)
         elif block.language == "json":
             self._fields(block.text)
         else:
@@ -207,6 +215,7 @@ class Reader:
             "make": _make,
             "pip install": _pip,
             "python": _benchmark,
+            **dict.fromkeys(SHIPPING, _ships),
         }
         runs = known.get(" ".join(words[:2])) or known.get(words[0])
         assert runs is not None, f"no way to run {' '.join(words)}"
@@ -295,6 +304,19 @@ def _pip(_command: str, _install: str, *words: str) -> None:
     assert words[-1] in (ROOT / "pyproject.toml").read_text(), words[-1]
 
 
-def _make(_command: str, target: str) -> None:
+def _make(_command: str, target: str, *_variables: str) -> None:
     """Check that a target exists; CI and `tests/install` run it."""
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+
+
+def _ships(_program: str, *words: str) -> None:
+    """Check that the project's files exist; `tests/examples/deploy` checks what is in them."""
+    for word in words:
+        assert not word.startswith("examples/") or (ROOT / word).exists(), word
+
+
+def _values(text: str) -> None:
+    """Check that the values are values of the chart, at both levels of the file."""
+    chart = yaml.safe_load((ROOT / "examples" / "deploy" / "chart" / "values.yaml").read_text())
+    for name, value in yaml.safe_load(text).items():
+        assert value.keys() <= chart[name].keys(), (name, value)
