@@ -240,6 +240,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     if arguments.plot:
+        arguments.plot.parent.mkdir(parents=True, exist_ok=True)
         arguments.plot.write_text(picture(result["medians"]))
     sys.stdout.write(table(result))
 
