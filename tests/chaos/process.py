@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos.client import ask, get
 from support.servers import QUIET
+
+from chaos.client import ask, get
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _ADDRESS = re.compile(rb"http://\S+?:(\d+)/v1")
