@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.servers import QUIET
+
 from chaos.client import ask, get
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -60,7 +62,8 @@ class Latimer:
             program = [sys.executable, str(Path(__file__).with_name("inside.py")), inside]
         self.words = [*program, "serve", *words, "--port", "0"]
         self._inside = bool(inside)
-        self._environment = {**os.environ, "PYTHONFAULTHANDLER": "1", **environment}
+        # The log is searched for what no request may cause.
+        self._environment = {**os.environ, **QUIET, "PYTHONFAULTHANDLER": "1", **environment}
         self.port = 0
         self._read = 0
         self._ended = b""
