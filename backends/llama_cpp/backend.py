@@ -320,6 +320,8 @@ class LlamaCpp(Backend):
             with self._starting:
                 if self._loaded is None:
                     self._loaded = Future()
+                    # A request that is cancelled must not cancel the load that others wait for.
+                    self._loaded.set_running_or_notify_cancel()
                     arguments = (self._loaded, threading.get_ident())
                     self._thread = threading.Thread(
                         target=self._run, args=arguments, name="latimer-engine", daemon=True

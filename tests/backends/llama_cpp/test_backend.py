@@ -114,6 +114,17 @@ async def test_loading_shows_progress() -> None:
     await backend.aclose()
 
 
+async def test_a_cancelled_request_leaves_the_load_to_others() -> None:
+    """A request that leaves while the model loads does not end the load."""
+    backend = LlamaCpp(context=64)
+    asked = [asyncio.create_task(backend.model()) for _ in range(2)]
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    assert (await asked[1]).context == 64
+    assert (await backend.model()).context == 64
+    await backend.aclose()
+
+
 async def test_there_is_no_native_reply(backend: LlamaCpp) -> None:
     """The backend rejects a native request, because it has no reply of its own."""
     with pytest.raises(Unsupported):
