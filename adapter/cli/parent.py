@@ -315,6 +315,8 @@ class _Parent:
             self._is_complete = True
             pids = ", ".join(str(one.process.pid) for _, one in sorted(self._children.items()))
             say(f"Latimer runs {self._settings.workers} workers: processes {pids}.")
+        elif self._is_complete:
+            say(f"{child.name} serves again.")
         self._accept()
 
     def _on_counted(self, child: _Child) -> None:
