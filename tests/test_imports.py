@@ -35,7 +35,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "admission", "auth", "hosted", "origins", "request", "responses/background",
-            "responses/sealed", "service", "validation",
+            "responses/register", "responses/sealed", "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),

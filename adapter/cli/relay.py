@@ -117,7 +117,7 @@ class Relay:
         client = self._clients.get(number)
         if client is None:
             transport = httpx2.AsyncHTTPTransport(uds=str(path_of(self._folder, number)))
-            # A stream may be silent, and the worker sends comments if it is told to.
+            # A stream may be silent for long.
             client = httpx2.AsyncClient(transport=transport, timeout=None)
             self._clients[number] = client
         target = b"http://worker" + scope["raw_path"]

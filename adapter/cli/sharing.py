@@ -1,4 +1,4 @@
-"""What several workers of a server can share, and what only one process can have."""
+"""The settings that several workers of a server can share, and those of one process only."""
 
 from __future__ import annotations
 

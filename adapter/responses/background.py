@@ -194,7 +194,7 @@ class Job:
 
 
 class Elsewhere(Protocol):
-    """What other processes of the server know about responses in the background."""
+    """Responses in the background of other processes of the server."""
 
     async def add(self, job: Job) -> None:
         """Let the other processes find a response that has begun here."""
