@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..auth import UnusableKey
 from ..settings import Settings, WrongSettings
 from . import serve
 from .listener import Listener
@@ -272,6 +273,9 @@ class _Parent:
             wrong = WrongUse(str(error))
             wrong.show()
             sys.exit(wrong.exit_code)
+        except UnusableKey as error:
+            # The file of keys has changed.
+            fail(str(error))
 
     def _read(self, child: _Child) -> None:
         """Follow the messages of a worker."""

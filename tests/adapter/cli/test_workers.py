@@ -195,6 +195,7 @@ async def test_all_workers_read_the_settings_again(engine: str, tmp_path: Path) 
         assert await statuses() == {(401, 200)}
 
 
+LIMITED = key("one") + "requests_per_minute = 5\n"
 RESPONSE: dict[str, Any] = {"model": "fake", "input": "paced", "background": True}
 
 
@@ -272,6 +273,28 @@ async def test_what_is_stored_is_found_through_any_worker(server: Running) -> No
                 assert reply.status_code == 200, reply.text
 
 
+async def test_limits_hold_over_all_workers(engine: str, redis_url: str, tmp_path: Path) -> None:
+    """A key with limits in Redis has as many requests over two workers as over one."""
+    config = tmp_path / "latimer.toml"
+    config.write_text(
+        f'[engines.a]\nurl = "{engine}"\n[models.fake]\nengines = ["a"]\n'
+        f'[admission]\nstore = "{redis_url}"\n{LIMITED}'
+    )
+    with workers("--config", str(config)) as server:
+        async with connections(server) as clients:
+            statuses = []
+            for _ in range(3):
+                for client in clients:
+                    reply = await client.post(
+                        "/v1/chat/completions",
+                        json=chat(1, "quick"),
+                        headers={"authorization": "Bearer one"},
+                    )
+                    statuses.append(reply.status_code)
+        assert statuses == [200] * 5 + [429] * 7
+        assert server.end() == ""
+
+
 def failing(*arguments: str, **environment: str) -> tuple[int, str]:
     """Return the exit code and the output of `latimer serve` that does not start."""
     found = subprocess.run(
@@ -312,9 +335,6 @@ def test_a_port_in_use_is_said_once() -> None:
     assert code == 3
     assert text.count("\n") == 1
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use." in text
-
-
-LIMITED = key("one") + "requests_per_minute = 5\n"
 
 
 @pytest.mark.parametrize(
