@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable
 from pathlib import Path
 
 import httpx2
@@ -66,15 +67,14 @@ class Relay:
         self._number = number
         self._clients: dict[int, httpx2.AsyncClient] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer a request; one of this worker takes no coroutine more."""
+        if scope["type"] == "http" and "/responses/" in scope["path"]:
             found = _RESPONSE.search(scope["path"])
-            if found is not None:
-                number = self._register.worker_of(found[1])
-                if number is not None and number != self._number:
-                    await self._pass_on(number, scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+            number = None if found is None else self._register.worker_of(found[1])
+            if number is not None and number != self._number:
+                return self._pass_on(number, scope, receive, send)
+        return self._app(scope, receive, send)
 
     async def aclose(self) -> None:
         """Close the connections to the other workers."""

@@ -43,6 +43,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 around or app,
+                interface="asgi3",
                 http=http,
                 # A websocket request gets an error object, like any other invalid request.
                 ws="none",
