@@ -54,6 +54,13 @@ NO_PROGRAM = (
 ON_DEMAND = "loads on demand"
 # Seconds that detecting the engine may take.
 _PROBE_SECONDS = 10.0
+# Seconds that an engine gets to say what it is before several processes serve it.
+_SOON = 2.0
+# Why several processes cannot serve a koboldcpp.
+ONE_CALL = (
+    "koboldcpp runs one call at a time and reports only on the last one, so only one process can "
+    "call it. Start Latimer with --workers 1, which carries more than koboldcpp does."
+)
 
 
 def backend_of(settings: Settings, progress: Callable[[float], None] | None = None) -> Backend:
@@ -236,11 +243,27 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
 
     async def find() -> Backend:
         kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
+        if kind == "koboldcpp" and settings.workers > 1:
+            raise EngineError(f"{address}: {ONE_CALL}")
         if kind not in made:
             made[kind] = _engine(kind)(address, **settings.arguments(kind))
         return made[kind]
 
     return find
+
+
+async def is_koboldcpp(settings: Settings) -> bool:
+    """Return True if the engine at a URL is koboldcpp; False if it does not say so soon."""
+    assert settings.model is not None
+    if settings.backend != "auto":
+        return settings.backend == "koboldcpp"
+    key = settings.engine_key.get_secret_value() if settings.engine_key else None
+    try:
+        _check_address(settings.model)
+        async with asyncio.timeout(_SOON):
+            return await _probe(settings.model, key) == "koboldcpp"
+    except (LatimerError, TimeoutError):
+        return False
 
 
 async def _probe(address: str, key: str | None) -> BackendName:

@@ -114,7 +114,7 @@ class Fleet:
         pools: dict[str, Pool] = {}
         for name, model in models.items():
             own = [replicas[engine] for engine in model.engines]
-            queue = settings.queue if model.queue is None else model.queue
+            queue = settings.share_of(settings.queue if model.queue is None else model.queue)
             pool = self.pools.get(name)
             if pool is None:
                 pools[name] = Pool(name, own, queue, model.affinity)

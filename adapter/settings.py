@@ -85,6 +85,8 @@ ENVIRONMENT = "LATIMER_"
 MOST_FILE = 2**20
 # What may wait in front of an engine of a fleet, whose requests wait in one queue before it.
 _UNLIMITED = 2**20
+# The most processes of a server.
+MOST_WORKERS = 64
 # A day, in seconds: event loops do not support much longer timers.
 DAY = 86_400
 # The shortest `keepalive`, in seconds.
@@ -384,11 +386,20 @@ class FlatSettings(Checked, BaseSettings):
         False, "share the prompt cache across API keys.", needs="a GGUF file"
     )
 
+    workers: int = server_setting(
+        1,
+        "Processes that share the port, for more requests than one core can carry; only for "
+        "engines at a URL.",
+        metavar="N",
+        ge=1,
+        le=MOST_WORKERS,
+    )
     queue: int = server_setting(
         QUEUE,
         "Requests that may wait for the engine; more get status 429.",
         to=("llama-cpp", "llama-server", "koboldcpp"),
         argument="max_waiting",
+        value=lambda self: self.share_of(self.queue),
         metavar="N",
         ge=0,
         le=2**20,
@@ -564,6 +575,18 @@ class Settings(FlatSettings):
             WrongSettings: as `load`.
         """
         return self.load(self._file, **self._flags)
+
+    def with_flags(self, **flags: Any) -> Settings:
+        """Return the settings with more flags, which `reloaded` keeps.
+
+        Raises:
+            WrongSettings: as `load`.
+        """
+        return self.load(self._file, **{**self._flags, **flags})
+
+    def share_of(self, queue: int) -> int:
+        """Return what one worker may let wait if all of them together have this limit."""
+        return -(-queue // self.workers)
 
     def _check_tables(self) -> None:
         """Raise `WrongSettings` if tables contradict each other, or a setting."""

@@ -35,7 +35,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "admission", "auth", "hosted", "metrics", "origins", "readiness", "record", "request",
-            "request_log", "responses/background", "responses/sealed", "service", "validation",
+            "request_log", "responses/background", "responses/register",
+            "responses/sealed", "service", "validation",
         )
     ),
     ("adapter/generation/*.py",),

@@ -60,7 +60,12 @@ def serve(settings: Settings) -> None:
     """
     from . import serve as server
 
-    server.run(server.serve(settings))
+    if settings.workers > 1:
+        from . import parent
+
+        parent.run(settings)
+    else:
+        server.run(server.serve(settings))
 
 
 @click.command()
@@ -97,9 +102,24 @@ async def _check(settings: Settings) -> int:
     finally:
         await backend.aclose()
     is_open, row = await describe_store(settings.store_place())
-    rows.append(row)
-    _print(rows)
-    return 0 if reachable and is_open else EXIT_CHECK
+    can_share, workers = await _workers(settings)
+    _print([*rows, row, *workers])
+    return 0 if reachable and is_open and can_share else EXIT_CHECK
+
+
+async def _workers(settings: Settings) -> tuple[bool, list[tuple[str, str]]]:
+    """Return False if only one process can serve what the settings say, and a row of the table."""
+    if settings.workers == 1:
+        return True, []
+    from .sharing import check_shared, one_call_engine
+
+    try:
+        check_shared(settings)
+    except WrongSettings as error:
+        reason: str | None = str(error)
+    else:
+        reason = await one_call_engine(settings)
+    return reason is None, [("workers", f"no: {reason}" if reason else str(settings.workers))]
 
 
 def _print(rows: Sequence[tuple[str, str]]) -> None:
@@ -142,10 +162,11 @@ async def _check_fleet(settings: Settings) -> int:
                 rows.append((f"  {one.name}", ON_DEMAND if one.is_loadable else state))
                 are_ready = are_ready and (one.state == "ready" or one.is_loadable)
         is_open, row = await describe_store(settings.store_place())
-        _print([*rows, row])
+        can_share, workers = await _workers(settings)
+        _print([*rows, row, *workers])
     finally:
         await fleet.aclose()
-    return 0 if are_ready and is_open else EXIT_CHECK
+    return 0 if are_ready and is_open and can_share else EXIT_CHECK
 
 
 @click.group()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from ..engines import starts_engines
 from ..fleet import Fleet, changes_of
 from ..option import option_of
 from ..settings import OF_ENGINE, OF_MODEL, Settings, WrongSettings
+from .listener import Door
+from .sharing import check_shared
 from .terminal import say
 
 log = logging.getLogger("latimer")
@@ -27,14 +28,11 @@ _LOOK = 2.0
 _FOLLOWED = {*OF_ENGINE, *OF_MODEL, "queue"}
 
 
-async def follow(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) -> None:
-    """Read the settings file again when it has changed, or after SIGHUP, until cancelled."""
+async def follow(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter, door: Door) -> None:
+    """Read the settings file again when it has changed, or `door` asks for it, until cancelled."""
     file = settings.file
     assert file is not None
-    asked = asyncio.Event()
-    with contextlib.suppress(NotImplementedError, AttributeError):
-        # Windows has no such signal.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    asked = door.reloads()
     seen = _stamp(file)
     while True:
         with contextlib.suppress(TimeoutError):
@@ -47,7 +45,9 @@ async def follow(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
             continue
         asked.clear()
         seen = now
-        settings = await reload(settings, fleet, app)
+        before, settings = settings, await reload(settings, fleet, app)
+        if settings is not before:
+            door.has_reloaded()
 
 
 async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) -> Settings:
@@ -84,16 +84,21 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
     changes += changes_of("key", settings.keys, new.keys)
     same = "the same keys" if fleet is None else "the same engines and models"
     say(f"Latimer has read {new.file} again: {', '.join(changes) or same}.")
-    fixed = [
-        name
-        for name, field in Settings.model_fields.items()
-        if (not option_of(field).is_table or name == "admission")
-        and (fleet is None or name not in _FOLLOWED)
-        and getattr(new, name) != getattr(settings, name)
-    ]
+    fixed = fixed_in(settings, new)
     if fixed:
         say(f"Start the server again to change: {', '.join(fixed)}.")
     return new
+
+
+def fixed_in(settings: Settings, new: Settings) -> list[str]:
+    """Return the names of settings that differ, and that a running server does not change."""
+    return [
+        name
+        for name, field in Settings.model_fields.items()
+        if (not option_of(field).is_table or name == "admission")
+        and (not settings.engines or name not in _FOLLOWED)
+        and getattr(new, name) != getattr(settings, name)
+    ]
 
 
 def end_earlier_engines() -> None:
@@ -117,6 +122,8 @@ def _check(settings: Settings, new: Settings, fleet: Fleet | None, keys: Sequenc
         raise WrongSettings(
             f"{settings.file}: it has tables of engines now. Start the server again to serve them."
         )
+    if settings.workers > 1:
+        check_shared(new)
     if settings.keys and not new.keys and not keys:
         raise WrongSettings(f"{settings.file}: it has no table of a key any more.")
 

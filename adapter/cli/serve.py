@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
-import os
 import socket
 import sys
-import threading
 from collections.abc import Coroutine, Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 import click
-import uvicorn
-from typing_extensions import override
 
 from ...backends.base import Backend
 from ...backends.errors import LatimerError, shortened
-from ...backends.fleet.groups import kill_all
 from ...backends.offload import Abandoned
 from ..admin import admin_routes
 from ..app import OpenAIAdapter
@@ -36,21 +29,17 @@ from ..request_log import JsonFormatter, RequestLog, Writer
 from ..service import Observer
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
-from .protocol import Protocol
+from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
 from .terminal import EXIT_START, end_at_once, fail, say
 
-# The listen backlog; uvicorn's default.
-_BACKLOG = 2048
 # Seconds to wait for the engine's first answer before a line says that it is missing.
 _FIRST = 1.0
 # Seconds between attempts to reach an engine that is not ready.
 _AGAIN = 0.5
 # Seconds between attempts to open a store that was not available at the start.
 _REOPEN = 2.0
-# Seconds for cancelled requests to send their errors, and for the process to end.
-_LAST_WORDS, _END = 2, 5.0
-_RANDOM_KEY = (
+RANDOM_KEY = (
     "Encrypted reasoning that clients of /v1/responses keep can be read until this server ends. "
     "--reasoning-key keeps it readable."
 )
@@ -66,8 +55,11 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         uvloop.run(work)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, door: Door | None = None) -> None:
     """Serve until a signal ends the server.
+
+    Args:
+        door: by default the sockets of the settings' address.
 
     Raises:
         WrongSettings: the vocabulary in the settings does not exist.
@@ -78,7 +70,7 @@ async def serve(settings: Settings) -> None:
         end_earlier_engines()
     _allow_connections()
     _hide_ends_of_work()
-    sockets = _sockets(settings)
+    way: Door = Listener(settings) if door is None else door
     try:
         if settings.logit_bias_vocabulary is not None:
             _load_vocabulary(settings)
@@ -99,24 +91,24 @@ async def serve(settings: Settings) -> None:
     except LatimerError as error:
         fail(error.message)
     if not settings.wait:
-        _listen(settings, sockets)
+        way.listen()
     listens = asyncio.Event()
     if fleet is None:
         assert backend is not None
-        starting = _listen_when_ready(settings, backend, sockets, listens)
+        starting = _listen_when_ready(settings, backend, way, listens)
     else:
-        starting = _serve_fleet(settings, fleet, app, sockets, listens)
+        starting = _serve_fleet(settings, fleet, app, way, listens)
     readiness = asyncio.create_task(starting)
     following = None
     if fleet is None and settings.file is not None:
-        following = asyncio.create_task(follow(settings, None, app))
+        following = asyncio.create_task(follow(settings, None, app, way))
     # An engine that answers immediately is reported in one line.
     waiting = asyncio.create_task(listens.wait())
     await asyncio.wait([readiness, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    server = _Server(app, settings.drain)
+    server = way.server(app, settings.drain)
     _collect_rarely()
-    await server.serve(sockets)
+    await server.serve([*way.sockets])
     for task in (readiness, following, opening):
         if task is not None:
             task.cancel()
@@ -245,33 +237,6 @@ def _hide_ends_of_work() -> None:
     sys.unraisablehook = hook
 
 
-def _sockets(settings: Settings) -> list[socket.socket]:
-    try:
-        return bound(settings.host, settings.port)
-    except OSError as error:
-        fail(_unusable(settings, error.strerror or str(error)))
-    except ValueError:
-        # The host has empty or overlong labels, so it cannot be resolved.
-        fail(_unusable(settings, "it is not a valid host name"))
-
-
-def _listen(settings: Settings, sockets: list[socket.socket]) -> None:
-    """Let clients connect; they wait for responses until the server runs."""
-    try:
-        for one in sockets:
-            one.listen(_BACKLOG)
-    except OSError as error:
-        # Two processes can bind the same port as long as neither listens.
-        fail(_unusable(settings, error.strerror or str(error)))
-
-
-def _unusable(settings: Settings, reason: str) -> str:
-    return (
-        f"cannot listen on {settings.host}:{settings.port}: {reason}. Choose another address with "
-        "--host and --port."
-    )
-
-
 def _load_vocabulary(settings: Settings) -> None:
     name = settings.logit_bias_vocabulary or ""
     try:
@@ -283,14 +248,14 @@ def _load_vocabulary(settings: Settings) -> None:
 
 
 async def _listen_when_ready(
-    settings: Settings, backend: Backend, sockets: list[socket.socket], listens: asyncio.Event
+    settings: Settings, backend: Backend, door: Door, listens: asyncio.Event
 ) -> None:
     """Print the model and the address when the engine is ready; until then, a reason.
 
     Args:
         listens: set when the server can accept requests, even if it responds with 503.
     """
-    address = _address(settings, sockets)
+    address = door.address
     said = ""
     asking = asyncio.ensure_future(backend.model())
     while True:
@@ -319,10 +284,10 @@ async def _listen_when_ready(
         f"{backend.capabilities.engine}, {model.context} tokens{await _task(settings, backend)}"
     )
     if settings.wait:
-        _listen(settings, sockets)
+        door.listen()
     say(f"Latimer serves {names} ({engine}) at {address}")
     if settings.reasoning_key is None:
-        say(_RANDOM_KEY)
+        say(RANDOM_KEY)
     listens.set()
 
 
@@ -330,27 +295,22 @@ async def _serve_fleet(
     settings: Settings,
     fleet: Fleet,
     app: OpenAIAdapter,
-    sockets: list[socket.socket],
+    door: Door,
     listens: asyncio.Event,
 ) -> None:
     """Print the models and the address, and follow the changes of the settings file."""
     fleet.start()
     if settings.wait:
         await fleet.wait()
-        _listen(settings, sockets)
+        door.listen()
     engines = len(fleet.replicas)
     names = shortened(", ".join(fleet.pools))
     count = f"{engines} engine{'s' * (engines > 1)}"
-    say(f"Latimer serves {names} over {count} at {_address(settings, sockets)}")
+    say(f"Latimer serves {names} over {count} at {door.address}")
     if settings.reasoning_key is None:
-        say(_RANDOM_KEY)
+        say(RANDOM_KEY)
     listens.set()
-    await follow(settings, fleet, app)
-
-
-def _address(settings: Settings, sockets: list[socket.socket]) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{sockets[0].getsockname()[1]}/v1"
+    await follow(settings, fleet, app, door)
 
 
 async def _task(settings: Settings, backend: Backend) -> str:
@@ -382,75 +342,6 @@ def adapter_of(
     return app
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that sends an error to requests that still run after the drain.
-
-    uvicorn would cancel them without a response.
-
-    Args:
-        drain: the seconds that running requests get after the first signal; a second signal ends
-            them.
-    """
-
-    def __init__(self, app: OpenAIAdapter, drain: int) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=Protocol,
-                # A websocket request gets an error object, like any other invalid request.
-                ws="none",
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=drain + _LAST_WORDS,
-            )
-        )
-        self._app = app
-        self._drain = drain
-        self._loop = asyncio.get_running_loop()
-
-    @override
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
-        self._app.drain()
-        if self.should_exit:
-            self._loop.call_soon_threadsafe(self._end)
-        elif running := len(self.server_state.tasks):
-            requests = "1 request" if running == 1 else f"{running} requests"
-            end = f"at most {self._drain} s; a second signal stops it"
-            line = f"Latimer waits for {requests}, {end}."
-            self._loop.call_soon_threadsafe(say, line)
-        self.should_exit = True
-
-    @override
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for running requests until the drain is over."""
-        timer = self._loop.call_later(self._drain, self._end)
-        await super().shutdown(sockets)
-        timer.cancel()
-        _end_within(_END)
-
-    def _end(self) -> None:
-        """Cancel running requests, which then send the shutdown error."""
-        self._app.end()
-        for task in list(self.server_state.tasks):
-            task.cancel()
-        _end_within(_END)
-
-
-def _end_within(seconds: float) -> None:
-    """End the process after this time, in case an engine or a thread does not stop."""
-    timer = threading.Timer(seconds, _exit)
-    timer.daemon = True
-    timer.start()
-
-
-def _exit() -> None:
-    kill_all()
-    os._exit(0)
-
-
 class _Progress:
     """A progress line on the terminal while a model loads."""
 
@@ -473,38 +364,3 @@ def local_rules(host: str, origins: Iterable[str], hosts: Iterable[str]) -> Loca
         found = []
     beyond = not all(is_loopback(str(address[0])) for *_, address in found)
     return LocalRules(origins, hosts, socket.gethostname(), beyond)
-
-
-def bound(host: str, port: int) -> list[socket.socket]:
-    """Bind a port on every address of a host; connections are refused until the sockets listen.
-
-    Raises:
-        OSError: the port is in use, or the host is not an address of this machine.
-    """
-    found: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, address in dict.fromkeys(
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        ):
-            # With port 0, all addresses get the free port of the first.
-            where = (address[0], found[0].getsockname()[1] if found else port, *address[2:])
-            try:
-                found.append(socket.socket(family, kind, protocol))
-            except OSError as error:
-                if error.errno == errno.EAFNOSUPPORT and family == socket.AF_INET6:
-                    # The machine has no IPv6; its other addresses are enough.
-                    continue
-                raise
-            if os.name == "posix":
-                # On Windows this option lets two programs bind the same port.
-                found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                found[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            found[-1].bind(where)
-    except OSError:
-        for one in found:
-            one.close()
-        raise
-    if not found:
-        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-    return found

@@ -41,14 +41,24 @@ class WrongUse(click.ClickException):
         super().__init__(printable(message))
 
 
+_is_muted = False
+
+
+def mute() -> None:
+    """Print no more lines with `say` in this process: another one prints the same."""
+    global _is_muted
+    _is_muted = True
+
+
 def say(line: str) -> None:
     """Print a line for people, on standard error."""
-    click.echo(printable(line), err=True)
+    if not _is_muted:
+        click.echo(printable(line), err=True)
 
 
 def fail(message: str) -> NoReturn:
     """Print why the server cannot start, and end the process."""
-    say(f"Latimer cannot start: {message}")
+    click.echo(printable(f"Latimer cannot start: {message}"), err=True)
     sys.exit(EXIT_START)
 
 

@@ -65,6 +65,7 @@ async def begin(exchange: Exchange, service: Service, request: ResponseRequest, 
     service.background.start(job, _run(recorder, service, request.stream_options, work, job))
     # A task that is cancelled before it has begun does nothing at all.
     await asyncio.sleep(0)
+    await service.background.announce(job)
     if request.stream:
         await follow(exchange, job, -1)
     else:

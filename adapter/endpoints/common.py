@@ -127,8 +127,12 @@ async def store_reply(
     if store.place.required:
         if not await store.commit(record):
             raise StoreUnavailable(LATE)
-    elif not store.keep(record) and not exchange.started:
-        exchange.response_headers.append((b"x-latimer-ignored", b"store"))
+    elif not store.keep(record):
+        if not exchange.started:
+            exchange.response_headers.append((b"x-latimer-ignored", b"store"))
+    elif store.is_shared:
+        # The client's next request can reach another process.
+        await store.settle()
 
 
 def record_of(

@@ -79,6 +79,9 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
         running = service.background.find(exchange.key, request.previous_response_id)
         if running is not None and running.reply["status"] in _RUNNING:
             raise _not_usable(running.id, running.reply["status"])
+        elsewhere = service.background.elsewhere
+        if elsewhere is not None and elsewhere.runs(request.previous_response_id):
+            raise _not_usable(request.previous_response_id, "in_progress")
         chain = await _chain(exchange, store, request.previous_response_id)
         before = await offload.run(offload.UNKNOWN, _typed, history(chain))
     elif request.conversation is not None:

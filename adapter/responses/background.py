@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from ...backends.errors import LatimerError
 from ..store.records import Stored, time_of
@@ -101,6 +101,7 @@ class Job:
             never.
 
     Attributes:
+        begun, request_id, body: as given.
         log: the events of the response.
         is_cancelled: True if the client ended it.
         is_deleted: True if it must not be stored.
@@ -123,18 +124,18 @@ class Job:
         self.owner = owner
         self._request_size = size
         self.keepalive = keepalive
-        self._request_id = request_id
-        self._body = body
+        self.request_id = request_id
+        self.body = body
         self.log = EventLog()
         self.is_cancelled = self.is_deleted = self.is_ending = self.is_stored = False
-        self._begun = begun
+        self.begun = begun
         self._ended: Mapping[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
         """The id of the response."""
-        return str(self._begun["id"])
+        return str(self.begun["id"])
 
     @property
     def size(self) -> int:
@@ -147,7 +148,7 @@ class Job:
         if self._ended is not None:
             return self._ended
         status = "queued" if self.log.count <= _QUEUED else "in_progress"
-        return {**self._begun, "status": status}
+        return {**self.begun, "status": status}
 
     def stored(self) -> Stored:
         """Return the response as the store would."""
@@ -158,9 +159,9 @@ class Job:
             self.owner,
             time_of(self.id) or 0,
             reply["model"],
-            self._request_id,
+            self.request_id,
             reply["metadata"],
-            dict(self._body),
+            dict(self.body),
             reply,
         )
 
@@ -192,8 +193,34 @@ class Job:
             await asyncio.wait([task])
 
 
+class Elsewhere(Protocol):
+    """Responses in the background of other processes of the server."""
+
+    async def add(self, job: Job) -> None:
+        """Let the other processes find a response that has begun here."""
+        ...
+
+    def end(self, name: str) -> None:
+        """Note that a response has ended here, and can still be streamed."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Note that a response is not here any more."""
+        ...
+
+    def runs(self, name: str) -> bool:
+        """Return True if a response runs in another process."""
+        ...
+
+
 class Background:
-    """The responses in the background of one process: those that run, and those that just ended."""
+    """The responses in the background of one process: those that run, and those that just ended.
+
+    Attributes:
+        elsewhere: what other processes of the server have; None if there are none.
+    """
+
+    elsewhere: Elsewhere | None = None
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
@@ -204,7 +231,14 @@ class Background:
     def start(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
         """Run a response in the background."""
         self._jobs[job.id] = job
-        job.start(work).add_done_callback(lambda _: self._keep(job))
+        job.start(work).add_done_callback(lambda _: self.keep(job))
+
+    async def announce(self, job: Job) -> None:
+        """Let other processes of the server find a response."""
+        if self.elsewhere is not None:
+            await self.elsewhere.add(job)
+            if job.log.has_ended:
+                self.elsewhere.end(job.id)
 
     def find(self, owner: str, name: str) -> Job | None:
         """Return the response with an id, if it is here and its owner has this key."""
@@ -217,6 +251,8 @@ class Background:
         if timer is not None:
             timer.cancel()
             self._size -= self._jobs.pop(name).size
+            if self.elsewhere is not None:
+                self.elsewhere.remove(name)
 
     async def aclose(self) -> None:
         """End all responses, and forget them."""
@@ -224,9 +260,12 @@ class Background:
         for name in [*self._ended]:
             self.forget(name)
 
-    def _keep(self, job: Job) -> None:
+    def keep(self, job: Job) -> None:
         """Keep a response that has ended for a while."""
+        self._jobs[job.id] = job
         job.log.end()
+        if self.elsewhere is not None:
+            self.elsewhere.end(job.id)
         loop = asyncio.get_running_loop()
         self._ended[job.id] = loop.call_later(KEPT, self.forget, job.id)
         self._size += job.size

@@ -50,7 +50,12 @@ class Store:
 
     Args:
         place: the database and its limits.
+
+    Attributes:
+        is_shared: True if clients can ask another process for what this one has stored.
     """
+
+    is_shared = False
 
     def __init__(self, place: StoreConfig) -> None:
         self.place = place
@@ -100,6 +105,12 @@ class Store:
     def keep(self, record: Record) -> bool:
         """Queue an object without waiting for the database; return False if the queue is full."""
         return self._writer.add(record)
+
+    async def settle(self) -> None:
+        """Wait until what is queued is written, but no longer than a response may wait."""
+        with suppress(TimeoutError, StoreUnavailable):
+            async with asyncio.timeout(COMMIT_SECONDS):
+                await self._writer.flush()
 
     async def commit(self, record: Record) -> bool:
         """Write an object before its response ends; return False if it is not stored in time.

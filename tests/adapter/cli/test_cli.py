@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from latimer.adapter.auth import UnusableKey
 from latimer.adapter.cli import main
-from latimer.adapter.cli.serve import bound
+from latimer.adapter.cli.listener import bound
 from latimer.adapter.engines import backend_of
 from latimer.adapter.settings import Settings, WrongSettings
 from latimer.backends.identity import LazyBackend

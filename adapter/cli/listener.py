@@ -1,0 +1,151 @@
+"""The sockets that `latimer serve` listens on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..app import OpenAIAdapter
+from ..settings import Settings
+from .server import Server
+from .terminal import fail
+
+# The listen backlog; uvicorn's default.
+_BACKLOG = 2048
+
+
+class Door(Protocol):
+    """The way by which connections and commands come: a `Listener`, or a `Worker`'s parent."""
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """The sockets that the server accepts connections from."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The URL for clients."""
+        ...
+
+    def listen(self) -> None:
+        """Let clients connect; they wait for responses until the server runs."""
+        ...
+
+    def server(self, app: OpenAIAdapter, drain: int) -> Server:
+        """Return the server of an app, whose drain has these seconds."""
+        ...
+
+    def reloads(self) -> asyncio.Event:
+        """Return an event that is set when the settings file has to be read again."""
+        ...
+
+    def has_reloaded(self) -> None:
+        """Note that the server has the settings of the file."""
+        ...
+
+
+class Listener:
+    """The bound sockets of a server's address; clients can connect after `listen`.
+
+    Attributes:
+        sockets: one for each address of the host.
+
+    Raises:
+        SystemExit: the address cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._host, self._port = settings.host, settings.port
+        try:
+            self.sockets: Sequence[socket.socket] = bound(settings.host, settings.port)
+        except OSError as error:
+            fail(self._unusable(error.strerror or str(error)))
+        except ValueError:
+            # The host has empty or overlong labels, so it cannot be resolved.
+            fail(self._unusable("it is not a valid host name"))
+
+    @property
+    def address(self) -> str:
+        """The URL for clients."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self.sockets[0].getsockname()[1]}/v1"
+
+    def listen(self) -> None:
+        """Let clients connect; they wait for responses until the server runs.
+
+        Raises:
+            SystemExit: another process listens on the port.
+        """
+        try:
+            for one in self.sockets:
+                one.listen(_BACKLOG)
+        except OSError as error:
+            # Two processes can bind the same port as long as neither listens.
+            fail(self._unusable(error.strerror or str(error)))
+
+    def server(self, app: OpenAIAdapter, drain: int) -> Server:
+        """See `Door`."""
+        return Server(app, drain)
+
+    def reloads(self) -> asyncio.Event:
+        """See `Door`; SIGHUP sets the event."""
+        asked = asyncio.Event()
+        with contextlib.suppress(NotImplementedError, AttributeError):
+            # Windows has no such signal.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+        return asked
+
+    def has_reloaded(self) -> None:
+        """Do nothing: no other process needs to know."""
+
+    def close(self) -> None:
+        """Close the sockets of this process."""
+        for one in self.sockets:
+            one.close()
+
+    def _unusable(self, reason: str) -> str:
+        return (
+            f"cannot listen on {self._host}:{self._port}: {reason}. Choose another address with "
+            "--host and --port."
+        )
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Bind a port on every address of a host; connections are refused until the sockets listen.
+
+    Raises:
+        OSError: the port is in use, or the host is not an address of this machine.
+    """
+    found: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ):
+            # With port 0, all addresses get the free port of the first.
+            where = (address[0], found[0].getsockname()[1] if found else port, *address[2:])
+            try:
+                found.append(socket.socket(family, kind, protocol))
+            except OSError as error:
+                if error.errno == errno.EAFNOSUPPORT and family == socket.AF_INET6:
+                    # The machine has no IPv6; its other addresses are enough.
+                    continue
+                raise
+            if os.name == "posix":
+                # On Windows this option lets two programs bind the same port.
+                found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                found[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            found[-1].bind(where)
+    except OSError:
+        for one in found:
+            one.close()
+        raise
+    if not found:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+    return found

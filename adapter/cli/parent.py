@@ -1,0 +1,421 @@
+"""The parent of several workers: it accepts connections, and starts, drains and replaces workers.
+
+The parent gives each connection to the worker that has the fewest. Workers that accepted from one
+socket themselves would share unevenly: asyncio and libuv accept until no connection waits, so one
+worker takes a burst. With SO_REUSEPORT the kernel chooses by a hash, so of four connections all go
+to one of two workers in an eighth of all cases, and a worker that ends takes waiting connections
+along. `uvicorn.supervisors.Multiprocess` shares a socket in the first way, and has no pause between
+restarts, no end of workers whose parent was killed, and no count of what a drain waits for.
+
+The parent has no event loop and no threads, because it forks: a worker is there at once, with the
+modules and the settings of its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import multiprocessing
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..auth import UnusableKey
+from ..settings import Settings, WrongSettings
+from . import serve
+from .listener import Listener
+from .reload import fixed_in
+from .server import END, waits_for
+from .sharing import check_shared, one_call_engine, shared
+from .terminal import EXIT_START, WrongUse, fail, mute, say
+from .worker import (
+    CLOSED,
+    CONNECTION,
+    COUNTED,
+    DRAIN,
+    LEAVES,
+    READY,
+    REGISTER,
+    RELOAD,
+    RELOADED,
+    RUNNING,
+    STOP,
+    Worker,
+)
+
+# The connections that are accepted before the parent looks at other events.
+_BURST = 64
+# Seconds after which a worker that ends is not one that cannot run.
+_STABLE = 10.0
+# Seconds before a worker starts again, by the number of its short lives in a row, and the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+# Seconds that the system's lack of files or memory gets to end.
+_SHORTAGE = 0.1
+# The bytes that a folder in memory must have free for a store.
+_ROOM = 256 << 20
+
+
+def run(settings: Settings) -> None:
+    """Serve with several workers until a signal ends them.
+
+    Raises:
+        WrongSettings: one process only can serve what the settings say.
+        SystemExit: the server could not start.
+    """
+    check_shared(settings)
+    reason = asyncio.run(one_call_engine(settings))
+    if reason is not None:
+        fail(reason)
+    listener = Listener(settings)
+    folder = _folder()
+    try:
+        (folder / REGISTER).mkdir()
+        says_key = settings.reasoning_key is None
+        code = _Parent(shared(settings, folder), listener, folder, says_key).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if code:
+        sys.exit(code)
+
+
+def _folder() -> Path:
+    """Make the folder that the workers share: in memory if there is room, else on disk."""
+    memory = Path("/dev/shm")  # noqa: S108 (a new folder in it, for this user only)
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(memory).free >= _ROOM:
+            return Path(tempfile.mkdtemp(prefix="latimer-", dir=memory))
+    return Path(tempfile.mkdtemp(prefix="latimer-"))
+
+
+class _Child:
+    """A worker as its parent sees it.
+
+    Attributes:
+        connections: the number of its open connections.
+        last: the number of the last connection that it got.
+        running: the requests that its drain waits for; None until it has counted them.
+    """
+
+    def __init__(self, number: int, process: Any, channel: socket.socket) -> None:
+        self.number, self.process, self.channel = number, process, channel
+        self.started = time.monotonic()
+        self.is_ready = self.is_leaving = self.has_counted = False
+        self.connections = self.last = self.running = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in the log."""
+        return f"Worker {self.number + 1} (process {self.process.pid})"
+
+    def tell(self, message: bytes) -> None:
+        """Send a message; a worker that has ended gets none."""
+        with contextlib.suppress(OSError):
+            self.channel.send(message)
+
+    def give(self, connection: socket.socket) -> bool:
+        """Pass a connection on; return False if the worker does not take it now."""
+        try:
+            socket.send_fds(self.channel, [CONNECTION], [connection.fileno()])
+        except OSError:
+            return False
+        self.connections += 1
+        return True
+
+
+class _Parent:
+    """The parent process.
+
+    The workers share `folder`: the Unix socket of each, by which another worker reaches it, and
+    the register of responses in the background. What is to be summed over all workers belongs
+    there too, since a client's request reaches one of them.
+
+    Args:
+        settings: the settings that a new worker gets.
+        listener: the bound sockets, which listen when the first worker is ready.
+        folder: the folder that the workers share.
+        says_key: True to say that the secret of reasoning is random.
+    """
+
+    def __init__(
+        self, settings: Settings, listener: Listener, folder: Path, says_key: bool
+    ) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._folder = folder
+        self._says_key = says_key
+        self._context: Any = multiprocessing.get_context("fork")
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, _Child] = {}
+        # The time at which each missing worker starts, and the short lives of its predecessors.
+        self._due: dict[int, float] = {0: 0.0}
+        self._short: dict[int, int] = {}
+        self._given = 0
+        self._accepts = self._has_started = self._is_complete = self._is_draining = False
+        self._end = 0.0
+        self._code = 0
+        self._lifeline, self._life = os.pipe()
+        self._signals, self._waker = socket.socketpair()
+
+    def run(self) -> int:
+        """Run the workers until they have ended; return the exit code."""
+        self._follow_signals()
+        try:
+            while self._due or self._children:
+                now = time.monotonic()
+                for number in [number for number, due in self._due.items() if due <= now]:
+                    del self._due[number]
+                    self._start(number)
+                for key, _ in self._selector.select(self._pause()):
+                    key.data()
+        finally:
+            # Python would wait for them.
+            for child in self._children.values():
+                child.process.kill()
+        return self._code
+
+    def _pause(self) -> float | None:
+        """Return the seconds until something is due; None if nothing is."""
+        times = [*self._due.values(), *([self._end] if self._is_draining else [])]
+        left = max(min(times) - time.monotonic(), 0.0) if times else None
+        if self._is_draining and left == 0.0:
+            for child in self._children.values():
+                child.process.kill()
+            return 1.0
+        return left
+
+    def _follow_signals(self) -> None:
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if self._settings.file is not None:
+            numbers.append(signal.SIGHUP)
+        self._signals.setblocking(False)
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno())
+        for number in numbers:
+            signal.signal(number, lambda *_: None)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+
+    def _on_signals(self) -> None:
+        for number in self._signals.recv(64):
+            if number == signal.SIGHUP:
+                self._tell(RELOAD)
+            elif not self._has_started:
+                self._end_at_once(number)
+            elif number in (signal.SIGINT, signal.SIGTERM):
+                self._drain()
+
+    def _end_at_once(self, number: int) -> NoReturn:
+        """End a server that does not listen yet, as one process would end."""
+        for child in self._children.values():
+            child.process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(128 + number)
+
+    def _drain(self) -> None:
+        """Let the workers finish what runs; after the second time, end them."""
+        if self._is_draining:
+            self._tell(STOP)
+            self._end = time.monotonic() + END + 1
+            return
+        self._is_draining = True
+        self._due.clear()
+        self._stop_accepting()
+        self._listener.close()
+        self._end = time.monotonic() + self._settings.drain + 2 * END
+        for child in self._children.values():
+            if child.is_ready:
+                child.tell(DRAIN)
+            else:
+                child.process.kill()
+
+    def _tell(self, message: bytes) -> None:
+        for child in self._children.values():
+            child.tell(message)
+
+    def _start(self, number: int) -> None:
+        """Start a worker."""
+        own, other = socket.socketpair()
+        own.setblocking(False)
+        process = self._context.Process(target=self._work, args=(number, own, other))
+        process.start()
+        other.close()
+        child = self._children[number] = _Child(number, process, own)
+        self._selector.register(own, selectors.EVENT_READ, partial(self._read, child))
+        self._selector.register(
+            process.sentinel, selectors.EVENT_READ, partial(self._on_end, child)
+        )
+
+    def _work(self, number: int, own: socket.socket, other: socket.socket) -> None:
+        """Run a worker, in its process."""
+        signal.set_wakeup_fd(-1)
+        # A file of the parent that stays open here would hide the parent's end.
+        self._selector.close()
+        address = self._listener.address
+        self._listener.close()
+        for one in (own, self._signals, self._waker, *(c.channel for c in self._children.values())):
+            one.close()
+        os.close(self._life)
+        if number:
+            # All workers would say the same.
+            mute()
+        worker = Worker(number, other, self._lifeline, self._folder, address)
+        try:
+            serve.run(serve.serve(self._settings, worker))
+        except WrongSettings as error:
+            wrong = WrongUse(str(error))
+            wrong.show()
+            sys.exit(wrong.exit_code)
+        except UnusableKey as error:
+            # The file of keys has changed.
+            fail(str(error))
+
+    def _read(self, child: _Child) -> None:
+        """Follow the messages of a worker."""
+        if self._children.get(child.number) is not child:
+            return
+        try:
+            messages = child.channel.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            messages = b""
+        if not messages:
+            # Its process ends.
+            self._selector.unregister(child.channel)
+            child.is_ready = False
+            return
+        child.connections -= messages.count(CLOSED)
+        child.running += messages.count(RUNNING)
+        if READY in messages:
+            self._on_ready(child)
+        if LEAVES in messages and not child.is_leaving:
+            child.is_leaving = True
+            child.tell(DRAIN)
+        if RELOADED in messages:
+            self._keep_settings()
+        if COUNTED in messages:
+            self._on_counted(child)
+
+    def _on_ready(self, child: _Child) -> None:
+        child.is_ready = True
+        if self._is_draining:
+            child.tell(DRAIN)
+            return
+        if not self._has_started:
+            self._has_started = True
+            self._listener.listen()
+            if self._says_key:
+                say(serve.RANDOM_KEY)
+            self._due = dict.fromkeys(range(1, self._settings.workers), 0.0)
+        elif not self._is_complete and len(self._ready()) == self._settings.workers:
+            self._is_complete = True
+            pids = ", ".join(str(one.process.pid) for _, one in sorted(self._children.items()))
+            say(f"Latimer runs {self._settings.workers} workers: processes {pids}.")
+        elif self._is_complete:
+            say(f"{child.name} serves again.")
+        self._accept()
+
+    def _on_counted(self, child: _Child) -> None:
+        """Say what the drain waits for, when every worker has counted."""
+        child.has_counted = True
+        if self._is_draining and all(one.has_counted for one in self._ready()):
+            running = sum(one.running for one in self._ready())
+            if running:
+                say(waits_for(running, self._settings.drain))
+
+    def _keep_settings(self) -> None:
+        """Give new workers what the running ones have read from the file."""
+        try:
+            new = self._settings.reloaded()
+        except WrongSettings:
+            # It has changed again since.
+            return
+        fixed = {name: getattr(self._settings, name) for name in fixed_in(self._settings, new)}
+        self._settings = new.model_copy(update=fixed)
+
+    def _on_end(self, child: _Child) -> None:
+        """Replace a worker that has ended."""
+        child.process.join()
+        code = child.process.exitcode
+        self._selector.unregister(child.process.sentinel)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(child.channel)
+        child.channel.close()
+        del self._children[child.number]
+        if self._is_draining:
+            return
+        if not self._has_started:
+            # It has said why, except after a signal.
+            self._code = code if code > 0 else EXIT_START
+            if code < 0:
+                fail(f"the first worker was ended by {signal.Signals(-code).name}.")
+            return
+        pause = self._pause_of(child)
+        again = f"in {pause:g} s" if pause else "now"
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        if child.is_leaving and code == 0:
+            how = "ended after its drain"
+        say(f"{child.name} {how}. Another one starts {again}.")
+        self._due[child.number] = time.monotonic() + pause
+
+    def _pause_of(self, child: _Child) -> float:
+        """Return the seconds until the next worker starts in place of one."""
+        if time.monotonic() - child.started >= _STABLE or child.is_leaving:
+            self._short[child.number] = 0
+            return 0.0
+        lives = self._short.get(child.number, 0)
+        self._short[child.number] = lives + 1
+        return min(_FIRST_PAUSE * 2 ** (lives - 1), _LONGEST_PAUSE) if lives else 0.0
+
+    def _ready(self) -> list[_Child]:
+        return [child for child in self._children.values() if child.is_ready]
+
+    def _accept(self) -> None:
+        """Accept connections from now on."""
+        if not self._accepts:
+            self._accepts = True
+            for one in self._listener.sockets:
+                one.setblocking(False)
+                self._selector.register(one, selectors.EVENT_READ, partial(self._on_client, one))
+
+    def _stop_accepting(self) -> None:
+        """Let connections wait in the kernel."""
+        if self._accepts:
+            self._accepts = False
+            for one in self._listener.sockets:
+                self._selector.unregister(one)
+
+    def _on_client(self, listening: socket.socket) -> None:
+        """Give the connections that wait to the workers that have the fewest."""
+        for _ in range(_BURST):
+            able = [child for child in self._ready() if not child.is_leaving]
+            if not able:
+                self._stop_accepting()
+                return
+            try:
+                connection, _address = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                time.sleep(_SHORTAGE)
+                return
+            with connection:
+                self._given += 1
+                for child in sorted(able, key=_load):
+                    if child.give(connection):
+                        child.last = self._given
+                        break
+
+
+def _load(child: _Child) -> tuple[int, int]:
+    return child.connections, child.last

@@ -1,0 +1,175 @@
+"""Requests that another worker of the server has to answer, passed on through its Unix socket.
+
+Each worker has the responses in the background that it runs. A client's connection is with any
+worker, so that worker passes the request on, and the response back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable
+from pathlib import Path
+
+import httpx2
+import orjson
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...backends.errors import LatimerError
+from ..errors import error_event, render
+from ..responses.register import Register
+
+_RESPONSE = re.compile(r"/responses/+(resp_[0-9a-f]+)")
+# Seconds that a worker gets to start again, and between two attempts to reach it.
+_PATIENCE, _AGAIN = 5.0, 0.05
+_OF_CONNECTION = frozenset(
+    (
+        b"connection", b"content-length", b"date", b"keep-alive", b"transfer-encoding", b"upgrade",
+    )
+)  # fmt: skip
+# The bytes of a body that are passed on; these requests need none.
+_MOST = 1 << 20
+
+
+class WorkerGone(LatimerError):
+    """An error for a request whose worker has ended."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "worker_unavailable"
+    retry_after = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The process that has this response has ended. Retrieve the response again."
+        )
+
+
+def path_of(folder: Path, number: int) -> Path:
+    """Return the Unix socket of a worker."""
+    return folder / f"{number}.sock"
+
+
+class Relay:
+    """An ASGI app that answers what this worker can, and passes the rest on.
+
+    Args:
+        app: the app of this worker.
+        register: the responses in the background of all workers.
+        folder: the folder with the Unix sockets.
+        number: the number of this worker.
+    """
+
+    def __init__(self, app: ASGIApp, register: Register, folder: Path, number: int) -> None:
+        self._app = app
+        self._register = register
+        self._folder = folder
+        self._number = number
+        self._clients: dict[int, httpx2.AsyncClient] = {}
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer a request; one of this worker takes no coroutine more."""
+        if scope["type"] == "http" and "/responses/" in scope["path"]:
+            found = _RESPONSE.search(scope["path"])
+            number = None if found is None else self._register.worker_of(found[1])
+            if number is not None and number != self._number:
+                return self._pass_on(number, scope, receive, send)
+        return self._app(scope, receive, send)
+
+    async def aclose(self) -> None:
+        """Close the connections to the other workers."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def _pass_on(self, number: int, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self._sent(number, scope, await _body(receive))
+        except httpx2.TransportError:
+            error = WorkerGone()
+            status, body, headers = render(error)
+            data = orjson.dumps(body)
+            head = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(data)),
+                *headers,
+            ]
+            await send({"type": "http.response.start", "status": status, "headers": head})
+            await send({"type": "http.response.body", "body": data})
+            return
+        passing = asyncio.ensure_future(_pass_back(response, send))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait([passing, leaving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not passing.done():
+                passing.cancel()
+            await response.aclose()
+        if passing.done() and not passing.cancelled():
+            passing.result()
+
+    async def _sent(self, number: int, scope: Scope, body: bytes) -> httpx2.Response:
+        """Send a request to a worker, which may be starting; return its response's head.
+
+        Raises:
+            httpx2.TransportError: the worker did not answer.
+        """
+        client = self._clients.get(number)
+        if client is None:
+            transport = httpx2.AsyncHTTPTransport(uds=str(path_of(self._folder, number)))
+            # A stream may be silent for long.
+            client = httpx2.AsyncClient(transport=transport, timeout=None)
+            self._clients[number] = client
+        target = b"http://worker" + scope["raw_path"]
+        if scope["query_string"]:
+            target += b"?" + scope["query_string"]
+        headers = [one for one in scope["headers"] if one[0] not in _OF_CONNECTION]
+        request = httpx2.Request(
+            scope["method"], target.decode("ascii"), headers=headers, content=body
+        )
+        until = asyncio.get_running_loop().time() + _PATIENCE
+        while True:
+            try:
+                return await client.send(request, stream=True)
+            except httpx2.ConnectError:
+                if asyncio.get_running_loop().time() > until:
+                    raise
+                await asyncio.sleep(_AGAIN)
+
+
+async def _body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size <= _MOST:
+            parts.append(part)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _pass_back(response: httpx2.Response, send: Send) -> None:
+    head = [(name.lower(), value) for name, value in response.headers.raw]
+    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    head = [
+        one
+        for one in head
+        if one[0] not in _OF_CONNECTION or (one[0] == b"content-length" and not is_stream)
+    ]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": head})
+    end = b""
+    try:
+        async for part in response.aiter_raw():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    except httpx2.TransportError:
+        if not is_stream:
+            raise
+        end = error_event(WorkerGone())
+    await send({"type": "http.response.body", "body": end})

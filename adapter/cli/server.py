@@ -1,0 +1,102 @@
+"""uvicorn's server with a drain that ends in an error for what still runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+from typing_extensions import override
+
+from ...backends.fleet.groups import kill_all
+from ..app import OpenAIAdapter
+from .protocol import Protocol
+from .terminal import say
+
+# Seconds for cancelled requests to send their errors, and for the process to end.
+_LAST_WORDS, END = 2, 5.0
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that sends an error to requests that still run after the drain.
+
+    uvicorn would cancel them without a response.
+
+    Args:
+        drain: the seconds that running requests get after the first signal; a second signal ends
+            them.
+        around: the app with what surrounds it; by default nothing does.
+        http: the class of connections.
+    """
+
+    def __init__(
+        self,
+        app: OpenAIAdapter,
+        drain: int,
+        around: ASGIApp | None = None,
+        http: type[Protocol] = Protocol,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                around or app,
+                interface="asgi3",
+                http=http,
+                # A websocket request gets an error object, like any other invalid request.
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=drain + _LAST_WORDS,
+            )
+        )
+        self._app = app
+        self._drain = drain
+        self._loop = asyncio.get_running_loop()
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
+        self._app.drain()
+        if self.should_exit:
+            self._loop.call_soon_threadsafe(self.end)
+        elif running := len(self.server_state.tasks):
+            self._loop.call_soon_threadsafe(say, waits_for(running, self._drain))
+        self.should_exit = True
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for running requests until the drain is over."""
+        timer = self._loop.call_later(self._drain, self.end)
+        await super().shutdown(sockets)
+        timer.cancel()
+        end_within(END)
+
+    def end(self) -> None:
+        """Cancel running requests, which then send the shutdown error."""
+        self._app.end()
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        end_within(END)
+
+
+def waits_for(running: int, drain: int) -> str:
+    """Return the line that a server prints when its drain begins."""
+    requests = "1 request" if running == 1 else f"{running} requests"
+    return f"Latimer waits for {requests}, at most {drain} s; a second signal stops it."
+
+
+def end_within(seconds: float) -> None:
+    """End the process after this time, in case an engine or a thread does not stop."""
+    timer = threading.Timer(seconds, _exit)
+    timer.daemon = True
+    timer.start()
+
+
+def _exit() -> None:
+    kill_all()
+    os._exit(0)

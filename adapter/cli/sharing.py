@@ -1,0 +1,104 @@
+"""The settings that several workers of a server can share, and those of one process only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..engines import ONE_CALL, is_elsewhere, is_koboldcpp
+from ..limits.config import grants_of, kind_of
+from ..limits.leases import NO_RATES
+from ..settings import Settings, WrongSettings
+from ..store.config import StoreConfig
+
+_MIB = 1 << 20
+
+
+def check_shared(settings: Settings) -> None:
+    """Check that several workers can serve what the settings say.
+
+    Raises:
+        WrongSettings: only one process can; the message says what to do instead.
+    """
+    reason = next(_obstacles(settings), None)
+    if reason is not None:
+        raise WrongSettings(f"{settings.source_of('workers')}: {reason}")
+
+
+def _obstacles(settings: Settings) -> Iterator[str]:
+    """Yield the reasons why only one process can serve what the settings say."""
+    if not hasattr(os, "fork"):
+        yield "several workers need Linux or macOS. Omit it."
+    for name, table in settings.engines.items():
+        if table.is_loaded_on_demand:
+            yield (
+                f"engines.{name} is loaded and unloaded by Latimer, which only one process can do. "
+                "Start the engine yourself and write its url, or omit the workers."
+            )
+        elif table.file is not None:
+            yield f"engines.{name} runs in Latimer's own process. {_START_A_SERVER}"
+    if not settings.engines and not is_elsewhere(settings):
+        yield f"the model runs in Latimer's own process. {_START_A_SERVER}"
+    if settings.backend == "koboldcpp":
+        yield ONE_CALL
+    if kind_of(settings.admission.store) == "memory":
+        for grant in grants_of(settings.keys).values():
+            if grant.rates is not NO_RATES:
+                yield (
+                    f"the limits of keys.{grant.name} would hold for each worker alone. Count them "
+                    "in Redis or PostgreSQL (store in the table [admission]), or omit the workers."
+                )
+    if settings.admin_key is not None:
+        yield (
+            "the paths under /admin act on one process only. Omit the admin key; a changed file "
+            "of --config adds and removes engines in all workers."
+        )
+
+
+_START_A_SERVER = (
+    "Serve it with llama-server, and start the workers in front of its address, such as "
+    "http://127.0.0.1:8080."
+)
+
+
+async def one_call_engine(settings: Settings) -> str | None:
+    """Return the reason why workers cannot serve the engines that run now, or None.
+
+    Engines that do not answer within two seconds are left to the workers, which check them too.
+    """
+    own = [settings]
+    if settings.engines:
+        own = [settings.for_engine(name) for name in settings.engines]
+    for one, found in zip(own, await asyncio.gather(*map(is_koboldcpp, own)), strict=True):
+        if found:
+            return f"{one.model}: {ONE_CALL}"
+    return None
+
+
+def shared(settings: Settings, folder: Path) -> Settings:
+    """Return the settings of the workers: with one secret, and with one store.
+
+    A store in memory becomes an SQLite file with the same limits, which ends with the server.
+
+    Args:
+        folder: the place of the file.
+    """
+    flags: dict[str, Any] = {}
+    if settings.reasoning_key is None:
+        flags["reasoning_key"] = secrets.token_urlsafe(32)
+    place = settings.store_place()
+    if place is not None and place.kind == "memory":
+        flags |= _in_file(place, folder / "store.db")
+    return settings.with_flags(**flags)
+
+
+def _in_file(place: StoreConfig, file: Path) -> dict[str, Any]:
+    return {
+        "store": str(file),
+        "store_age": "forever" if place.age is None else f"{place.age:.0f}s",
+        "store_size": None if place.size is None else place.size // _MIB,
+    }

@@ -1,0 +1,143 @@
+"""The register of responses in the background of all workers of a server: a folder of files.
+
+Each worker has the responses that it runs or has just ended (`background.py`). A file names the
+worker of each, and has what its successor needs to say that it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..store.records import Record, time_of
+from ..store.store import Store
+from .background import Background, Job
+
+# The last part of the name of a file that is not complete.
+_DRAFT = ".draft"
+_FAILURE = {
+    "code": "server_error",
+    "message": "The process that generated the response was killed. Send the request again.",
+}
+_ID = re.compile(r"resp_[0-9a-f]{1,96}")
+
+
+class Register:
+    """The register, as one worker sees it; see `background.Elsewhere`.
+
+    Args:
+        folder: the folder that the workers share.
+        number: the number of this worker.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._folder = folder
+        self._number = number
+
+    async def add(self, job: Job) -> None:
+        """See `Elsewhere`."""
+        facts = {
+            "worker": self._number,
+            "owner": job.owner,
+            "request_id": job.request_id,
+            "begun": job.begun,
+            "body": job.body,
+        }
+        await asyncio.to_thread(self._write, job.id, facts)
+
+    def end(self, name: str) -> None:
+        """See `Elsewhere`."""
+        self._write(name, {"worker": self._number})
+
+    def remove(self, name: str) -> None:
+        """See `Elsewhere`."""
+        self._path(name).unlink(missing_ok=True)
+
+    def runs(self, name: str) -> bool:
+        """See `Elsewhere`."""
+        found = self._read(name)
+        return found is not None and "begun" in found and found["worker"] != self._number
+
+    def worker_of(self, name: str) -> int | None:
+        """Return the number of the worker that has a response, or None."""
+        found = self._read(name)
+        return None if found is None else int(found["worker"])
+
+    async def inherit(self, background: Background, store: Store | None) -> None:
+        """End what the worker before this one was running when it was killed, as failed.
+
+        A stored response is written to the store, unless it is there. Others are kept in memory.
+        """
+        for name, facts in await asyncio.to_thread(lambda: [*self._left()]):
+            if "begun" not in facts:
+                self.remove(name)
+                continue
+            failed = {**facts["begun"], "status": "failed", "error": _FAILURE}
+            if store is not None and failed["store"]:
+                await _store(store, facts, failed)
+                self.remove(name)
+            else:
+                background.keep(_failed(facts, failed))
+
+    def _left(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for path in self._folder.iterdir():
+            if path.suffix != _DRAFT:
+                facts = self._read(path.name)
+                if facts is not None and facts["worker"] == self._number:
+                    yield path.name, facts
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        if _ID.fullmatch(name) is None:
+            return None
+        try:
+            found: dict[str, Any] = orjson.loads(self._path(name).read_bytes())
+        except OSError:
+            return None
+        return found
+
+    def _write(self, name: str, facts: Mapping[str, Any]) -> None:
+        # A full disk must not end the response.
+        with contextlib.suppress(OSError):
+            draft = self._folder / f"{name}.{self._number}{_DRAFT}"
+            draft.write_bytes(orjson.dumps(facts))
+            draft.replace(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
+
+
+def _failed(facts: Mapping[str, Any], failed: Mapping[str, Any]) -> Job:
+    """Return a response that is not stored, with its last event only."""
+    job = Job(facts["owner"], facts["request_id"], facts["begun"], facts["body"], 0, 0)
+    event = {"type": "response.failed", "sequence_number": 0, "response": failed}
+    job.end(failed)
+    job.log.add(b"event: response.failed\ndata: %b\n\n" % orjson.dumps(event))
+    return job
+
+
+async def _store(store: Store, facts: Mapping[str, Any], failed: Mapping[str, Any]) -> None:
+    """Store a failed response, unless the store has it as it ended."""
+    name, kind, owner = failed["id"], failed["object"], facts["owner"]
+    if await store.get(owner, kind, name) is not None:
+        return
+    record = Record(
+        name,
+        kind,
+        owner,
+        time_of(name) or 0,
+        failed["model"],
+        facts["request_id"],
+        facts["body"],
+        failed,
+        failed["metadata"],
+        len(orjson.dumps(facts)),
+        parent=failed["previous_response_id"],
+        chain=name,
+    )
+    await store.commit(record)

@@ -1,0 +1,461 @@
+"""Tests of `latimer serve --workers`: several processes over one port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter.cli.sharing import check_shared, shared
+from latimer.adapter.limits.config import digest_of
+from latimer.adapter.settings import Settings, WrongSettings
+from support.servers import canned, free_port
+from support.workers import Running, chat, double, ended, has_ended, streams, workers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot fork")
+
+# Streams are on connections of their own, so half of them are with each of two workers. The double
+# has four slots, so each worker runs four calls at a time.
+STREAMS = 8
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """Return the address of the double."""
+    with double() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def server(engine: str) -> Iterator[Running]:
+    """Return a server of two workers that no test ends."""
+    with workers(engine) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def connections(server: Running, count: int = 4) -> AsyncIterator[list[httpx2.AsyncClient]]:
+    """Yield clients with a connection each, which are with both workers in turn."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = []
+        for _ in range(count):
+            client = httpx2.AsyncClient(base_url=server.address, timeout=30)
+            found.append(await stack.enter_async_context(client))
+            assert (await client.get("/health")).status_code == 200
+        yield found
+
+
+async def test_a_killed_worker_loses_only_its_streams(engine: str) -> None:
+    """The streams of a killed worker are cut, others are whole, and another worker starts."""
+    with workers(engine) as server:
+        found = await streams(server.address, STREAMS, 75)
+        at = time.monotonic()
+        os.kill(server.pids[0], signal.SIGKILL)
+        async with httpx2.AsyncClient(base_url=server.address) as client:
+            for _ in range(5):
+                reply = await client.post("/v1/chat/completions", json=chat(4, "quick"))
+                assert reply.status_code == 200
+        assert server.line(
+            rf"^Worker 1 \(process {server.pids[0]}\) was ended by SIGKILL\. "
+            r"Another one starts now\.$"
+        )
+        # Each of two new connections goes to another worker, so both serve when both are there.
+        assert server.line(r"^Worker 1 \(process \d+\) serves again\.$")
+        assert time.monotonic() - at < 5
+        assert all(await ended(await streams(server.address, 4, 3)))
+        whole = await ended(found)
+        assert sum(whole) == STREAMS / 2
+        assert server.end() == ""
+        assert server.process.returncode == 0
+
+
+@pytest.mark.slow
+async def test_connections_are_shared_evenly(engine: str) -> None:
+    """Each of three workers gets a third of the connections, also after some have closed."""
+    with workers(engine, count=3) as server:
+        first = await streams(server.address, 3, 1)
+        assert all(await ended(first))
+        found = await streams(server.address, 12, 60)
+        os.kill(server.pids[1], signal.SIGKILL)
+        assert sum(await ended(found)) == 8
+
+
+async def test_a_drain_loses_nothing(engine: str) -> None:
+    """After SIGTERM the streams of all workers are whole, and the line counts all of them."""
+    with workers(engine) as server:
+        found = await streams(server.address, STREAMS, 60)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.line(
+            rf"^Latimer waits for {STREAMS} requests, at most 30 s; a second signal stops it\.$"
+        )
+        host, port = server.address.removeprefix("http://").split(":")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
+        assert all(await ended(found))
+        assert await asyncio.to_thread(server.process.wait, 10) == 0
+        assert all(map(has_ended, server.pids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+async def test_a_second_signal_ends_at_once(engine: str, number: signal.Signals) -> None:
+    """A second signal ends running streams with an error; the terminal sends Ctrl-C to all."""
+    with workers(engine) as server:
+        found = await streams(server.address, 4, 1_000)
+        if number == signal.SIGINT:
+            # As a terminal does; it does not count as a second signal.
+            for pid in server.pids:
+                os.kill(pid, number)
+        server.process.send_signal(number)
+        assert server.line(r"^Latimer waits for 4 requests, ")
+        before = [one.tokens for one in found]
+        await asyncio.sleep(0.2)
+        assert all(one.tokens > count for one, count in zip(found, before, strict=True))
+        at = time.monotonic()
+        assert await asyncio.to_thread(server.end, number) == ""
+        assert time.monotonic() - at < 6
+        assert server.process.returncode == 0
+        assert not any(await ended(found))
+
+
+async def test_no_worker_outlives_a_killed_parent(engine: str) -> None:
+    """All workers end after `kill -9` of their parent, and nothing of them stays in a folder."""
+    with workers(engine, "--store", "memory") as server:
+        folder = re.search(r"SQLite file (\S+)/store\.db", "".join(server.lines))
+        assert folder is not None
+        found = await streams(server.address, 4, 1_000)
+        server.process.kill()
+        assert all(map(has_ended, server.pids))
+        assert not any(await ended(found))
+        assert not await asyncio.to_thread(os.path.exists, folder[1])
+
+
+@pytest.mark.slow
+async def test_a_worker_that_is_asked_to_end_is_drained(engine: str) -> None:
+    """SIGTERM for one worker lets its streams end, and another worker takes its place."""
+    with workers(engine) as server:
+        found = await streams(server.address, STREAMS, 50)
+        os.kill(server.pids[1], signal.SIGTERM)
+        assert all(await ended(found))
+        assert server.line(r"^Worker 2 \(process \d+\) ended after its drain\. Another one starts")
+        assert server.end() == ""
+
+
+def key(name: str) -> str:
+    """Return the table of a key."""
+    return f'[keys.{name}]\ndigest = "{digest_of(name)}"\n'
+
+
+async def test_all_workers_read_the_settings_again(engine: str, tmp_path: Path) -> None:
+    """SIGHUP changes the keys in all workers, also in one that starts later, and loses nothing."""
+    file = tmp_path / "latimer.toml"
+    file.write_text(key("one"))
+    with workers(engine, "--config", str(file)) as server:
+        found = await streams(server.address, STREAMS, 75, authorization="Bearer one")
+        file.write_text("queue = 3\n" + key("two"))
+        server.process.send_signal(signal.SIGHUP)
+        assert server.line(r"^Latimer has read .*: key two added, key one removed\.$")
+        assert server.line(r"^Start the server again to change: queue\.$")
+
+        async def statuses() -> set[tuple[int, int]]:
+            seen = set()
+            async with connections(server) as clients:
+                for client in clients:
+                    replies = [
+                        await client.post(
+                            "/v1/chat/completions",
+                            json=chat(1, "quick"),
+                            headers={"authorization": f"Bearer {name}"},
+                        )
+                        for name in ("one", "two")
+                    ]
+                    seen.add((replies[0].status_code, replies[1].status_code))
+            return seen
+
+        until = time.monotonic() + 5
+        while await statuses() != {(401, 200)}:
+            assert time.monotonic() < until
+        assert all(await ended(found))
+        # What a new worker gets is valid, and not what the file says meanwhile.
+        file.write_text("queue = ")
+        os.kill(server.pids[0], signal.SIGKILL)
+        assert server.line("was ended by SIGKILL")
+        await asyncio.sleep(1)
+        assert await statuses() == {(401, 200)}
+
+
+LIMITED = key("one") + "requests_per_minute = 5\n"
+RESPONSE: dict[str, Any] = {"model": "fake", "input": "paced", "background": True}
+
+
+async def test_a_background_response_is_found_through_any_worker(server: Running) -> None:
+    """A response in the background is retrieved, streamed and cancelled over every connection."""
+    async with connections(server) as clients:
+        body = {**RESPONSE, "max_output_tokens": 1_000}
+        made = (await clients[0].post("/v1/responses", json=body)).json()
+        path = f"/v1/responses/{made['id']}"
+        for client in clients:
+            reply = await client.get(path)
+            assert reply.status_code == 200
+            assert reply.json()["status"] in ("queued", "in_progress")
+            continued = await client.post(
+                "/v1/responses", json={**RESPONSE, "previous_response_id": made["id"]}
+            )
+            assert continued.status_code == 400
+            assert "cannot be continued: its status is " in continued.text
+        reading = [
+            asyncio.create_task(client.get(path, params={"stream": "true"})) for client in clients
+        ]
+        await asyncio.sleep(0.2)
+        async with connections(server, 2) as others:
+            for client in others:
+                reply = await client.post(f"{path}/cancel")
+                assert reply.json()["status"] == "cancelled", reply.text
+        texts = {(await one).text for one in reading}
+        assert len(texts) == 1
+        assert texts.pop().startswith("event: response.created\n")
+        for client in clients:
+            assert (await client.get(path)).json()["status"] == "cancelled"
+        assert (await clients[1].delete(path)).json()["deleted"]
+        for client in clients:
+            assert (await client.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
+async def test_a_background_response_of_a_killed_worker_fails(engine: str, store: bool) -> None:
+    """A response whose worker is killed is `failed` with the reason, through every worker."""
+    with workers(engine) as server:
+        async with connections(server, 2) as clients:
+            body = {**RESPONSE, "max_output_tokens": 1_000, "store": store}
+            made = (await clients[0].post("/v1/responses", json=body)).json()
+            path = f"/v1/responses/{made['id']}"
+            # The first connection was given to the first worker.
+            os.kill(server.pids[0], signal.SIGKILL)
+            assert server.line("serves again")
+            async with connections(server) as others:
+                replies = [await client.get(path) for client in others]
+            for reply in replies:
+                assert reply.json()["status"] == "failed", reply.text
+                assert reply.json()["error"] == {
+                    "code": "server_error",
+                    "message": "The process that generated the response was killed. Send the "
+                    "request again.",
+                }
+
+
+async def test_what_is_stored_is_found_through_any_worker(server: Running) -> None:
+    """A stored completion or response is found at once over every connection, and can go on."""
+    async with connections(server) as clients:
+        for _ in range(5):
+            body = chat(4, "quick", store=True)
+            made = (await clients[0].post("/v1/chat/completions", json=body)).json()
+            response = {"model": "fake", "input": "quick", "max_output_tokens": 16}
+            first = (await clients[1].post("/v1/responses", json=response)).json()
+            for client in clients:
+                reply = await client.get(f"/v1/chat/completions/{made['id']}")
+                assert reply.status_code == 200
+                listed = (await client.get("/v1/chat/completions")).json()["data"]
+                assert made["id"] in [one["id"] for one in listed]
+                reply = await client.post(
+                    "/v1/responses", json={**response, "previous_response_id": first["id"]}
+                )
+                assert reply.status_code == 200, reply.text
+
+
+async def test_limits_hold_over_all_workers(engine: str, redis_url: str, tmp_path: Path) -> None:
+    """A key with limits in Redis has as many requests over two workers as over one."""
+    config = tmp_path / "latimer.toml"
+    config.write_text(
+        f'[engines.a]\nurl = "{engine}"\n[models.fake]\nengines = ["a"]\n'
+        f'[admission]\nstore = "{redis_url}"\n{LIMITED}'
+    )
+    with workers("--config", str(config)) as server:
+        async with connections(server) as clients:
+            statuses = []
+            for _ in range(3):
+                for client in clients:
+                    reply = await client.post(
+                        "/v1/chat/completions",
+                        json=chat(1, "quick"),
+                        headers={"authorization": "Bearer one"},
+                    )
+                    statuses.append(reply.status_code)
+        assert statuses == [200] * 5 + [429] * 7
+        assert server.end() == ""
+
+
+def failing(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Return the exit code and the output of `latimer serve` that does not start."""
+    found = subprocess.run(
+        ["latimer", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    return found.returncode, found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("foo://127.0.0.1",),
+        ("http://127.0.0.1:1", "--host", "nowhere.invalid"),
+        ("http://127.0.0.1:1", "--logit-bias-vocabulary", "none"),
+        ("http://127.0.0.1:1", "--store", "/nowhere/latimer.db"),
+        ("http://127.0.0.1:1", "--queue", "many"),
+    ],
+    ids=["address", "host", "vocabulary", "store", "value"],
+)
+def test_errors_at_the_start_appear_once(arguments: tuple[str, ...]) -> None:
+    """An error at the start has the same lines and exit code with workers as without."""
+    one = failing(*arguments, "--port", "0")
+    assert failing(*arguments, "--port", "0", "--workers", "3") == one
+    assert one[0] in (2, 3)
+
+
+def test_a_port_in_use_is_said_once() -> None:
+    """A port that another process listens on is one error, with exit code 3."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        code, text = failing("http://127.0.0.1:1", "--port", port, "--workers", "2")
+    assert code == 3
+    assert text.count("\n") == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use." in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "file", "reason"),
+    [
+        ({}, "", "the model runs in Latimer's own process. Serve it with llama-server"),
+        ({"model": "http://x", "backend": "koboldcpp"}, "", "koboldcpp runs one call at a time"),
+        ({"model": "http://x", "admin_key": "a"}, "", "the paths under /admin act on one process"),
+        ({"model": "http://x"}, LIMITED, "Count them in Redis or PostgreSQL (store in the table"),
+        ({}, '[engines.a]\nfile = "a.gguf"\n', "engines.a runs in Latimer's own process."),
+        (
+            {},
+            '[engines.a]\ncommand = ["llama-server", "--port", "{port}"]\nmemory = "1GiB"\n',
+            "engines.a is loaded and unloaded by Latimer",
+        ),
+    ],
+    ids=["in process", "koboldcpp", "admin", "limits", "file", "command"],
+)
+def test_what_one_process_owns_is_refused(
+    flags: dict[str, Any], file: str, reason: str, tmp_path: Path
+) -> None:
+    """Settings that only one process can serve are refused, with what to do instead."""
+    config = tmp_path / "latimer.toml"
+    config.write_text(file)
+    settings = Settings.load(config, workers=2, **flags)
+    with pytest.raises(WrongSettings) as error:
+        check_shared(settings)
+    assert str(error.value).startswith("--workers: ")
+    assert reason in str(error.value)
+
+
+SHARED = """
+[engines.a]
+url = "http://127.0.0.1:1"
+[models.m]
+engines = ["a"]
+queue = 7
+[admission]
+store = "redis://127.0.0.1"
+"""
+
+
+def test_what_several_processes_share_is_accepted(tmp_path: Path) -> None:
+    """Limits in Redis and engines at URLs are served, with one secret, store and queue of all."""
+    config = tmp_path / "latimer.toml"
+    config.write_text(SHARED + LIMITED)
+    settings = Settings.load(config, workers=3)
+    check_shared(settings)
+    own = shared(settings, tmp_path)
+    assert own.reasoning_key is not None
+    place = own.store_place()
+    assert place is not None
+    assert (place.kind, place.target) == ("sqlite", str(tmp_path / "store.db"))
+    assert (place.age, place.size) == (24 * 3600, 64 << 20)
+    again = own.reloaded()
+    assert (again.store, again.reasoning_key) == (own.store, own.reasoning_key)
+    assert own.share_of(7) == 3
+    assert own.arguments("llama-server")["max_waiting"] == 342
+
+
+@pytest.mark.slow
+def test_a_koboldcpp_that_runs_is_refused() -> None:
+    """An engine that turns out to be koboldcpp is refused at the start, with exit code 3."""
+    version = b'{"result": "KoboldCpp", "version": "1.115"}'
+    with canned({"/api/extra/version": (200, version)}) as (address, _):
+        code, text = failing(address, "--workers", "2", "--port", "0")
+        assert code == 3
+        assert f"Latimer cannot start: {address}: koboldcpp runs one call at a time" in text
+        table = subprocess.run(
+            ["latimer", "check", address, "--workers", "2"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert table.returncode == 1
+        assert f"workers    no: {address}: koboldcpp runs one call" in table.stdout
+
+
+@pytest.mark.slow
+def test_check_says_how_many_workers_run(engine: str) -> None:
+    """The table of `latimer check` has the number of workers."""
+    table = subprocess.run(
+        ["latimer", "check", engine],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LATIMER_WORKERS": "3"},
+        check=False,
+    )
+    assert re.search(r"^workers +3$", table.stdout, re.MULTILINE), table.stdout
+
+
+@pytest.mark.slow
+def test_a_signal_before_the_first_worker_ends_the_server(tmp_path: Path) -> None:
+    """A server that waits for its engine ends at once after SIGTERM, with exit code 143."""
+    process = subprocess.Popen(
+        ["latimer", "serve", f"http://127.0.0.1:{free_port()}", "--wait", "--workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LATIMER_PORT": "0", "LATIMER_STORE": str(tmp_path / "a.db")},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "Latimer waits for the engine before it accepts requests." in line:
+            break
+    process.terminate()
+    assert process.wait(10) == 143
+    process.communicate()
+
+
+@pytest.mark.slow
+async def test_a_worker_that_cannot_run_gets_pauses(engine: str) -> None:
+    """A worker that ends again and again starts after longer pauses, and others serve."""
+    with workers(engine) as server:
+        pauses = []
+        pid = server.pids[1]
+        for _ in range(3):
+            os.kill(pid, signal.SIGKILL)
+            pauses.append(server.line(r"^Worker 2 .* Another one starts (now|in \S+ s)\.$")[1])
+            reply = httpx2.post(f"{server.address}/v1/chat/completions", json=chat(2, "quick"))
+            assert reply.status_code == 200
+            pid = int(server.line(r"^Worker 2 \(process (\d+)\) serves again\.$")[1])
+        assert pauses == ["now", "in 0.5 s", "in 1 s"]
