@@ -34,6 +34,7 @@ PARTS = {
     "adapter/store/blobs.py": "s3",
     "adapter/limits/postgresql.py": "postgres",
     "adapter/limits/redis.py": "redis",
+    "adapter/ray_serve.py": "ray",
     "backends/llama_cpp/": "llama-cpp",
     "adapter/": "dependencies",
     "backends/": "dependencies",
@@ -50,6 +51,7 @@ WITH = {
     "s3": ("dependencies",),
     "postgres": ("dependencies",),
     "redis": ("dependencies",),
+    "ray": ("dependencies",),
     "conformance": ("dependencies",),
     "test": ("dependencies", "llama-cpp", "tiktoken", "postgres", "redis", "s3", "conformance"),
 }
@@ -58,6 +60,7 @@ BROUGHT = {"botocore": "boto3", "uvloop": "uvicorn[standard]"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
+    ("ray", "ray[serve]"): "the tests of Ray are in a folder of its name",
     ("test", "flask"): "moto's server imports it",
     ("test", "flask-cors"): "moto's server imports it",
     ("test", "lm-eval[api]"): "the client of lm-eval that tests/clients runs",
