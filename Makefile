@@ -94,7 +94,7 @@ clients: $(VENV)/test
 
 # Ray takes 500 MB, in an environment of its own.
 test-ray: .venv-ray/test
-	.venv-ray/bin/pytest --confcutdir=tests/ray tests/ray
+	.venv-ray/bin/pytest --confcutdir=tests/ray -s tests/ray
 
 .venv-ray/test: requirements.lock pyproject.toml setup.py $(SOURCES)
 	$(PYTHON) -m venv .venv-ray

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from support.ray_server import BIN, CONFIG, FIGURES, free_port, program, replicas, until
+from support.ray_server import BIN, CONFIG, free_port, note, program, replicas, until
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def served(ray_log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     with program(command, f"{address}/v1", ray_log) as driver:
         until(lambda: httpx2.get(f"{address}/scaled/v1/models", timeout=10).status_code == 401, 60)
         until(lambda: len(replicas()) == 2, 60)
-        FIGURES.append(f"start of Ray and two applications: {time.monotonic() - begun:.0f} s")
+        note(f"start of Ray and two applications: {time.monotonic() - begun:.0f} s")
         yield address, driver
 
 
@@ -49,9 +49,3 @@ def plain(ray_log: Path) -> Iterator[str]:
     command = [str(BIN / "latimer"), "serve", "--port", str(port)]
     with program(command, address, ray_log.with_name("plain.log")):
         yield address
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the tests measured."""
-    for line in FIGURES:
-        terminalreporter.write_line(line)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from support.ray_server import FIGURES, cpu_seconds, replicas, until
+from support.ray_server import cpu_seconds, note, replicas, until
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -103,7 +103,7 @@ def test_disconnect_frees_the_slot(url: str, phase: str) -> None:
     body = {**LONG, "stream": phase == "stream"}
     leave(f"{url}/completions", body, 0.1 if phase.startswith("before") else 1.0)
     took = until(is_idle, 10)
-    FIGURES.append(f"idle after a disconnect, {phase}: {took:.1f} s (0.2 s of it to measure)")
+    note(f"idle after a disconnect, {phase}: {took:.1f} s (0.2 s of it to measure)")
     assert took < 1.5
     for _ in range(4):
         reply = httpx2.post(f"{url}/chat/completions", json=QUESTION, timeout=30)
@@ -158,9 +158,9 @@ def test_overhead(url: str, plain: str) -> None:
                     assert len(events(f"{base}/completions", long)) > 300
                     streams[base].append(time.perf_counter() - begun)
     of_ray, own = (statistics.median(requests[base]) * 1000 for base in (url, plain))
-    FIGURES.append(f"request of one token, median: {of_ray:.1f} ms on Ray, {own:.1f} ms plain")
+    note(f"request of one token, median: {of_ray:.1f} ms on Ray, {own:.1f} ms plain")
     of_ray, own = (statistics.median(streams[base]) * 1e6 / 400 for base in (url, plain))
-    FIGURES.append(f"streamed token, median: {of_ray:.0f} us on Ray, {own:.0f} us plain")
+    note(f"streamed token, median: {of_ray:.0f} us on Ray, {own:.0f} us plain")
 
 
 def test_scale(url: str) -> None:
@@ -188,7 +188,7 @@ def test_scale(url: str) -> None:
             over.set()
         counts = [job.result() for job in jobs]
         down = until(lambda: len(replicas("scaled")) == 1, 60)
-    FIGURES.append(
+    note(
         f"scale 1 to 3 in {up:.0f} s, 3 to 1 in {down:.0f} s; {sum(counts)} of {sum(counts)} "
         "streams complete"
     )
@@ -213,7 +213,7 @@ def test_killed_replica(url: str) -> None:
         until(is_idle, 20)
     assert len(homes) == 2
     (victim, lost), (_, kept) = homes.items()
-    body = {**LONG, "n": 4}
+    body = {**LONG, "n": 1}
     with ThreadPoolExecutor(2) as pool:
         first, second = (
             pool.submit(events, f"{url}/completions", body, **{"x-session-id": name})
@@ -242,7 +242,7 @@ def test_killed_replica(url: str) -> None:
             first.result()
         assert second.result()[-1] == "[DONE]"
     back = until(lambda: len(replicas() - {victim}) == 2, 60)
-    FIGURES.append(
+    note(
         f"killed replica: five requests in a row served after {took:.1f} s, failures {failures}; "
         f"its stream ends as {broken.value!r}; two replicas again after {took + back:.0f} s"
     )
@@ -251,7 +251,7 @@ def test_killed_replica(url: str) -> None:
 def test_drain(url: str, served: tuple[str, subprocess.Popen[bytes]]) -> None:
     """SIGTERM to the driver lets a running stream end. It is the last test."""
     with ThreadPoolExecutor(1) as pool:
-        body = {**LONG, "n": 8}
+        body = {**LONG, "n": 1}
         stream = pool.submit(events, f"{url}/completions", body)
         time.sleep(1)
         assert not stream.done()
@@ -260,7 +260,7 @@ def test_drain(url: str, served: tuple[str, subprocess.Popen[bytes]]) -> None:
         assert stream.result()[-1] == "[DONE]"
         streamed = time.monotonic() - begun
     assert served[1].wait(90) == 0
-    FIGURES.append(
+    note(
         f"drain: the stream ended {streamed:.1f} s after SIGTERM, and all processes "
         f"{time.monotonic() - begun:.1f} s after it"
     )

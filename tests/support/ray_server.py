@@ -18,7 +18,6 @@ import pytest
 # Seconds that Ray may take to start on a busy machine.
 START = 150.0
 BIN = Path(sys.executable).parent
-FIGURES: list[str] = []
 
 CONFIG = """
 proxy_location: HeadOnly
@@ -113,3 +112,8 @@ def until(is_true: Callable[[], bool], seconds: float) -> float:
         assert time.monotonic() - begun < seconds, "it did not happen in time"
         time.sleep(0.1)
     return time.monotonic() - begun
+
+
+def note(figure: str) -> None:
+    """Print what a test measured at once; `make test-ray` shows it."""
+    print(f"\n==> {figure}", flush=True)
