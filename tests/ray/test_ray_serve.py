@@ -244,7 +244,7 @@ def test_killed_replica(url: str) -> None:
     back = until(lambda: len(replicas() - {victim}) == 2, 60)
     note(
         f"killed replica: five requests in a row served after {took:.1f} s, failures {failures}; "
-        f"its stream ends as {broken.value!r}; two replicas again after {took + back:.0f} s"
+        f"its stream ends as {broken.value!r}; the next process after {took + back:.0f} s"
     )
 
 
