@@ -15,7 +15,7 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" 2>/dev/null)
 
-.PHONY: help serve test lint types unit test-all types-all test-full test-install clients faults fuzz soak cancels bench record conformance \
+.PHONY: help serve test lint types unit test-all types-all test-full test-install clients test-ray faults fuzz soak cancels bench record conformance \
 	conform-koboldcpp image test-deploy lock cmake-args clean
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test-full     run every check against every fault, every session, and large samples (30 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
 	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
+	@echo "make test-ray      install Ray, and serve over two replicas on it (5 minutes)"
 	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
@@ -92,6 +93,17 @@ test-install: $(VENV)/test
 clients: $(VENV)/test
 	$(call run_tests,-rs tests/clients/installed,-n 2 --dist loadfile --durations 10)
 	$(call run_tests,-m clients)
+
+# Ray takes 500 MB, in an environment of its own.
+test-ray: .venv-ray/test
+	.venv-ray/bin/pytest --confcutdir=tests/ray -s tests/ray
+
+.venv-ray/test: requirements.lock pyproject.toml setup.py $(SOURCES)
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install -q -c requirements.lock "ray[serve]==2.60.0" openai pytest \
+		pytest-asyncio pytest-timeout -e ".[llama-cpp,postgres,ray]" \
+		--config-settings editable_mode=strict
+	touch $@
 
 # The table of what was tried and what happened is build/faults.md.
 faults: $(VENV)/test
@@ -167,7 +179,7 @@ cmake-args:
 	@echo "$(CMAKE_ARGS)"
 
 clean:
-	rm -rf $(VENV) .venv-clients build *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-ray build *.egg-info
 
 # Only what serving needs; the engine comes from the lock too.
 $(VENV)/serve: $(VENV)/engine pyproject.toml setup.py $(SOURCES)

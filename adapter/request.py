@@ -38,6 +38,9 @@ NOTE_AFTER = 3.0
 
 # The name of the exchange in the scope of its request.
 EXCHANGE = "latimer.exchange"
+# The id of the request in its scope, if a server in front of the adapter chose it. That server
+# sends the header, too.
+REQUEST_ID = "latimer.request_id"
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -77,6 +80,7 @@ class Exchange(Request):
         model: the name of the request's model in metrics; empty if it has none.
         is_detached: True for work that outlives its request.
         forwarded: the headers that its calls of engines have too, by their fields in logs.
+        is_named: True if a server in front of the adapter names the request in the response.
         response_headers: headers of the response that are known before it starts.
         started: True if the response has started.
         streams: True if the response is a stream of events.
@@ -124,7 +128,8 @@ class Exchange(Request):
     ) -> None:
         super().__init__(scope, receive, send)
         self.begun_at = time.perf_counter()
-        self.request_id = f"req_{random.getrandbits(128):032x}"
+        self.is_named = REQUEST_ID in scope
+        self.request_id = scope.get(REQUEST_ID) or f"req_{random.getrandbits(128):032x}"
         self.response_headers: list[Header] = []
         self.fault: Callable[[LatimerError], bytes] = error_event
         self.max_body = max_body
@@ -312,12 +317,13 @@ class Exchange(Request):
         milliseconds = int((time.perf_counter() - self.begun_at) * 1000)
         head = [
             (b"content-type", content_type),
-            (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", b"%d" % milliseconds),
             (b"openai-version", b"2020-10-01"),
             *self.response_headers,
             *headers,
         ]
+        if not self.is_named:
+            head.insert(1, (b"x-request-id", self.request_id.encode()))
         if self.party is not None and self.party.engine:
             head += _engine_headers(self.party.engine, self.party.affinity)
         if content_type is not JSON:

@@ -34,6 +34,7 @@ PARTS = {
     "adapter/store/blobs.py": "s3",
     "adapter/limits/postgresql.py": "postgres",
     "adapter/limits/redis.py": "redis",
+    "adapter/ray_serve.py": "ray",
     "backends/llama_cpp/": "llama-cpp",
     "adapter/": "dependencies",
     "backends/": "dependencies",
@@ -50,6 +51,7 @@ WITH = {
     "s3": ("dependencies",),
     "postgres": ("dependencies",),
     "redis": ("dependencies",),
+    "ray": ("dependencies",),
     "conformance": ("dependencies",),
     "test": ("dependencies", "llama-cpp", "tiktoken", "postgres", "redis", "s3", "conformance"),
 }
@@ -60,6 +62,7 @@ NOT_IMPORTED = {
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
     ("deploy", "helm-python-sdk"): "tests/examples/deploy imports it if it is installed",
     ("deploy", "kubernetes-validate"): "tests/examples/deploy imports it if it is installed",
+    ("ray", "ray[serve]"): "the tests of Ray are in a folder of its name",
     ("test", "flask"): "moto's server imports it",
     ("test", "flask-cors"): "moto's server imports it",
     ("test", "lm-eval[api]"): "the client of lm-eval that tests/clients runs",

@@ -114,6 +114,8 @@ class Reader:
             self._python(self._local(block.text))
         elif block.language == "sh":
             self._shell(self._local(block.text))
+        elif block.language == "yaml" and "applications:" in block.text:
+            self._applications(block.text)
         elif block.language in ("json", "yaml", "toml") and HERE in block.text:
             self._settings(block)
         elif block.language == "toml" and re.search(r"^\[\w+", block.text, re.MULTILINE):
@@ -162,6 +164,12 @@ class Reader:
         path = self._folder / name
         path.write_text(text)
         Settings.load(path)
+
+    def _applications(self, text: str) -> None:
+        """Check the settings of Ray Serve's applications; `make test-ray` runs such a file."""
+        for one in yaml.safe_load(text)["applications"]:
+            assert one["import_path"] == "latimer.adapter.ray_serve:app"
+            Settings.load(None, **one["args"])
 
     def _fields(self, text: str) -> None:
         """Send each line as fields of a chat request."""
@@ -216,6 +224,7 @@ class Reader:
             "pip install": _pip,
             "python": _benchmark,
             **dict.fromkeys(SHIPPING, _ships),
+            "python -m": _module,
         }
         runs = known.get(" ".join(words[:2])) or known.get(words[0])
         assert runs is not None, f"no way to run {' '.join(words)}"
@@ -297,6 +306,11 @@ def _benchmark(_command: str, script: str, *words: str) -> None:
     """Check that a script and its options exist; a benchmark takes minutes."""
     options = [word for word in words if word.startswith("--")]
     assert all(f'"{option}"' in (ROOT / script).read_text() for option in options), options
+
+
+def _module(_python: str, _m: str, module: str) -> None:
+    """Check that a module of the package exists; `make test-ray` runs it."""
+    assert (ROOT / f"{module.removeprefix('latimer.').replace('.', '/')}.py").exists(), module
 
 
 def _pip(_command: str, _install: str, *words: str) -> None:

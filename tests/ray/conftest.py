@@ -1,0 +1,51 @@
+"""A local Ray with two applications, and a plain server of the same model to compare with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from support.ray_server import BIN, CONFIG, free_port, note, program, replicas, until
+
+
+@pytest.fixture(scope="session")
+def ray_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of what the driver writes."""
+    return tmp_path_factory.mktemp("ray") / "driver.log"
+
+
+@pytest.fixture(scope="session")
+def served(ray_log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run Ray Serve, and yield the address of its proxy and its driver."""
+    port = free_port()
+    file = ray_log.with_name("serve.yaml")
+    file.write_text(CONFIG.format(port=port, store=os.environ.get("STORE", "memory")))
+    address = f"http://127.0.0.1:{port}"
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "latimer.adapter.ray_serve", str(file)]
+    with program(command, f"{address}/v1", ray_log) as driver:
+        until(lambda: httpx2.get(f"{address}/scaled/v1/models", timeout=10).status_code == 401, 60)
+        until(lambda: len(replicas()) == 2, 60)
+        note(f"start of Ray and two applications: {time.monotonic() - begun:.0f} s")
+        yield address, driver
+
+
+@pytest.fixture(scope="session")
+def url(served: tuple[str, subprocess.Popen[bytes]]) -> str:
+    """Return the base URL of the application with two replicas."""
+    return f"{served[0]}/v1"
+
+
+@pytest.fixture(scope="session")
+def plain(ray_log: Path) -> Iterator[str]:
+    """Run `latimer serve` with the same model, and yield its base URL."""
+    address = f"http://127.0.0.1:{(port := free_port())}/v1"
+    command = [str(BIN / "latimer"), "serve", "--port", str(port)]
+    with program(command, address, ray_log.with_name("plain.log")):
+        yield address

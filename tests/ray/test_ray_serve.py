@@ -1,0 +1,267 @@
+"""Tests of Latimer on a local Ray with two replicas, with figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from support.ray_server import cpu_seconds, note, replicas, until
+
+pytestmark = pytest.mark.timeout(200)
+
+QUESTION = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+}
+# Many seconds of work, if nobody cancels it.
+LONG = {"model": "demo", "prompt": "One", "max_tokens": 1500, "n": 16, "ignore_eos": True}
+
+
+def events(url: str, body: dict[str, Any], **headers: str) -> list[str]:
+    """Return the data of a stream's events."""
+    request = {"json": {**body, "stream": True}, "headers": headers, "timeout": 120}
+    with httpx2.stream("POST", url, **request) as response:
+        assert response.status_code == 200
+        return [
+            line.removeprefix("data: ")
+            for line in response.iter_lines()
+            if line.startswith("data: ")
+        ]
+
+
+def without_ids(data: list[str]) -> list[Any]:
+    """Return events without what differs between two requests."""
+    found = [json.loads(one) for one in data[:-1]]
+    return [{**one, "id": "", "created": 0} for one in found] + [data[-1]]
+
+
+def is_idle(seconds: float = 0.2) -> bool:
+    """Return True if the replicas use less than a fifth of a core."""
+    before = {pid: cpu_seconds(pid) for pid in replicas()}
+    time.sleep(seconds)
+    return all(cpu_seconds(pid) - used < seconds / 5 for pid, used in before.items())
+
+
+def busy_replica(seconds: float = 0.3) -> int:
+    """Return the replica that uses the most CPU time."""
+    before = {pid: cpu_seconds(pid) for pid in replicas()}
+    time.sleep(seconds)
+    return max(before, key=lambda pid: cpu_seconds(pid) - before[pid])
+
+
+def leave(url: str, body: dict[str, Any], after: float, **headers: str) -> None:
+    """Send a request, and disconnect after some seconds."""
+    timeout = httpx2.Timeout(after, connect=5)
+    try:
+        if body.get("stream"):
+            end = time.monotonic() + after
+            with httpx2.stream("POST", url, json=body, headers=headers, timeout=30) as response:
+                for _ in response.iter_bytes():
+                    if time.monotonic() > end:
+                        return
+        else:
+            httpx2.post(url, json=body, headers=headers, timeout=timeout)
+    except httpx2.TimeoutException:
+        pass
+
+
+def test_streams_are_equal(url: str, plain: str) -> None:
+    """A stream through Ray has the events of one from a plain server."""
+    for path, body in (
+        ("/chat/completions", QUESTION),
+        ("/completions", {"model": "demo", "prompt": "One two", "temperature": 0, "logprobs": 2}),
+    ):
+        ray, own = (events(f"{base}{path}", body) for base in (url, plain))
+        assert ray[-1] == "[DONE]"
+        assert without_ids(ray) == without_ids(own)
+
+
+def test_one_request_id(url: str) -> None:
+    """A response has one id, which is the client's if it sent one."""
+    for sent in ({}, {"x-request-id": "mine-1"}):
+        response = httpx2.post(f"{url}/chat/completions", json=QUESTION, headers=sent, timeout=30)
+        ids = response.headers.get_list("x-request-id")
+        assert len(ids) == 1
+        assert not sent or ids == ["mine-1"]
+
+
+@pytest.mark.parametrize("phase", ["before the first token", "stream", "plain"])
+def test_disconnect_frees_the_slot(url: str, phase: str) -> None:
+    """A client that disconnects ends the generation within 1.5 s, and the next one is served."""
+    until(is_idle, 20)
+    body = {**LONG, "stream": phase == "stream"}
+    leave(f"{url}/completions", body, 0.1 if phase.startswith("before") else 1.0)
+    took = until(is_idle, 10)
+    note(f"idle after a disconnect, {phase}: {took:.1f} s (0.2 s of it to measure)")
+    assert took < 1.5
+    for _ in range(4):
+        reply = httpx2.post(f"{url}/chat/completions", json=QUESTION, timeout=30)
+        assert reply.status_code == 200, reply.text
+
+
+def test_sessions_stay(url: str) -> None:
+    """The requests of a session reach one replica, and two sessions can use both."""
+    homes = {}
+    for name in "abcdef":
+        seen = set()
+        for _ in range(2):
+            until(is_idle, 20)
+            body = {**LONG, "stream": True}
+            arguments = (f"{url}/completions", body, 1.5)
+            headers = {"x-session-affinity": name}
+            thread = threading.Thread(target=leave, args=arguments, kwargs=headers)
+            thread.start()
+            time.sleep(0.7)
+            seen.add(busy_replica())
+            thread.join()
+        assert len(seen) == 1
+        homes[name] = seen.pop()
+        if len(set(homes.values())) == 2:
+            return
+    pytest.fail(f"all sessions use one replica: {homes}")
+
+
+def test_a_wrong_key_is_rejected(url: str) -> None:
+    """An application with an API key rejects requests without it, in OpenAI's words."""
+    scaled = url.replace("/v1", "/scaled/v1")
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=scaled, api_key="wrong").models.list()
+    models = openai.OpenAI(base_url=scaled, api_key="secret").models.list()
+    assert [one.id for one in models] == ["scaled"]
+
+
+def test_overhead(url: str, plain: str) -> None:
+    """The cost of Ray for a request and a token is measured against a plain server."""
+    short = {"model": "demo", "prompt": "One", "max_tokens": 1, "temperature": 0}
+    long = {**short, "max_tokens": 400, "ignore_eos": True}
+    requests: dict[str, list[float]] = {url: [], plain: []}
+    streams: dict[str, list[float]] = {url: [], plain: []}
+    with httpx2.Client(timeout=60) as client:
+        for round_ in range(25):
+            for base in (url, plain):
+                begun = time.perf_counter()
+                assert client.post(f"{base}/completions", json=short).status_code == 200
+                requests[base].append(time.perf_counter() - begun)
+                if round_ < 5:
+                    begun = time.perf_counter()
+                    assert len(events(f"{base}/completions", long)) > 300
+                    streams[base].append(time.perf_counter() - begun)
+    of_ray, own = (statistics.median(requests[base]) * 1000 for base in (url, plain))
+    note(f"request of one token, median: {of_ray:.1f} ms on Ray, {own:.1f} ms plain")
+    of_ray, own = (statistics.median(streams[base]) * 1e6 / 400 for base in (url, plain))
+    note(f"streamed token, median: {of_ray:.0f} us on Ray, {own:.0f} us plain")
+
+
+def test_scale(url: str) -> None:
+    """Replicas go from one to three under load and back, and no request fails."""
+    scaled = url.replace("/v1", "/scaled/v1")
+    assert len(replicas("scaled")) == 1
+    body = {**QUESTION, "model": "scaled", "n": 8, "temperature": 1}
+    over = threading.Event()
+    counts = []
+
+    def load() -> int:
+        count = 0
+        while not over.is_set():
+            data = events(f"{scaled}/chat/completions", body, authorization="Bearer secret")
+            assert data[-1] == "[DONE]"
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(10) as pool:
+        jobs = [pool.submit(load) for _ in range(10)]
+        try:
+            up = until(lambda: len(replicas("scaled")) == 3, 60)
+            time.sleep(3)
+        finally:
+            over.set()
+        counts = [job.result() for job in jobs]
+        down = until(lambda: len(replicas("scaled")) == 1, 60)
+    note(
+        f"scale 1 to 3 in {up:.0f} s, 3 to 1 in {down:.0f} s; {sum(counts)} of {sum(counts)} "
+        "streams complete"
+    )
+
+
+def test_killed_replica(url: str) -> None:
+    """Streams of the other replica go on, and requests are served within 15 s."""
+    until(is_idle, 20)
+    homes: dict[int, str] = {}
+    for name in (f"s{index}" for index in range(12)):
+        if len(homes) == 2:
+            break
+        thread = threading.Thread(
+            target=leave,
+            args=(f"{url}/completions", {**LONG, "stream": True}, 1.2),
+            kwargs={"x-session-id": name},
+        )
+        thread.start()
+        time.sleep(0.7)
+        homes.setdefault(busy_replica(), name)
+        thread.join()
+        until(is_idle, 20)
+    assert len(homes) == 2
+    (victim, lost), (_, kept) = homes.items()
+    body = {**LONG, "n": 1}
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (
+            pool.submit(events, f"{url}/completions", body, **{"x-session-id": name})
+            for name in (lost, kept)
+        )
+        time.sleep(1)
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        failures = []
+        in_a_row = 0
+        while in_a_row < 5:
+            # Half of them belong to the session of the killed replica.
+            name = (lost, kept)[in_a_row % 2]
+            reply = httpx2.post(
+                f"{url}/chat/completions",
+                json=QUESTION,
+                headers={"x-session-id": name},
+                timeout=30,
+            )
+            in_a_row = in_a_row + 1 if reply.status_code == 200 else 0
+            if reply.status_code != 200:
+                failures.append(f"{reply.status_code} {reply.text[:200]!r}")
+            assert time.monotonic() - killed < 15, failures
+        took = time.monotonic() - killed
+        with pytest.raises(httpx2.HTTPError) as broken:
+            first.result()
+        assert second.result()[-1] == "[DONE]"
+    back = until(lambda: len(replicas() - {victim}) == 2, 60)
+    note(
+        f"killed replica: five requests in a row served after {took:.1f} s, failures {failures}; "
+        f"its stream ends as {broken.value!r}; the next process after {took + back:.0f} s"
+    )
+
+
+def test_drain(url: str, served: tuple[str, subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to the driver lets a running stream end. It is the last test."""
+    with ThreadPoolExecutor(1) as pool:
+        body = {**LONG, "n": 1}
+        stream = pool.submit(events, f"{url}/completions", body)
+        time.sleep(1)
+        assert not stream.done()
+        begun = time.monotonic()
+        served[1].send_signal(signal.SIGTERM)
+        assert stream.result()[-1] == "[DONE]"
+        streamed = time.monotonic() - begun
+    assert served[1].wait(90) == 0
+    note(
+        f"drain: the stream ended {streamed:.1f} s after SIGTERM, and all processes "
+        f"{time.monotonic() - begun:.1f} s after it"
+    )
+    assert not replicas()
