@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from support.servers import free_port, wait_for
+from support.servers import QUIET, free_port, wait_for
 
 _DOUBLE = Path(__file__).parent.parent / "benchmarks" / "fake_engine.py"
 _COMPLETE = re.compile(r"Latimer runs \d+ workers: processes ([\d, ]+)\.")
@@ -76,7 +76,7 @@ def workers(*arguments: str, count: int = 2, **environment: str) -> Iterator[Run
         ["latimer", "serve", *arguments, "--workers", str(count), "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "LATIMER_REASONING_KEY": "test", **environment},
+        env={**os.environ, **QUIET, "LATIMER_REASONING_KEY": "test", **environment},
     )
     try:
         yield Running(process)
