@@ -127,6 +127,20 @@ async def test_load_goes_before_a_short_prefix() -> None:
     assert min(runs) >= 2
 
 
+async def test_a_prompt_that_ends_with_the_common_beginning_attracts_no_others() -> None:
+    """Prompts are spread even if one of them was the common beginning and little more."""
+    engines = [Engine(str(index), 8) for index in range(4)]
+    pool = await pool_of(*engines)
+    chance = random.Random(7)
+
+    def prompt() -> str:
+        return "system " * 64 + "".join(chance.choices("abcdefg ", k=400))
+
+    for text in (prompt(), "system " * 64, *(prompt() for _ in range(8)), "system " * 64):
+        await said(pool, text)
+    assert max(await runs_of(pool, engines, [prompt() for _ in range(16)])) <= 6
+
+
 async def test_a_call_waits_for_a_busy_engine_if_that_is_sooner() -> None:
     """A call waits for the engine that has its prompt only if evaluating it takes longer."""
     one, other = Engine("one", 1), Engine("other", 1)
