@@ -57,9 +57,9 @@ AGAIN, LOOK = 1.0, 5.0
 SILENCE, SILENT_LOOKS = 5.0, 2
 # Seconds that a request waits for an engine to answer again, if none does.
 PATIENCE = 5.0
-# Calls that may wait for a busy engine which has their prompt, while another has a free place; and
-# the seconds that they wait at most.
-MOST_PARKED, LONGEST_PARKED = 16, 5.0
+# Calls that may wait for a busy engine which has their prompt, while another has a free place: so
+# many, or one for so many engines. And the seconds that they wait at most.
+MOST_PARKED, ENGINES_A_PARKED, LONGEST_PARKED = 16, 4, 5.0
 # What an engine of which all places are taken counts against one that has more of a prompt cached,
 # as a share of the prompt: if the prompt continues one that the engine has, and if it only begins
 # like others.
@@ -133,6 +133,8 @@ class Pool(Backend):
             self._holders.use(replicas)
         else:
             self._holders = Holders(replicas)
+        self._sessions.resize(len(replicas))
+        self._most_parked = max(MOST_PARKED, len(replicas) // ENGINES_A_PARKED)
         known = {*before}
         if self.known is None:
             self.capabilities = replicas[0].backend.capabilities
@@ -471,7 +473,7 @@ class Pool(Backend):
                 break
             if self._is_over(next_one):
                 continue
-            parks = len(self._parked) < MOST_PARKED
+            parks = len(self._parked) < self._most_parked
             found = self._choose(next_one, now, parks)
             if found is not None:
                 self._give(next_one, found)

@@ -11,8 +11,9 @@ import pytest
 from latimer.backends.base import Text
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet.affinity import MOST_BLOCKS, Prefixes, blocks_of, matches
+from latimer.backends.fleet.place import MOST_SESSIONS, SESSIONS_AN_ENGINE, Sessions
 from latimer.backends.fleet.pool import Pool
-from latimer.backends.fleet.replica import Speed
+from latimer.backends.fleet.replica import Replica, Speed
 from latimer.backends.queue import Ticket
 from support.engines.fleet import Engine, job, pool_of
 from support.jobs import run
@@ -113,6 +114,18 @@ async def test_a_session_stays_where_it_was(affinity: str) -> None:
         }
         assert len(names) == 1
     assert len({len(engine.jobs) for engine in engines}) == 1
+
+
+def test_a_pool_knows_as_many_sessions_as_its_engines_need() -> None:
+    """The least recently used session is forgotten, and more engines have more sessions."""
+    replica, sessions = Replica("one", Engine("one")), Sessions()
+    for engines, most in ((2, MOST_SESSIONS), (1_000, 1_000 * SESSIONS_AN_ENGINE)):
+        sessions.resize(engines)
+        for number in range(most + 5):
+            sessions.move(("key", f"{engines} {number}"), replica)
+        assert len(sessions.homes) == replica.sessions == most
+        assert ("key", f"{engines} 4") not in sessions.homes
+        assert ("key", f"{engines} 5") in sessions.homes
 
 
 async def test_load_goes_before_a_short_prefix() -> None:
