@@ -48,9 +48,9 @@ class Prefixes:
         most: the largest number of blocks; the least recently used are forgotten first.
 
     Attributes:
-        used: the blocks in the order of their use; True for the last block of a prompt. A block is
-            used after those that follow it, so that the beginning of a prompt is never forgotten
-            before its end.
+        used: the blocks in the order of their use; True for the last block of a prompt that no
+            other prompt has continued yet. A block is used after those that follow it, so that the
+            beginning of a prompt is never forgotten before its end.
     """
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
@@ -67,7 +67,8 @@ class Prefixes:
         """Note that the engine evaluates a prompt."""
         used, is_last = self.used, True
         for block in reversed(blocks):
-            used[block] = is_last or used.get(block, False)
+            # A prompt may end where the common beginning of others does.
+            used[block] = is_last and used.get(block, True)
             used.move_to_end(block)
             is_last = False
         while len(used) > self._most:

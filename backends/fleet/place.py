@@ -16,8 +16,8 @@ from .replica import Replica
 # What evaluating a prompt costs that another engine has, as a multiple of the time that it takes.
 # With less, `benchmarks/fleet.py` evaluates more, and answers no sooner.
 COPY = 4.0
-# The sessions that a pool knows at most.
-MOST_SESSIONS = 10_000
+# The sessions that a pool knows at most, or for each engine if that is more.
+MOST_SESSIONS, SESSIONS_AN_ENGINE = 10_000, 50
 
 Job: TypeAlias = Generation | Embedding | Ranking
 
@@ -82,10 +82,16 @@ class Sessions:
 
     Attributes:
         homes: the engine of each session, by its key and its name; the last one used at the end.
+        most: the largest number of sessions; the least recently used are forgotten first.
     """
 
     def __init__(self) -> None:
         self.homes: OrderedDict[tuple[str, str], Replica] = OrderedDict()
+        self.most = MOST_SESSIONS
+
+    def resize(self, engines: int) -> None:
+        """Know as many sessions as this number of engines needs."""
+        self.most = max(MOST_SESSIONS, SESSIONS_AN_ENGINE * engines)
 
     def move(self, session: tuple[str, str], replica: Replica) -> None:
         """Note that an engine runs a request of a session."""
@@ -94,7 +100,7 @@ class Sessions:
             before.sessions -= 1
         self.homes[session] = replica
         replica.sessions += 1
-        if len(self.homes) > MOST_SESSIONS:
+        if len(self.homes) > self.most:
             _, oldest = self.homes.popitem(last=False)
             oldest.sessions -= 1
 

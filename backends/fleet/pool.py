@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
@@ -40,6 +40,7 @@ from ..queue import QUEUE
 from .affinity import matches
 from .breaker import RetryBudget
 from .config import Affinity
+from .holders import MOST_COMPARED, Holders
 from .loading import MOST_RETRY, not_loaded, wait
 from .place import Job, Place, Sessions, difference, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
@@ -56,9 +57,9 @@ AGAIN, LOOK = 1.0, 5.0
 SILENCE, SILENT_LOOKS = 5.0, 2
 # Seconds that a request waits for an engine to answer again, if none does.
 PATIENCE = 5.0
-# Calls that may wait for a busy engine which has their prompt, while another has a free place; and
-# the seconds that they wait at most.
-MOST_PARKED, LONGEST_PARKED = 16, 5.0
+# Calls that may wait for a busy engine which has their prompt, while another has a free place: so
+# many, or one for so many engines. And the seconds that they wait at most.
+MOST_PARKED, ENGINES_A_PARKED, LONGEST_PARKED = 16, 4, 5.0
 # What an engine of which all places are taken counts against one that has more of a prompt cached,
 # as a share of the prompt: if the prompt continues one that the engine has, and if it only begins
 # like others.
@@ -107,6 +108,8 @@ class Pool(Backend):
         self._facts: list[EmbeddingModel | None] = []
         self._answer = _ANSWER
         self._sessions = Sessions()
+        # In a pool that is too large to compare all engines for each call.
+        self._holders: Holders | None = None
         self._tasks: dict[object, asyncio.Task[None]] = {}
         self._looked: dict[Replica, float] = {}
         self._silent: dict[Replica, int] = {}
@@ -126,10 +129,19 @@ class Pool(Backend):
         # One engine has all prompts.
         self._affinity: Affinity = affinity if len(replicas) > 1 else "none"
         self._tables = [replica.prefixes for replica in replicas]
+        if len(replicas) <= MOST_COMPARED:
+            self._holders = None
+        elif self._holders is not None:
+            self._holders.use(replicas)
+        else:
+            self._holders = Holders(replicas)
+        self._sessions.resize(len(replicas))
+        self._most_parked = max(MOST_PARKED, len(replicas) // ENGINES_A_PARKED)
+        known = {*before}
         if self.known is None:
             self.capabilities = replicas[0].backend.capabilities
         for replica in replicas:
-            if replica not in before:
+            if replica not in known:
                 self._add(replica)
         self._adopt()
 
@@ -445,19 +457,28 @@ class Pool(Backend):
         for place in parked:
             if self._is_over(place):
                 continue
-            if not self._can_wait(place):
+            awaited = place.awaited
+            if (
+                awaited is not None
+                and awaited.running >= awaited.room
+                and awaited.state == "ready"
+                and now < place.until
+            ):
+                # Every call that begins or ends comes here, and nothing has changed for this one.
+                self._parked.append(place)
+            elif not self._can_wait(place):
                 self._fail(place)
             elif replica := self._choose(place, now, parks=True):
                 self._give(place, replica)
             else:
                 self._parked.append(place)
-        while any(one.free > 0 for one in self.replicas):
+        while any(one.running < one.room and one.state == "ready" for one in self.replicas):
             next_one = self._line.pop()
             if next_one is None:
                 break
             if self._is_over(next_one):
                 continue
-            parks = len(self._parked) < MOST_PARKED
+            parks = len(self._parked) < self._most_parked
             found = self._choose(next_one, now, parks)
             if found is not None:
                 self._give(next_one, found)
@@ -534,10 +555,15 @@ class Pool(Backend):
         blocks, failed = place.blocks, place.failed
         count = max(len(blocks), 1)
         home = self._sessions.homes.get(place.session) if place.session is not None else None
-        found = matches(self._tables, blocks) if blocks else None
+        engines: Collection[Replica] = self.replicas
+        tables = self._tables
+        if self._holders is not None:
+            engines = self._holders.compared(place, home)
+            tables = [replica.prefixes for replica in engines]
+        found = matches(tables, blocks) if blocks else None
         best, fewest, matched = None, _MOST, 0
         busy: list[tuple[Replica, int]] = []
-        for index, replica in enumerate(self.replicas):
+        for index, replica in enumerate(engines):
             if replica.state != "ready" or replica in failed:
                 continue
             has = found[index] if found is not None else 0
@@ -772,6 +798,8 @@ class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
             replica = await pool._begin(self, job)
             if self.blocks:
                 replica.prefixes.add(self.blocks)
+                if pool._holders is not None:
+                    pool._holders.add(self.blocks, replica)
             if self.session is not None:
                 pool._sessions.move(self.session, replica)
             inner = replica.backend.open(job)

@@ -11,8 +11,9 @@ import pytest
 from latimer.backends.base import Text
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet.affinity import MOST_BLOCKS, Prefixes, blocks_of, matches
+from latimer.backends.fleet.place import MOST_SESSIONS, SESSIONS_AN_ENGINE, Sessions
 from latimer.backends.fleet.pool import Pool
-from latimer.backends.fleet.replica import Speed
+from latimer.backends.fleet.replica import Replica, Speed
 from latimer.backends.queue import Ticket
 from support.engines.fleet import Engine, job, pool_of
 from support.jobs import run
@@ -115,6 +116,18 @@ async def test_a_session_stays_where_it_was(affinity: str) -> None:
     assert len({len(engine.jobs) for engine in engines}) == 1
 
 
+def test_a_pool_knows_as_many_sessions_as_its_engines_need() -> None:
+    """The least recently used session is forgotten, and more engines have more sessions."""
+    replica, sessions = Replica("one", Engine("one")), Sessions()
+    for engines, most in ((2, MOST_SESSIONS), (1_000, 1_000 * SESSIONS_AN_ENGINE)):
+        sessions.resize(engines)
+        for number in range(most + 5):
+            sessions.move(("key", f"{engines} {number}"), replica)
+        assert len(sessions.homes) == replica.sessions == most
+        assert ("key", f"{engines} 4") not in sessions.homes
+        assert ("key", f"{engines} 5") in sessions.homes
+
+
 async def test_load_goes_before_a_short_prefix() -> None:
     """A prefix that many prompts share does not send all of them to one engine."""
     engines = [Engine(str(index), 4) for index in range(4)]
@@ -125,6 +138,20 @@ async def test_load_goes_before_a_short_prefix() -> None:
     runs = await runs_of(pool, engines, texts)
     assert max(runs) <= 4
     assert min(runs) >= 2
+
+
+async def test_a_prompt_that_ends_with_the_common_beginning_attracts_no_others() -> None:
+    """Prompts are spread even if one of them was the common beginning and little more."""
+    engines = [Engine(str(index), 8) for index in range(4)]
+    pool = await pool_of(*engines)
+    chance = random.Random(7)
+
+    def prompt() -> str:
+        return "system " * 64 + "".join(chance.choices("abcdefg ", k=400))
+
+    for text in (prompt(), "system " * 64, *(prompt() for _ in range(8)), "system " * 64):
+        await said(pool, text)
+    assert max(await runs_of(pool, engines, [prompt() for _ in range(16)])) <= 6
 
 
 async def test_a_call_waits_for_a_busy_engine_if_that_is_sooner() -> None:
