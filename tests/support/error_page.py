@@ -17,6 +17,8 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.admin import engine_not_found, not_on_demand
 from latimer.adapter.auth import require_key
 from latimer.adapter.cli.protocol import MOST_HEAD
+from latimer.adapter.cli.relay import WorkerGone
+from latimer.adapter.endpoints.operations import EngineLoading
 from latimer.adapter.errors import (
     LimitsUnavailable,
     RateLimited,
@@ -73,6 +75,7 @@ EXAMPLES = (
 OTHERS: tuple[LatimerError, ...] = (
     Busy("1024 requests are waiting for the engine.", 1.0),
     EngineError("llama-server responded with status 500."),
+    EngineLoading("demo: llama-server is loading."),
     EngineUnavailable("The engine has not responded yet."),
     LimitsUnavailable("for the log"),
     RateLimited("demo", "team-a", "tokens per min (TPM)", 200_000, 199_000, 1_060, 1.5),
@@ -83,6 +86,7 @@ OTHERS: tuple[LatimerError, ...] = (
     StoreUnavailable("the database is locked by another process"),
     TooComplex(30.0),
     WebSocketRefused("/v1/responses"),
+    WorkerGone(),
 )
 
 
