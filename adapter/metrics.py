@@ -7,13 +7,13 @@ Requests add to plain numbers, a few at a time (`Metrics.take`). A scrape makes 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
-from operator import sub
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from operator import add, sub
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..backends.fleet.replica import State
 from ..schemas.openai.common import Usage
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Names: TypeAlias = Literal["latimer", "vllm"]
+Labels: TypeAlias = tuple[str, ...]
+# The values of metrics, by the name of their row and their labels: a number, or how many values are
+# in each bucket of a histogram, and their sum.
+Values: TypeAlias = dict[str, dict[Labels, list[float]]]
 
 # The prefixes of names.
 OWN, VLLM = "latimer_", "vllm:"
@@ -57,6 +61,7 @@ class Row(NamedTuple):
         labels: the names of its labels.
         is_own: True if vLLM has no such metric.
         buckets: the upper bounds of a histogram.
+        merge: what the numbers of two processes become.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Row(NamedTuple):
     labels: tuple[str, ...]
     is_own: bool = False
     buckets: tuple[float, ...] = ()
+    merge: Callable[[float, float], float] = add
 
 
 _MODEL, _ENGINE = ("model_name",), ("model_name", "engine")
@@ -170,8 +176,11 @@ _CACHE = Row(
     "gauge",
     "Share of the KV cache that running calls take, from 0 to 1; only of engines that report it.",
     _ENGINE,
+    merge=max,
 )
-_STATE = _own("engine_state", "gauge", "1 for the state of an engine.", (*_ENGINE, "state"))
+_STATE = _own(
+    "engine_state", "gauge", "1 for the state of an engine.", (*_ENGINE, "state"), merge=max
+)
 _RETRIES = _own("engine_retries", "counter", "Calls sent again to another engine.", _MODEL)
 _EJECTIONS = _own("engine_ejections", "counter", "Ejections of an engine that failed.", ("engine",))
 _LOADS = _own("model_loads", "counter", "Loads of an engine's model.", ("engine",))
@@ -183,13 +192,19 @@ _EVICTIONS = _own(
 )
 _STORE_QUEUE = _own("store_queue_objects", "gauge", "Objects that wait for the store.", ())
 _STORE_LOST = _own("store_lost_objects", "counter", "Objects that the store has not kept.", ())
-_STORE_UP = _own("store_up", "gauge", "1 if the store works.", ())
-_BUILD = _own("build_info", "gauge", "Latimer's version.", ("version",))
+_STORE_UP = _own("store_up", "gauge", "1 if the store works.", (), merge=min)
+_BUILD = _own("build_info", "gauge", "Latimer's version.", ("version",), merge=max)
 
 ROWS: tuple[Row, ...] = (
     _RUNNING, _WAITING, _CACHE, _STATE, *_OF_STREAMS, _BETWEEN, *_OF_ALL, *_TOKENS.values(),
     _FINISHED, _REQUESTS, _GONE, _REFUSED, _AFFINITY, _RETRIES, _EJECTIONS, _LOADS, _EVICTIONS,
     _STORE_QUEUE, _STORE_LOST, _STORE_UP, _BUILD,
+)  # fmt: skip
+
+_ROWS = {row.name: row for row in ROWS}
+# The states of an engine in `Values` are the indices of this list, so that the worst is the most.
+_FROM_BEST: tuple[State, ...] = (
+    "ready", "unloaded", "draining", "loading", "unavailable", "failed",
 )  # fmt: skip
 
 # The requests that wait for their histograms: about a millisecond of work.
@@ -214,6 +229,10 @@ class Histogram:
         copy = Histogram(self.bounds)
         copy.counts, copy.total = [*self.counts], self.total
         return copy
+
+    def numbers(self) -> list[float]:
+        """Return the numbers of values in the buckets, and their sum; see `Values`."""
+        return [*self.counts, self.total]
 
     def add(self, values: Iterable[float]) -> None:
         """Add values; many at once take a fifth of the time for each."""
@@ -323,17 +342,26 @@ class Series:
         return copy
 
 
+class Elsewhere(Protocol):
+    """The metrics of other processes that serve the same port."""
+
+    async def total(self, states: States) -> Values:
+        """Return the values of all processes; this one has engines in these states."""
+
+
 class Metrics(Observer):
     """The metrics of one app.
 
-    Args:
+    Attributes:
         names: `vllm` for vLLM's names, where it has the metric.
+        elsewhere: the other processes, if there are any.
     """
 
     keeps = False
 
     def __init__(self, names: Names = "latimer") -> None:
-        self._names = names
+        self.names = names
+        self.elsewhere: Elsewhere | None = None
         self._series: dict[tuple[str, str], Series] = {}
         self._requests: dict[tuple[str, str, int], int] = {}
         self._gone: dict[str, int] = {}
@@ -396,14 +424,13 @@ class Metrics(Observer):
             one.shown = copy.generated = max(one.shown, copy.generated)
         store = None if service.store is None else service.store.status()
         return Snapshot(
-            self._names, copies, {**self._requests}, {**self._gone}, {**self._refused}, states,
-            store,
-        )  # fmt: skip
+            copies, {**self._requests}, {**self._gone}, {**self._refused}, states, store
+        )
 
 
 @dataclass(eq=False, slots=True)
 class Snapshot:
-    """The values of all metrics at one time; a collector of `prometheus_client`.
+    """The numbers of one process at one time.
 
     Args:
         series: by model and engine.
@@ -411,13 +438,92 @@ class Snapshot:
         gone: by model; `refused`: by limit.
     """
 
-    names: Names
     series: Mapping[tuple[str, str], Series]
     requests: Mapping[tuple[str, str, int], int]
     gone: Mapping[str, int]
     refused: Mapping[str, int]
     states: States
     store: Status | None
+
+    def values(self) -> Values:
+        """Return the values of every metric of `ROWS`."""
+        found = {row.name: numbers for row, numbers in self._of_series()}
+        for row, values in (*self._of_states(), *self._of_requests()):
+            found[row.name] = {(*map(str, key),): [value] for key, value in values.items()}
+        return found
+
+    def _of_requests(self) -> Iterator[tuple[Row, Mapping[tuple[object, ...], float]]]:
+        yield _REQUESTS, {**self.requests}
+        yield _GONE, {(model,): count for model, count in self.gone.items()}
+        yield _REFUSED, {(limit,): count for limit, count in self.refused.items()}
+        if self.store is not None:
+            state, waiting, lost = self.store
+            yield _STORE_QUEUE, {(): waiting}
+            yield _STORE_LOST, {(): lost}
+            yield _STORE_UP, {(): int(state == "ok")}
+        yield _BUILD, {(version("latimer"),): 1}
+
+    def _of_series(self) -> Iterator[tuple[Row, dict[Labels, list[float]]]]:
+        all_series = self.series.items()
+        for index, row in enumerate(_OF_ALL):
+            yield row, {key: one.of_all[index].numbers() for key, one in all_series}
+        for index, row in enumerate(_OF_STREAMS):
+            yield row, {key: one.of_streams[index].numbers() for key, one in all_series}
+        yield _BETWEEN, {key: one.between.numbers() for key, one in all_series}
+        for name, row in _TOKENS.items():
+            yield row, {key: [getattr(one, name)] for key, one in all_series}
+        for row, name in ((_FINISHED, "finished"), (_AFFINITY, "affinity")):
+            counts: dict[Labels, list[float]] = {
+                (*key, label): [count]
+                for key, one in all_series
+                for label, count in getattr(one, name).items()
+            }
+            yield row, counts
+
+    def _of_states(self) -> Iterator[tuple[Row, Mapping[tuple[object, ...], float]]]:
+        engines = {
+            (model.name or OTHER, engine.name): engine
+            for model in self.states
+            for engine in model.engines
+        }
+        yield _RUNNING, {key: engine.load.running for key, engine in engines.items()}
+        yield _WAITING, {(model.name or OTHER,): model.waiting for model in self.states}
+        caches = {key: engine.load.cache for key, engine in engines.items()}
+        yield _CACHE, {key: cache for key, cache in caches.items() if cache is not None}
+        yield _STATE, {key: _FROM_BEST.index(engine.state) for key, engine in engines.items()}
+        pools = [one.pool for one in self.states if one.pool is not None]
+        yield (
+            _RETRIES,
+            {(one.name,): one.pool.retries for one in self.states if one.pool is not None},
+        )
+        replicas = {one.name: one for pool in pools for one in pool.replicas}
+        yield _EJECTIONS, {(name,): one.ejections for name, one in replicas.items()}
+        loaders = {name: one.loader for name, one in replicas.items() if one.loader is not None}
+        yield _LOADS, {(name,): one.loads for name, one in loaders.items()}
+        yield _EVICTIONS, {(name,): one.unloads for name, one in loaders.items()}
+
+
+def merged(one: Values, other: Values) -> Values:
+    """Return the values of two processes together."""
+    found = {name: {**values} for name, values in one.items()}
+    for name, values in other.items():
+        merge, own = _ROWS[name].merge, found.setdefault(name, {})
+        for labels, numbers in values.items():
+            own[labels] = [*map(merge, own[labels], numbers)] if labels in own else numbers
+    return found
+
+
+def counted(values: Values) -> Values:
+    """Return the values that stay when their process has ended: counters and histograms."""
+    return {name: found for name, found in values.items() if _ROWS[name].kind != "gauge"}
+
+
+@dataclass(eq=False, slots=True)
+class Page:
+    """The page of `/metrics`; a collector of `prometheus_client`."""
+
+    names: Names
+    values: Values
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics and their content type, for a scraper's `Accept` header."""
@@ -430,81 +536,35 @@ class Snapshot:
         return encode(registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric of `ROWS`."""
-        yield from self._of_series()
-        yield from self._of_states()
-        yield self._numbers(_REQUESTS, self.requests)
-        yield self._numbers(_GONE, {(model,): count for model, count in self.gone.items()})
-        yield self._numbers(_REFUSED, {(limit,): count for limit, count in self.refused.items()})
-        if self.store is not None:
-            state, waiting, lost = self.store
-            yield self._numbers(_STORE_QUEUE, {(): waiting})
-            yield self._numbers(_STORE_LOST, {(): lost})
-            yield self._numbers(_STORE_UP, {(): int(state == "ok")})
-        yield self._numbers(_BUILD, {(version("latimer"),): 1})
+        """Yield every metric."""
+        for row in ROWS:
+            if row.name in self.values:
+                prefix = VLLM if self.names == "vllm" and not row.is_own else OWN
+                make = _histogram_of if row.kind == "histogram" else _numbers_of
+                yield make(row, prefix + row.name, self.values[row.name])
 
-    def _of_series(self) -> Iterator[Metric]:
-        all_series = self.series.items()
-        for index, row in enumerate(_OF_ALL):
-            yield self._histograms(row, {key: one.of_all[index] for key, one in all_series})
-        for index, row in enumerate(_OF_STREAMS):
-            yield self._histograms(row, {key: one.of_streams[index] for key, one in all_series})
-        yield self._histograms(_BETWEEN, {key: one.between for key, one in all_series})
-        for name, row in _TOKENS.items():
-            yield self._numbers(row, {key: getattr(one, name) for key, one in all_series})
-        for row, name in ((_FINISHED, "finished"), (_AFFINITY, "affinity")):
-            counts = {
-                (*key, label): count
-                for key, one in all_series
-                for label, count in getattr(one, name).items()
-            }
-            yield self._numbers(row, counts)
 
-    def _of_states(self) -> Iterator[Metric]:
-        engines = [(model, engine) for model in self.states for engine in model.engines]
-        keys = [(model.name or OTHER, engine.name) for model, engine in engines]
-        loads = dict(zip(keys, (engine.load for _, engine in engines), strict=True))
-        yield self._numbers(_RUNNING, {key: load.running for key, load in loads.items()})
-        waiting = {(model.name or OTHER,): model.waiting for model in self.states}
-        yield self._numbers(_WAITING, waiting)
-        yield self._numbers(
-            _CACHE,
-            {key: load.cache for key, load in loads.items() if load.cache is not None},
-        )
-        states = {
-            (*key, state): int(engine.state == state)
-            for key, (_, engine) in zip(keys, engines, strict=True)
-            for state in get_args(State)
-        }
-        yield self._numbers(_STATE, states)
-        pools = [one.pool for one in self.states if one.pool is not None]
-        retries = {(one.name,): one.pool.retries for one in self.states if one.pool is not None}
-        yield self._numbers(_RETRIES, retries)
-        replicas = {one.name: one for pool in pools for one in pool.replicas}
-        yield self._numbers(_EJECTIONS, {(n,): one.ejections for n, one in replicas.items()})
-        loaders = {name: one.loader for name, one in replicas.items() if one.loader is not None}
-        yield self._numbers(_LOADS, {(name,): one.loads for name, one in loaders.items()})
-        yield self._numbers(_EVICTIONS, {(name,): one.unloads for name, one in loaders.items()})
+def _numbers_of(row: Row, name: str, values: Mapping[Labels, list[float]]) -> Metric:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    def _name(self, row: Row) -> str:
-        prefix = VLLM if self.names == "vllm" and not row.is_own else OWN
-        return prefix + row.name
+    kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+    metric: Metric = kind(name, row.text, labels=row.labels)
+    for labels, (value,) in values.items():
+        samples = [(labels, value)]
+        if row is _STATE:
+            samples = [
+                ((*labels, one), int(index == value)) for index, one in enumerate(_FROM_BEST)
+            ]
+        for sample in samples:
+            metric.add_metric(*sample)  # type: ignore[attr-defined]
+    return metric
 
-    def _numbers(self, row: Row, values: Mapping[tuple[Any, ...], float]) -> Metric:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-        metric: Metric = kind(self._name(row), row.text, labels=row.labels)
-        for labels, value in values.items():
-            metric.add_metric([*map(str, labels)], value)  # type: ignore[attr-defined]
-        return metric
+def _histogram_of(row: Row, name: str, values: Mapping[Labels, list[float]]) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
 
-    def _histograms(self, row: Row, values: Mapping[tuple[str, str], Histogram]) -> Metric:
-        from prometheus_client.core import HistogramMetricFamily
-
-        metric = HistogramMetricFamily(self._name(row), row.text, labels=row.labels)
-        bounds = [*map(str, row.buckets), "+Inf"]
-        for labels, one in values.items():
-            buckets = [*zip(bounds, accumulate(one.counts), strict=True)]
-            metric.add_metric(labels, buckets, one.total)
-        return metric
+    metric = HistogramMetricFamily(name, row.text, labels=row.labels)
+    bounds = [*map(str, row.buckets), "+Inf"]
+    for labels, (*counts, total) in values.items():
+        metric.add_metric(labels, [*zip(bounds, accumulate(counts), strict=True)], total)
+    return metric

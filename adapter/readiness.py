@@ -15,6 +15,8 @@ from .service import ModelEntry, Service
 # The states in which a model accepts requests; an unloaded one is loaded for them.
 SERVING: frozenset[State] = frozenset({"ready", "unloaded"})
 
+# Seconds that an engine may take to answer, for `/metrics`.
+SCRAPE = 0.25
 _IDLE = Load(0, 0)
 
 
@@ -64,6 +66,11 @@ async def states_of(service: Service, patience: float) -> States:
         await _of_backend(service, entry, patience) if entry.pool is None else _of_pool(entry)
         for entry in service.entries
     ]
+
+
+def pools_of(service: Service) -> States:
+    """Return the states of models with several engines, which are known without a question."""
+    return [_of_pool(entry) for entry in service.entries if entry.pool is not None]
 
 
 def _of_pool(entry: ModelEntry) -> ModelState:

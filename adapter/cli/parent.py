@@ -134,9 +134,8 @@ class _Child:
 class _Parent:
     """The parent process.
 
-    The workers share `folder`: the Unix socket of each, by which another worker reaches it, and
-    the register of responses in the background. What is to be summed over all workers belongs
-    there too, since a client's request reaches one of them.
+    The workers share `folder`: the Unix sockets of each, by which another worker reaches it, the
+    register of responses in the background, and what each has counted.
 
     Args:
         settings: the settings that a new worker gets.

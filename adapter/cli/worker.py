@@ -21,10 +21,12 @@ import uvicorn
 from typing_extensions import override
 
 from ..app import OpenAIAdapter
+from ..metrics import Metrics
 from ..responses.register import Register
 from .protocol import Protocol
 from .relay import Relay, path_of
 from .server import END, Server, end_within
+from .tally import Tally
 
 # From the parent: a connection, and what to do.
 CONNECTION, RELOAD, DRAIN, STOP = b"c", b"h", b"d", b"e"
@@ -112,6 +114,7 @@ class _WorkerServer(Server):
         self._worker = worker
         self._register = register
         self._around = around
+        self._tally: Tally | None = None
         self._opening: set[asyncio.Task[object]] = set()
         # What siblings pass on is for this worker.
         self._siblings = uvicorn.Config(
@@ -128,6 +131,10 @@ class _WorkerServer(Server):
         if service.store is not None:
             service.store.is_shared = True
         await self._register.inherit(service.background, service.store)
+        for metrics in service.observers:
+            if isinstance(metrics, Metrics):
+                self._tally = Tally(self._worker.folder, self._worker.number, metrics, service)
+                await self._tally.start()
         self._siblings.load()
         path = path_of(self._worker.folder, self._worker.number)
         path.unlink(missing_ok=True)
@@ -145,13 +152,17 @@ class _WorkerServer(Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for running requests, and release the connections to the siblings."""
+        """Wait for running requests, and release what siblings use."""
         await super().shutdown(sockets)
+        if self._tally is not None:
+            await self._tally.aclose()
         await self._around.aclose()
 
     def leave(self) -> None:
         """End what runs, from another thread; the parent has ended."""
         self.should_exit = True
+        if self._tally is not None:
+            self._tally.leave()
         with contextlib.suppress(RuntimeError):
             # The event loop may have ended.
             self._loop.call_soon_threadsafe(self.end)

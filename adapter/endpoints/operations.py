@@ -7,14 +7,14 @@ import orjson
 from ...backends import offload
 from ...backends.errors import EngineUnavailable
 from ..errors import ShuttingDown, StoreUnavailable
-from ..metrics import Metrics
-from ..readiness import SERVING, ModelState, States, states_of
+from ..metrics import Metrics, Page
+from ..readiness import SCRAPE, SERVING, ModelState, States, states_of
 from ..request import Exchange
 from ..service import Service
 from .models import STORE_REASONS
 
-# Seconds that an engine may take to answer, for `/ready` and for `/metrics`.
-_READY, _SCRAPE = 1.0, 0.25
+# Seconds that an engine may take to answer, for `/ready`.
+_READY = 1.0
 
 
 class EngineLoading(EngineUnavailable):
@@ -66,8 +66,13 @@ def _words(model: ModelState) -> str:
 async def metrics(exchange: Exchange, service: Service) -> None:
     """Send the metrics in Prometheus' text format, or in OpenMetrics' if the scraper accepts it."""
     found = next(one for one in service.observers if isinstance(one, Metrics))
-    snapshot = found.snapshot(service, await states_of(service, _SCRAPE))
+    states = await states_of(service, SCRAPE)
+    # Thousands of lines; they are made in a thread.
+    if found.elsewhere is None:
+        values = await offload.run(offload.UNKNOWN, found.snapshot(service, states).values)
+    else:
+        values = await found.elsewhere.total(states)
     accept = exchange.headers.get("accept", "")
-    # Thousands of lines; the text is made in a thread.
-    body, content_type = await offload.run(offload.UNKNOWN, snapshot.text, accept)
+    page = Page(found.names, values)
+    body, content_type = await offload.run(offload.UNKNOWN, page.text, accept)
     await exchange.reply(200, body, content_type.encode())

@@ -20,6 +20,7 @@ import pytest
 from latimer.adapter.cli.sharing import check_shared, shared
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.settings import Settings, WrongSettings
+from support.prometheus import Scrape, scrape
 from support.servers import canned, free_port
 from support.workers import Running, chat, double, ended, has_ended, streams, workers
 
@@ -293,6 +294,73 @@ async def test_limits_hold_over_all_workers(engine: str, redis_url: str, tmp_pat
                     statuses.append(reply.status_code)
         assert statuses == [200] * 5 + [429] * 7
         assert server.end() == ""
+
+
+CHAT = "/v1/chat/completions"
+
+
+async def send(clients: list[httpx2.AsyncClient], tokens: int) -> None:
+    """Send a request of some tokens over each connection."""
+    for client in clients:
+        assert (await client.post(CHAT, json=chat(tokens, "quick"))).status_code == 200
+
+
+def sums(found: Scrape) -> tuple[float, ...]:
+    """Return the numbers of requests, of tokens, and of values in two histograms."""
+    return (
+        found.sum("latimer_requests_total", endpoint=CHAT, status="200"),
+        found.sum("latimer_generation_tokens_total"),
+        found.sum("latimer_e2e_request_latency_seconds_count"),
+        found.sum("latimer_request_generation_tokens_bucket", le="5.0"),
+    )
+
+
+async def test_metrics_are_the_sums_of_all_workers(engine: str) -> None:
+    """Every connection shows the same sums, which are exact also after a kill and a drain."""
+    with workers(engine) as server:
+        async with connections(server) as clients:
+            await send(clients, 4)
+            await send(clients[:1], 8)
+            for client in clients:
+                assert sums(await scrape(client)) == (5, 24, 5, 4)
+            # The first connection was given to the first worker. What was shown is kept.
+            os.kill(server.pids[0], signal.SIGKILL)
+            assert sums(await scrape(clients[1])) == (5, 24, 5, 4)
+            assert server.line(r"^Worker 1 \(process \d+\) serves again\.$")
+            assert sums(await scrape(clients[3])) == (5, 24, 5, 4)
+        async with connections(server) as clients:
+            await send(clients, 5)
+            # Nobody has seen these before the drain.
+            os.kill(server.pids[1], signal.SIGTERM)
+            assert server.line(r"^Worker 2 \(process \d+\) serves again\.$")
+        async with connections(server) as clients:
+            running = await streams(server.address, 4, 100)
+            for client in clients:
+                found = await scrape(client)
+                assert sums(found)[0] == 9
+                assert sums(found)[1] > 44
+                assert found.sum("latimer_num_requests_running") == 4
+                assert found.sum("latimer_engine_state") == 1
+                assert found.sum("latimer_engine_state", state="ready") == 1
+                assert found.sum("latimer_build_info") == 1
+            for one in running:
+                one.task.cancel()
+
+
+@pytest.mark.slow
+async def test_metrics_do_not_wait_for_a_worker_that_hangs(engine: str) -> None:
+    """A scrape shows the last numbers of a worker that hangs, and of one that was killed."""
+    with workers(engine) as server:
+        async with connections(server) as clients:
+            await send(clients, 4)
+            await asyncio.sleep(1.5)
+            os.kill(server.pids[0], signal.SIGSTOP)
+            begun = time.monotonic()
+            assert sums(await scrape(clients[1])) == (4, 16, 4, 4)
+            assert 0.9 < time.monotonic() - begun < 2
+            os.kill(server.pids[0], signal.SIGKILL)
+            assert server.line("serves again")
+            assert sums(await scrape(clients[1])) == (4, 16, 4, 4)
 
 
 def failing(*arguments: str, **environment: str) -> tuple[int, str]:
