@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import accumulate
 from operator import add, sub
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..backends.fleet.replica import State
 from ..schemas.openai.common import Usage
@@ -206,6 +206,9 @@ _ROWS = {row.name: row for row in ROWS}
 _FROM_BEST: tuple[State, ...] = (
     "ready", "unloaded", "draining", "loading", "unavailable", "failed",
 )  # fmt: skip
+
+# It reads a file.
+_version = cache(version)
 
 # The requests that wait for their histograms: about a millisecond of work.
 _MOST_ROWS = 512
@@ -452,8 +455,8 @@ class Snapshot:
             found[row.name] = {(*map(str, key),): [value] for key, value in values.items()}
         return found
 
-    def _of_requests(self) -> Iterator[tuple[Row, Mapping[tuple[object, ...], float]]]:
-        yield _REQUESTS, {**self.requests}
+    def _of_requests(self) -> Iterator[tuple[Row, Mapping[tuple[Any, ...], float]]]:
+        yield _REQUESTS, self.requests
         yield _GONE, {(model,): count for model, count in self.gone.items()}
         yield _REFUSED, {(limit,): count for limit, count in self.refused.items()}
         if self.store is not None:
@@ -461,7 +464,7 @@ class Snapshot:
             yield _STORE_QUEUE, {(): waiting}
             yield _STORE_LOST, {(): lost}
             yield _STORE_UP, {(): int(state == "ok")}
-        yield _BUILD, {(version("latimer"),): 1}
+        yield _BUILD, {(_version("latimer"),): 1}
 
     def _of_series(self) -> Iterator[tuple[Row, dict[Labels, list[float]]]]:
         all_series = self.series.items()
@@ -480,7 +483,7 @@ class Snapshot:
             }
             yield row, counts
 
-    def _of_states(self) -> Iterator[tuple[Row, Mapping[tuple[object, ...], float]]]:
+    def _of_states(self) -> Iterator[tuple[Row, Mapping[tuple[Any, ...], float]]]:
         engines = {
             (model.name or OTHER, engine.name): engine
             for model in self.states
