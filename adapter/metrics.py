@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 from ..backends.fleet.replica import State
 from ..schemas.openai.common import Usage
 from .readiness import States
-from .record import OTHER, Record, engine_name
+from .record import OTHER, PROBES, Record, engine_name
 from .service import Observer, Service
 from .store.records import Status
 
@@ -32,6 +32,8 @@ Labels: TypeAlias = tuple[str, ...]
 # in each bucket of a histogram, and their sum.
 Values: TypeAlias = dict[str, dict[Labels, list[float]]]
 
+# The media type of Prometheus' own text format.
+PLAIN = "text/plain; version=0.0.4"
 # The prefixes of names.
 OWN, VLLM = "latimer_", "vllm:"
 _FIRST_TOKEN = (
@@ -312,7 +314,8 @@ class Series:
                 self.affinity[party.affinity] = self.affinity.get(party.affinity, 0) + 1
         begun_at, begun, last, end = record.begun_at, record.begun, record.last, record.ended
         values: tuple[float, ...]
-        values = end - begun_at, waited, begun - begun_at + end - last, prompt, generated
+        overhead = begun - begun_at - record.loading + end - last
+        values = end - begun_at, waited + record.loading, overhead, prompt, generated
         self.rows.append(values)
         if record.arrivals:
             first = record.arrivals[0]
@@ -375,7 +378,7 @@ class Metrics(Observer):
         requests = self._requests
         for record in ended:
             model = record.model
-            if not record.is_detached:
+            if not record.is_detached and record.endpoint not in PROBES:
                 key = model, record.endpoint, record.status
                 requests[key] = requests.get(key, 0) + 1
             if record.is_left:
@@ -535,7 +538,8 @@ class Page:
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
-        encode, content_type = choose_encoder(accept)
+        # The library's OpenMetrics has `vllm_` for `vllm:`, which every format allows.
+        encode, content_type = choose_encoder(accept if self.names == "latimer" else PLAIN)
         return encode(registry), content_type
 
     def collect(self) -> Iterator[Metric]:

@@ -18,9 +18,13 @@ from ..backends.errors import Busy
 from ..backends.queue import Ticket
 from ..schemas.openai.common import FinishReason, Usage
 
+# The paths of operators, whose requests are neither logged nor counted.
+PROBES = frozenset({"/health", "/ready", "/metrics"})
 # The endpoint of requests for paths that no route has, and the model of those for no model or for
 # a name that no model has. Clients make up both.
 OTHER = "other"
+# The engine of a request of a fleet that got none.
+NO_ENGINE = "none"
 # The status of a request whose client disconnected before the response.
 GONE = 499
 
@@ -44,11 +48,12 @@ class Record:
         forwarded: the headers that its calls of engines have too, by their fields in logs.
         endpoint: the path of its route, with the names of parameters.
         model: the first name of its model; `OTHER` without one.
-        engine: the name of its engine in a fleet, or else the kind of it.
+        engine: the name of its engine in a fleet, or `NO_ENGINE`; without a fleet, its kind.
         party: the request as the queue of its engine knows it.
         key: the name of its API key's table, or a hash of the key; empty without a key.
         end_user: the end user that it names.
         begun_at: the time at which it arrived.
+        loading: the seconds before that in which it waited for a model to be loaded.
         begun: the time at which the engine gets its jobs.
         arrivals: the times at which tokens of a stream arrived; those that arrive together have
             one. None for plain responses.
@@ -76,7 +81,7 @@ class Record:
         error_code
     ) = limit = ""
     party: Ticket | None = None
-    begun_at = begun = last = ended = 0.0
+    begun_at = loading = begun = last = ended = 0.0
     arrivals: array[float] | None = None
     status = failed = 0
     count = choices_per_prompt = 1
@@ -84,6 +89,11 @@ class Record:
     finishes: Sequence[Finish] = ()
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
+
+    @property
+    def queued(self) -> float:
+        """The seconds that the request waited for a load, and for a place on an engine."""
+        return self.loading + (self.party.waited if self.party is not None else 0.0)
 
     def begin(self, engine: str, party: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""

@@ -263,6 +263,16 @@ class Exchange(Request):
 
         The first comment sends the head of the response. After that, errors are events.
         """
+        since = time.perf_counter()
+        try:
+            return await self._wait_for(ready, note, most)
+        finally:
+            if self.record is not None and not self.record.begun:
+                self.record.loading += time.perf_counter() - since
+
+    async def _wait_for(
+        self, ready: asyncio.Future[Any], note: Callable[[], str], most: float | None
+    ) -> bool:
         if not self.wants_stream or not self.keepalive:
             await asyncio.wait([ready], timeout=most)
             return ready.done()

@@ -20,14 +20,12 @@ import orjson
 from typing_extensions import override
 
 from .errors import in_log, printable
-from .record import Record
+from .record import PROBES, Record
 from .service import Observer
 
 Format: TypeAlias = Literal["text", "json"]
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
-# The paths of operators' probes, which would fill the log.
-UNLOGGED = frozenset({"/health", "/ready", "/metrics"})
 # The bytes of lines that wait for a slow reader; more are dropped, and counted.
 MOST_WAITING = 2**22
 # Seconds for the last lines at the end.
@@ -126,7 +124,7 @@ class RequestLog(Observer):
         offset = time.time() - time.perf_counter()
         lines = []
         for record in ended:
-            if record.endpoint in UNLOGGED:
+            if record.endpoint in PROBES:
                 continue
             if self._has_all or record.status >= 500 or record.failed >= 500:
                 event = event_of(record, offset)
@@ -172,12 +170,13 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         event["engine"] = record.engine
         event["stream"] = record.is_stream
         event["n"] = record.count
-        if record.party is not None and record.party.waited:
-            event["queue_ms"] = int(record.party.waited * 1e6) / 1e3
+        if queued := record.queued:
+            event["queue_ms"] = int(queued * 1e6) / 1e3
         if record.arrivals:
             event["ttft_ms"] = int((record.arrivals[0] - begun_at) * 1e6) / 1e3
         if record.last:
-            event["overhead_ms"] = int((begun - begun_at + ended - record.last) * 1e6) / 1e3
+            overhead = begun - begun_at - record.loading + ended - record.last
+            event["overhead_ms"] = int(overhead * 1e6) / 1e3
     usage = record.usage
     if usage is not None:
         event["prompt_tokens"] = usage["prompt_tokens"]

@@ -15,7 +15,7 @@ from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
-from .record import GONE, OTHER, Record, engine_name
+from .record import GONE, NO_ENGINE, OTHER, Record, engine_name
 from .request import Exchange
 from .responses.background import Background
 from .responses.sealed import Seal
@@ -261,7 +261,7 @@ class Service:
         if record.party is not None and record.party.engine:
             record.engine = record.party.engine
         elif record.engine:
-            record.engine = engine_name(record.engine)
+            record.engine = NO_ENGINE if self.is_fleet else engine_name(record.engine)
         self._unseen.append(record)
         if self._timer is None:
             loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.metrics import OWN, ROWS, VLLM
 from latimer.adapter.service import ModelEntry
-from latimer.backends.errors import EngineError
+from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.fleet.breaker import FAILURES
 from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
@@ -161,13 +161,31 @@ async def test_names_of_vllm(make_backend: Any) -> None:
     app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True, metrics_names="vllm")
     async with client_of(app) as client:
         await client.post("/v1/chat/completions", json={"model": "m", **CHAT})
-        found = await scrape(client)
+        # The header of Prometheus 2 and 3.
+        found = await scrape(
+            client,
+            accept="application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,"
+            "text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
+        )
     await app.aclose()
     assert found.families.keys() == {(OWN if row.is_own else VLLM) + row.name for row in ROWS}
     # The names that the endpoint picker of Kubernetes' Gateway API reads by default.
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert found.sum(f"vllm:{name}", model_name="demo") == 0
     assert found.sum("vllm:request_success_total", finished_reason="stop") == 1
+
+
+async def test_probes_are_not_counted(make_backend: Any) -> None:
+    """Requests of operators' paths are in no counter, so that they hide no errors of clients."""
+    app = OpenAIAdapter(make_backend("llama_cpp"), model_names=["own"])
+    async with client_of(app) as client:
+        for path in ("/health", "/ready", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+        await client.get("/v1/models")
+        found = await scrape(client)
+    await app.aclose()
+    assert found.sum("latimer_requests_total") == 1
+    assert found.values("endpoint") == {"/v1/models"}
 
 
 async def test_clients_make_up_no_labels(make_backend: Any) -> None:
@@ -267,6 +285,17 @@ async def test_a_fleet_has_a_series_for_each_engine() -> None:
     assert after.sum("latimer_e2e_request_latency_seconds_count") == 3
     assert after.sum("latimer_request_queue_time_seconds_sum") > 0
     assert "alias" not in after.text
+
+
+async def test_a_request_without_an_engine_names_none() -> None:
+    """A request of a fleet that fails before it has an engine counts under no engine's name."""
+    one = Engine("one")
+    one.fails = EngineUnavailable("It is gone.")
+    async with fleet(one) as (client, _app):
+        assert [(await chat(client)).status_code for _ in range(2)] == [503, 503]
+        found = await scrape(client)
+    assert found.values("engine") <= {"one", "none"}
+    assert found.sum("latimer_request_success_total", finished_reason="error") == 2
 
 
 async def test_retries_and_ejections_count() -> None:

@@ -21,6 +21,7 @@ import orjson
 import pytest
 from latimer.backends.fleet import groups
 from latimer.backends.llama_cpp import DEMO_MODEL
+from support.prometheus import Scrape
 from support.servers import command, llama_server_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -125,6 +126,15 @@ def states(url: str) -> dict[str, dict[str, Any]]:
     return {one["id"]: one for one in reply.json()["data"]}
 
 
+def waits(url: str, name: str) -> float:
+    """Return the seconds that requests waited for an engine, which are none of Latimer's own."""
+    found = Scrape(httpx2.get(f"{url}/metrics").text)
+    own = found.sum("latimer_adapter_overhead_seconds_sum", engine=name)
+    waited = found.sum("latimer_request_queue_time_seconds_sum", engine=name)
+    assert own < waited
+    return waited
+
+
 def test_the_first_request_loads_a_model(url: str) -> None:
     """Lists and health load nothing; a request loads its model, and unloads one that is unused."""
     assert httpx2.get(f"{url}/v1/models").status_code == 200
@@ -138,6 +148,7 @@ def test_the_first_request_loads_a_model(url: str) -> None:
         assert reply.headers["x-latimer-engine"] == name
         found = states(url)
         assert (found[name]["state"], found[other]["state"]) == ("ready", "unloaded")
+        assert waits(url, name) > 0
         # The list describes the unloaded one, too.
         listed = httpx2.get(f"{url}/v1/models")
         assert listed.status_code == 200, listed.text
