@@ -54,6 +54,7 @@ class Fleet:
         self.machines: dict[str, Machine] = {}
         self.entries: Sequence[ModelEntry] = ()
         self._keys: dict[str, object] = {}
+        self._models: Mapping[str, ModelConfig] = {}
         self._leaving: dict[Replica, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._progress = progress
@@ -122,11 +123,11 @@ class Fleet:
                 pools[name] = pool
                 pool.update(own, queue, model.affinity)
             pools[name].load_wait = model.load_wait
-        changes = changes_of("model", self.pools, pools)
+        changes = changes_of("model", self._models, models)
         for name, pool in self.pools.items():
             if name not in pools:
                 self._end(pool)
-        self.pools = pools
+        self.pools, self._models = pools, models
         return changes
 
     def _make(self, settings: Settings, name: str, machines: Mapping[str, Machine]) -> Replica:

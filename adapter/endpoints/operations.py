@@ -60,7 +60,11 @@ def _words(model: ModelState) -> str:
         f"{engine.name} is {engine.state}" + (f": {engine.reason}" if engine.reason else "")
         for engine in model.engines
     )
-    return f"The model{' ' * bool(model.name)}{model.name} is not served: {reasons.rstrip('.')}."
+    return f"The model{' ' * bool(model.name)}{model.name} is not served: {_sentence(reasons)}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 async def metrics(exchange: Exchange, service: Service) -> None:
