@@ -117,8 +117,9 @@ async def test_nothing_is_kept_for_nobody(apps: Any, client_of: Any) -> None:
     assert one.usage is not None
     assert (one.usage["completion_tokens"], one.reply) == (3, None)
     assert one.arrivals is not None
-    assert one.begun < one.arrivals[0] < one.last < one.ended
-    assert len(one.arrivals) == 3
+    assert one.begun < one.arrivals[0] <= one.last < one.ended
+    # Tokens that arrive together have one time.
+    assert 1 <= len(one.arrivals) <= 3
     assert refused.begun
     assert not refused.arrivals
     assert refused.usage is None
