@@ -309,7 +309,7 @@ def test_an_invalid_file_is_not_followed(servers: list[str], tmp_path: Path) -> 
             f"Latimer has read {file} again: engine two removed, model two removed.\n"
         )
         assert httpx2.get(f"{address}/v1/models/two").status_code == 404
-        # A change of a model that goes on is said.
+        # The log names a model whose table has changed.
         table = '[models.one]\nengines = ["one"]\naliases = ["other"]\n'
         written(file, "port = 7\n", f'[engines.one]\nurl = "{servers[0]}"\n', table)
         assert line() == f"Latimer has read {file} again: model one changed.\n"

@@ -127,7 +127,7 @@ def states(url: str) -> dict[str, dict[str, Any]]:
 
 
 def waits(url: str, name: str) -> float:
-    """Return the seconds that requests waited for an engine, which are none of Latimer's own."""
+    """Return the seconds that requests waited for an engine; Latimer's own time excludes them."""
     found = Scrape(httpx2.get(f"{url}/metrics").text)
     own = found.sum("latimer_adapter_overhead_seconds_sum", engine=name)
     waited = found.sum("latimer_request_queue_time_seconds_sum", engine=name)
