@@ -253,7 +253,7 @@ async def test_a_changed_file_is_followed(servers: list[str], tmp_path: Path) ->
         )  # fmt: skip
         changes = fleet.apply(Settings.load(file))
         app.replace(fleet.entries)
-        assert changes == ["engine two removed", "model new added"]
+        assert changes == ["engine two removed", "model new added", "model demo changed"]
         assert fleet.replicas["one"] is one
         replies = await asyncio.gather(*tasks)
         assert {reply.status_code for reply in replies} == {200}
