@@ -307,21 +307,19 @@ class Series:
                 self.accepted += finish.accepted_tokens
         if "completion_tokens_details" in usage:
             self.reasoning += usage["completion_tokens_details"]["reasoning_tokens"]
-        waited = 0.0
-        if party is not None:
-            waited = party.waited
-            if party.affinity:
-                self.affinity[party.affinity] = self.affinity.get(party.affinity, 0) + 1
-        begun_at, begun, last, end = record.begun_at, record.begun, record.last, record.ended
+        if party is not None and party.affinity:
+            self.affinity[party.affinity] = self.affinity.get(party.affinity, 0) + 1
+        begun_at, queued = record.begun_at, record.queued
         values: tuple[float, ...]
-        overhead = begun - begun_at - record.loading + end - last
-        values = end - begun_at, waited + record.loading, overhead, prompt, generated
+        values = record.ended - begun_at, queued, record.overhead, prompt, generated
         self.rows.append(values)
         if record.arrivals:
             first = record.arrivals[0]
             decode = record.arrivals[-1] - first
             between = decode / (generated - 1) if generated > 1 else 0.0
-            values = first - begun_at, first - begun - waited, decode, between
+            # Before `begun`, the request waited for a load.
+            prefill = first - record.begun - (queued - record.loading)
+            values = first - begun_at, prefill, decode, between
             self.stream_rows.append(values)
             self.between.add_gaps(record)
         if len(self.rows) >= _MOST_ROWS:

@@ -55,6 +55,9 @@ class Record:
         begun_at: the time at which it arrived.
         loading: the seconds before that in which it waited for a model to be loaded.
         begun: the time at which the engine gets its jobs.
+        queued: the seconds that it waited for a load, and for a place on an engine.
+        overhead: the seconds that it was in Latimer: before `begun`, but for `loading`, and after
+            `last`.
         arrivals: the times at which tokens of a stream arrived; those that arrive together have
             one. None for plain responses.
         last: the time at which the engine's last events arrived.
@@ -81,7 +84,7 @@ class Record:
         error_code
     ) = limit = ""
     party: Ticket | None = None
-    begun_at = loading = begun = last = ended = 0.0
+    begun_at = loading = begun = queued = overhead = last = ended = 0.0
     arrivals: array[float] | None = None
     status = failed = 0
     count = choices_per_prompt = 1
@@ -89,11 +92,6 @@ class Record:
     finishes: Sequence[Finish] = ()
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
-
-    @property
-    def queued(self) -> float:
-        """The seconds that the request waited for a load, and for a place on an engine."""
-        return self.loading + (self.party.waited if self.party is not None else 0.0)
 
     def begin(self, engine: str, party: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""

@@ -153,7 +153,7 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     Args:
         offset: the difference between the time since 1970 and that of `time.perf_counter`.
     """
-    begun_at, begun, ended = record.begun_at, record.begun, record.ended
+    begun_at, ended = record.begun_at, record.ended
     at = ended + offset
     event: dict[str, Any] = {
         "time": _second(int(at)) + _MILLISECONDS[int(at % 1 * 1000)],
@@ -165,18 +165,17 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         "status": record.status,
         "duration_ms": int((ended - begun_at) * 1e6) / 1e3,
     }
-    if begun:
+    if record.begun:
         event["model"] = record.model
         event["engine"] = record.engine
         event["stream"] = record.is_stream
         event["n"] = record.count
-        if queued := record.queued:
-            event["queue_ms"] = int(queued * 1e6) / 1e3
+        if record.queued:
+            event["queue_ms"] = int(record.queued * 1e6) / 1e3
         if record.arrivals:
             event["ttft_ms"] = int((record.arrivals[0] - begun_at) * 1e6) / 1e3
         if record.last:
-            overhead = begun - begun_at - record.loading + ended - record.last
-            event["overhead_ms"] = int(overhead * 1e6) / 1e3
+            event["overhead_ms"] = int(record.overhead * 1e6) / 1e3
     usage = record.usage
     if usage is not None:
         event["prompt_tokens"] = usage["prompt_tokens"]

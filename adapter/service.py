@@ -258,8 +258,13 @@ class Service:
             record.key = in_log(exchange.key) if grant is None else grant.name
         if exchange.end_user:
             record.end_user = exchange.end_user
-        if record.party is not None and record.party.engine:
-            record.engine = record.party.engine
+        party = record.party
+        record.queued = record.loading + (0.0 if party is None else party.waited)
+        if record.last:
+            before = record.begun - record.begun_at - record.loading
+            record.overhead = before + record.ended - record.last
+        if party is not None and party.engine:
+            record.engine = party.engine
         elif record.engine:
             record.engine = NO_ENGINE if self.is_fleet else engine_name(record.engine)
         self._unseen.append(record)

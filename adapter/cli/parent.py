@@ -102,7 +102,7 @@ class _Child:
     Attributes:
         connections: the number of its open connections.
         last: the number of the last connection that it got.
-        running: the requests that its drain waits for; None until it has counted them.
+        running: the requests that its drain waits for, when it `has_counted` them.
     """
 
     def __init__(self, number: int, process: Any, channel: socket.socket) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx2
 import orjson
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...backends.errors import LatimerError
@@ -85,16 +86,10 @@ class Relay:
         try:
             response = await self._sent(number, scope, await _body(receive))
         except httpx2.TransportError:
-            error = WorkerGone()
-            status, body, headers = render(error)
-            data = orjson.dumps(body)
-            head = [
-                (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(data)),
-                *headers,
-            ]
-            await send({"type": "http.response.start", "status": status, "headers": head})
-            await send({"type": "http.response.body", "body": data})
+            status, body, headers = render(WorkerGone())
+            error = Response(orjson.dumps(body), status, media_type="application/json")
+            error.raw_headers += headers
+            await error(scope, receive, send)
             return
         passing = asyncio.ensure_future(_pass_back(response, send))
         leaving = asyncio.ensure_future(_left(receive))

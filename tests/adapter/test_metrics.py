@@ -18,7 +18,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.metrics import OWN, ROWS, VLLM
 from latimer.adapter.service import ModelEntry
-from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.errors import EngineError
 from latimer.backends.fleet.breaker import FAILURES
 from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
@@ -289,13 +289,14 @@ async def test_a_fleet_has_a_series_for_each_engine() -> None:
 
 async def test_a_request_without_an_engine_names_none() -> None:
     """A request of a fleet that fails before it has an engine counts under no engine's name."""
-    one = Engine("one")
-    one.fails = EngineUnavailable("It is gone.")
-    async with fleet(one) as (client, _app):
-        assert [(await chat(client)).status_code for _ in range(2)] == [503, 503]
+    async with fleet(Engine("one")) as (client, app):
+        pool = app.service.entries[0].pool
+        assert pool is not None
+        pool.replicas[0].set("draining", "It is drained.")
+        assert (await chat(client)).status_code == 503
         found = await scrape(client)
-    assert found.values("engine") <= {"one", "none"}
-    assert found.sum("latimer_request_success_total", finished_reason="error") == 2
+    assert found.values("engine") == {"one", "none"}
+    assert found.sum("latimer_request_success_total", engine="none", finished_reason="error") == 1
 
 
 async def test_retries_and_ejections_count() -> None:
