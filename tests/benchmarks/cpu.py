@@ -1,12 +1,15 @@
 """Compare the CPU time of a request with that of another checkout.
 
     git worktree add ../before COMMIT
-    python tests/benchmarks/cpu.py --before ../before [--turns 10]
+    python tests/benchmarks/cpu.py --before ../before [--turns 10] [--fleet N]
 
 A turn starts `latimer serve` of both checkouts in front of one fake llama-server. It sends both of
 them blocks of requests of one kind in random order, one request after the other, so that other work
 on the machine affects both. The time is the time on a core of all threads of a process. The result
 of a turn is the median of its blocks.
+
+With `--fleet`, this checkout serves a model of N engines, with a key that has limits. The other one
+has one engine and no keys.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import random
 import statistics
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -25,15 +30,25 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.checkouts import CORES, HERE, on_core, served
 from benchmarks.fake_engine import fake_engine
 from benchmarks.load import Client, chat, completion
+from latimer.adapter.limits.config import digest_of
 
 WARM_UP = 400
 # The number of blocks per checkout, and of requests per block.
 BLOCKS, REQUESTS = 12, 400
+KEY = "unused"
+
+
+def with_key(request: bytes) -> bytes:
+    """Return a request with the key."""
+    line = f"\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+    return request.replace(b"\r\n\r\n", line, 1)
+
+
 # The kinds of requests, each with the end of its responses.
 KINDS = {
-    "plain": (chat("Hello", False, 8), b"}}"),
-    "streamed": (chat("Hello", True, 8), b"0\r\n\r\n"),
-    "completion": (completion("Hello", False, 8), b"}}"),
+    "plain": (with_key(chat("Hello", False, 8)), b"}}"),
+    "streamed": (with_key(chat("Hello", True, 8)), b"0\r\n\r\n"),
+    "completion": (with_key(completion("Hello", False, 8)), b"}}"),
 }
 
 
@@ -59,12 +74,37 @@ async def send(port: int, request: bytes, end: bytes, count: int) -> None:
     await client.done
 
 
-def turn(trees: Mapping[str, Path], engine: int, kind: str) -> dict[str, float]:
+def fleet_file(folder: Path, engines: Sequence[int]) -> Path:
+    """Write the settings of a fleet, and return their file."""
+    names = [f"e{port}" for port in engines]
+    tables = {f"engines.e{port}": {"url": f"http://127.0.0.1:{port}"} for port in engines}
+    limits = {"requests_per_minute": 10**8, "tokens_per_minute": 10**10, "concurrent": 1000}
+    tables["models.fake"] = {"engines": names}
+    tables["keys.team"] = {"digest": digest_of(KEY), **limits}
+    lines: list[str] = []
+    for table, fields in tables.items():
+        lines.append(f"[{table}]")
+        lines += (f"{name} = {json.dumps(value)}" for name, value in fields.items())
+    file = folder / "fleet.toml"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def turn(
+    trees: Mapping[str, Path], engine: int, kind: str, fleet: Path | None
+) -> dict[str, float]:
     """Return the microseconds per request of a kind, by checkout."""
     request, end = KINDS[kind]
     found: dict[str, list[float]] = {name: [] for name in trees}
     with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(served(tree, engine)) for name, tree in trees.items()}
+        servers = {
+            name: stack.enter_context(
+                served(tree, None, "--config", str(fleet))
+                if fleet is not None and tree == HERE
+                else served(tree, engine)
+            )
+            for name, tree in trees.items()
+        }
         for _, port in servers.values():
             asyncio.run(send(port, request, end, WARM_UP))
         for _ in range(BLOCKS):
@@ -81,11 +121,17 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--before", type=Path, required=True, help="another checkout")
     options.add_argument("--turns", type=int, default=10)
+    options.add_argument("--fleet", type=int, help="the number of this checkout's engines")
     arguments = options.parse_args()
     trees = {"before": arguments.before, "now": HERE}
     for kind in KINDS:
-        with fake_engine(max(CORES)) as engine:
-            turns = [turn(trees, engine, kind) for _ in range(arguments.turns)]
+        with contextlib.ExitStack() as stack:
+            engines = [
+                stack.enter_context(fake_engine(max(CORES))) for _ in range(arguments.fleet or 1)
+            ]
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            fleet = fleet_file(folder, engines) if arguments.fleet else None
+            turns = [turn(trees, engines[0], kind, fleet) for _ in range(arguments.turns)]
         for name in trees:
             times = sorted(one[name] for one in turns)
             middle = statistics.median(times)

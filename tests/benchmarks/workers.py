@@ -5,11 +5,12 @@
 Two servers of one process each, with half of the connections each, show what the machine itself
 allows: its cores may share caches, or be two threads of one core.
 
-The load is `wrk` (Debian's package), with plain chat requests of 8 tokens over kept connections.
-The engine is the fake llama-server. Both need cores too, so with as many workers as cores the
-requests per second do not grow by the number of workers. The table therefore also has what the
-processes cost: the requests of a second of CPU time of the workers, and the CPU time of everything
-else on the machine meanwhile. Turns alternate between the kinds.
+The load is `wrk`, with plain chat requests of 64 tokens over kept connections. The engine is
+`nginx`, which sends the bytes of the fake llama-server. Both are Debian's packages. Both need cores
+too, so with as many workers as cores the requests per second do not grow by the number of workers.
+The table therefore also has what the processes cost: the requests of a second of CPU time of the
+workers, and the CPU time of everything else on the machine meanwhile. Turns alternate between the
+kinds.
 """
 
 from __future__ import annotations
@@ -25,21 +26,40 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.fake_engine import PROPS, event, final, free_port, wait_for
 from support.servers import begun
-from support.workers import double, workers
+from support.workers import workers
 
-CONNECTIONS = 32
+CONNECTIONS, TOKENS = 32, 64
 _TICK = os.sysconf("SC_CLK_TCK")
 _SCRIPT = """
 wrk.method = "POST"
 wrk.headers["content-type"] = "application/json"
-wrk.body = '{"model":"fake","messages":[{"role":"user","content":"Hello"}],"max_tokens":8}'
+wrk.body = '{"model":"fake","messages":[{"role":"user","content":"Hello"}],"max_tokens":64}'
+"""
+# A file is the response to a GET only; an error page is one to each method.
+_NGINX = """
+daemon off; master_process off; pid {folder}/pid; error_log stderr error;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; client_body_temp_path {folder}/1; proxy_temp_path {folder}/2;
+  fastcgi_temp_path {folder}/3; uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+  keepalive_requests 1000000000; open_file_cache max=10; root {folder};
+  server {{
+    listen 127.0.0.1:{port};
+    default_type application/json;
+    location / {{ return 200 '{{"tokens":[]}}'; }}
+    location = /props {{ }}
+    location = /completion {{ error_page 405 =200 /answer; }}
+    location = /answer {{ default_type text/event-stream; }}
+  }}
+}}
 """
 
 
@@ -57,6 +77,25 @@ class Turn:
     own: float
     parent: float
     others: float
+
+
+@contextlib.contextmanager
+def double(folder: Path) -> Iterator[str]:
+    """Run the engine, and yield its address."""
+    port = free_port()
+    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=port))
+    (folder / "completion").touch()
+    events = (event(number) for number in range(TOKENS))
+    (folder / "answer").write_bytes(b"".join([*events, final(TOKENS)]))
+    (folder / "props").write_bytes(PROPS)
+    nginx = shutil.which("nginx") or "/usr/sbin/nginx"
+    process = subprocess.Popen([nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")])
+    try:
+        wait_for(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def busy() -> float:
@@ -127,8 +166,8 @@ def main() -> None:
     if shutil.which("wrk") is None:
         sys.exit("wrk is missing: apt-get install wrk")
     found: dict[str, list[Turn]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder, double() as engine:
-        script = Path(folder) / "chat.lua"
+    with tempfile.TemporaryDirectory() as name, double(Path(name)) as engine:
+        script = Path(name) / "chat.lua"
         script.write_text(_SCRIPT)
         for _ in range(args.turns):
             for kind in args.kinds:
