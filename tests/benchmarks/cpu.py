@@ -90,9 +90,7 @@ def fleet_file(folder: Path, engines: Sequence[int]) -> Path:
     return file
 
 
-def turn(
-    trees: Mapping[str, Path], engine: int, kind: str, fleet: Path | None
-) -> dict[str, float]:
+def turn(trees: Mapping[str, Path], engine: int, kind: str, fleet: Path | None) -> dict[str, float]:
     """Return the microseconds per request of a kind, by checkout."""
     request, end = KINDS[kind]
     found: dict[str, list[float]] = {name: [] for name in trees}

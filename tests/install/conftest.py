@@ -61,6 +61,12 @@ def llama_cpp(install: Install) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def prebuilt(install: Install) -> Environment:
+    """Return an environment with the package and llama.cpp's prebuilt server."""
+    return install(".[prebuilt]")
+
+
+@pytest.fixture(scope="session")
 def tiktoken(install: Install) -> Environment:
     """Return an environment with the package and tiktoken."""
     return install(".[tiktoken]")

@@ -35,6 +35,13 @@ def test_llama_cpp_serves(llama_cpp: Environment) -> None:
         assert reply.json()["choices"][0]["text"] == "two"
 
 
+def test_prebuilt_serves(prebuilt: Environment) -> None:
+    """Without a compiler, `latimer serve` answers through llama.cpp's prebuilt server."""
+    with serving(prebuilt) as address:
+        assert ask(address) == ANSWER
+        assert httpx2.get(f"{address}/v1/models", timeout=60).json()["data"][0]["id"] == "demo"
+
+
 def test_tiktoken_reads_biases(
     tiktoken: Environment, llama_server_url: str, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,32 +26,52 @@ print([chunk.choices[0].delta.content or "" for chunk in stream])
 """
 
 
-def descendant(process: int) -> int:
-    """Return the last process of a chain in which each one has started the next."""
-    listed = subprocess.run(["ps", "-A", "-o", "ppid=,pid="], capture_output=True, check=True)
-    parents = [line.split() for line in listed.stdout.decode().splitlines()]
-    children = {int(parent): int(child) for parent, child in parents}
-    while process in children:
-        process = children[process]
-    return process
+def latimer_of(process: int) -> int:
+    """Return the process of `latimer serve` that a process has started, through others or not."""
+    listed = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "ppid=,pid=,args="], capture_output=True, check=True
+    )
+    children: dict[int, list[tuple[int, str]]] = {}
+    for line in listed.stdout.decode().splitlines():
+        parent, child, arguments = line.split(maxsplit=2)
+        children.setdefault(int(parent), []).append((int(child), arguments))
+    waiting = children.get(process, [])
+    while waiting:
+        child, arguments = waiting.pop()
+        if "latimer serve" in arguments:
+            return child
+        waiting += children.get(child, [])
+    raise AssertionError("latimer does not run")
 
 
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [((), 120), (("ENGINE=in-process",), 1500)],
+    ids=["prebuilt", "in-process"],
+)
 def test_make_serve(
+    words: Sequence[str],
+    seconds: float,
     checkout: Callable[[], Path],
     client: Environment,
     noted: Callable[[str, float], None],
     tmp_path: Path,
 ) -> None:
-    """`make serve` installs and serves, answers the README's client, and exits on SIGTERM."""
+    """`make serve` serves with either engine, answers the README's client, and ends on SIGTERM."""
     port = str(free_port())
     address = f"http://127.0.0.1:{port}"
     new = {**variables(), "HOME": str(tmp_path), "LATIMER_PORT": port}
     snippet = next(one.text for one in blocks(README) if one.language == "python")
     start = time.monotonic()
     with program(
-        ("make", "serve"), f"{address}/health", new, checkout(), seconds=1500, stop=descendant
+        ("make", "serve", *words),
+        f"{address}/health",
+        new,
+        checkout(),
+        seconds=seconds,
+        stop=latimer_of,
     ):
-        noted("make serve", start)
+        noted(" ".join(("make serve", *words)), start)
         answer = client.run("python", "-c", snippet.replace(HERE, address)).stdout
         assert answer == "The capital of France is Paris.\n"
         pieces = client.run("python", "-c", STREAM.replace(HERE, address)).stdout
