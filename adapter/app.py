@@ -35,7 +35,8 @@ from .errors import (
 )
 from .hosted import NAMES, Limits
 from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store_of
-from .metrics import Metrics, Names
+from .metric_rows import Names
+from .metrics import Metrics
 from .origins import LocalRules, OriginMiddleware
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal

@@ -67,6 +67,7 @@ class Record:
         is_left: True if the client disconnected before the end.
         is_detached: True for work that outlives its request.
         count: the number of its choices.
+        max_tokens: the tokens that it allows for each choice; 0 if it sets no limit.
         usage, finishes, reasons: the token counts, the ends of the choices, and their finish
             reasons, if it has succeeded.
         choices_per_prompt: how many of these each prompt has.
@@ -86,7 +87,7 @@ class Record:
     party: Ticket | None = None
     begun_at = loading = begun = queued = overhead = last = ended = 0.0
     arrivals: array[float] | None = None
-    status = failed = 0
+    status = failed = max_tokens = 0
     count = choices_per_prompt = 1
     usage: Usage | None = None
     finishes: Sequence[Finish] = ()

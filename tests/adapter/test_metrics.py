@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +16,9 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.metrics import OWN, ROWS, VLLM
+from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
 from latimer.adapter.service import ModelEntry
+from latimer.adapter.vllm_metrics import COUNTED, DERIVED
 from latimer.backends.errors import EngineError
 from latimer.backends.fleet.breaker import FAILURES
 from latimer.backends.llama_server import LlamaServer
@@ -140,9 +141,10 @@ async def test_the_text_is_valid(make_backend: Any) -> None:
             "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
         )
     await app.aclose()
-    assert found.families.keys() == {OWN + row.name for row in ROWS}
-    for row in ROWS:
-        family = found.families[OWN + row.name]
+    names = {row.full_name("latimer"): row for row in ROWS}
+    assert found.families.keys() == names.keys()
+    for name, row in names.items():
+        family = found.families[name]
         assert family.type == row.kind
         for sample in family.samples:
             assert {*sample.labels} - {"le"} == {*row.labels}
@@ -150,29 +152,10 @@ async def test_the_text_is_valid(make_backend: Any) -> None:
             buckets = [one for one in family.samples if one.name.endswith("_bucket")]
             assert [float(one.labels["le"]) for one in buckets] == [*row.buckets, float("inf")]
             assert all(one.value <= other.value for one, other in pairwise(buckets))
-            assert buckets[-1].value == found.sum(f"{OWN}{row.name}_count")
+            assert buckets[-1].value == found.sum(f"{name}_count")
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
     assert openmetrics.text.endswith("# EOF\n")
     assert not promtool(found.text)
-
-
-async def test_names_of_vllm(make_backend: Any) -> None:
-    """With vLLM's names, its boards find what they ask for; the others keep Latimer's."""
-    app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True, metrics_names="vllm")
-    async with client_of(app) as client:
-        await client.post("/v1/chat/completions", json={"model": "m", **CHAT})
-        # The header of Prometheus 2 and 3.
-        found = await scrape(
-            client,
-            accept="application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,"
-            "text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
-        )
-    await app.aclose()
-    assert found.families.keys() == {(OWN if row.is_own else VLLM) + row.name for row in ROWS}
-    # The names that the endpoint picker of Kubernetes' Gateway API reads by default.
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert found.sum(f"vllm:{name}", model_name="demo") == 0
-    assert found.sum("vllm:request_success_total", finished_reason="stop") == 1
 
 
 async def test_probes_are_not_counted(make_backend: Any) -> None:
@@ -369,14 +352,24 @@ def test_buckets_are_in_order() -> None:
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
+def table_of(rows: Iterable[Row], names: Names, mark: str = "") -> str:
+    """Return the table of some metrics for the documentation."""
+    lines = ["| metric | kind | labels | content |", "|---|---|---|---|"]
+    for row in rows:
+        is_shared = row.full_name("vllm") == VLLM + row.name
+        name = f"`{row.full_name(names)}{'_total' * (row.kind == 'counter')}`" + mark * is_shared
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        lines.append(f"| {name} | {row.kind} | {labels} | {row.text} |")
+    return "\n".join(lines)
+
+
 def test_the_documentation_has_every_metric() -> None:
     """docs/operations.md has the table of metrics; LATIMER_SNAPSHOT=1 writes it again."""
-    rows = ["| metric | kind | labels | content |", "|---|---|---|---|"]
-    for row in ROWS:
-        name = f"`{OWN}{row.name}{'_total' * (row.kind == 'counter')}`" + " \\*" * (not row.is_own)
-        labels = ", ".join(f"`{label}`" for label in row.labels)
-        rows.append(f"| {name} | {row.kind} | {labels} | {row.text} |")
-    table = "\n".join(rows) + "\n\nMetrics with \\* are vLLM's, too.\n"
+    own, vllm = table_of(ROWS, "latimer", " \\*"), table_of((*DERIVED, *COUNTED), "vllm")
+    table = (
+        f"{own}\n\nMetrics with \\* are vLLM's, too.\n\n"
+        f"`--metrics-names vllm` has these in addition:\n\n{vllm}\n"
+    )
     before, begin, rest = OPERATIONS.read_text().partition("<!-- metrics -->\n\n")
     _, end, after = rest.partition("\n<!-- end of metrics -->")
     if os.environ.get("LATIMER_SNAPSHOT"):
@@ -386,5 +379,6 @@ def test_the_documentation_has_every_metric() -> None:
 
 def test_the_documentation_names_only_metrics_that_exist() -> None:
     """Every metric in an expression of docs/operations.md is one that is served."""
-    known = {OWN + row.name + end for row in ROWS for end in ("", "_total", "_bucket")}
+    ends = ("", "_total", "_bucket")
+    known = {f"{row.full_name('latimer')}{end}" for row in ROWS for end in ends}
     assert {*re.findall(r"latimer_[a-z0-9_]+", OPERATIONS.read_text())} <= known
