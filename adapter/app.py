@@ -360,7 +360,8 @@ class OpenAIAdapter(Router):
         options = {**DEFAULTS, **options}
         measures = options["metrics"] and "" in prefixes
         if measures:
-            observers = [Metrics(options["metrics_names"]), *observers]
+            own_metrics = Metrics(options["metrics_names"], options["metrics_open"])
+            observers = [own_metrics, *observers]
         self._service = _service_of(backend, options, observers)
         metrics: MetricsAccess = "off"
         if measures:

@@ -212,7 +212,12 @@ PREEMPTIONS = Row(
 STATE = _own(
     "engine_state", "gauge", "1 for the state of an engine.", (*ENGINE, "state"), merge=max
 )
-RETRIES = _own("engine_retries", "counter", "Calls sent again to another engine.", MODEL)
+RETRIES = _own(
+    "engine_retries",
+    "counter",
+    "Calls sent again to another engine, by the engine that has not served them and the reason.",
+    (*ENGINE, "reason"),
+)
 EJECTIONS = _own("engine_ejections", "counter", "Ejections of an engine that failed.", ("engine",))
 LOADS = _own("model_loads", "counter", "Loads of an engine's model.", ("engine",))
 EVICTIONS = _own(

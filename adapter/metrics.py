@@ -178,13 +178,14 @@ class Metrics(Observer):
 
     Attributes:
         names: `vllm` for vLLM's names, where it has the metric.
+        is_open: True if everybody may see them.
         elsewhere: the other processes, if there are any.
     """
 
     keeps = False
 
-    def __init__(self, names: Names = "latimer") -> None:
-        self.names = names
+    def __init__(self, names: Names = "latimer", is_open: bool = False) -> None:
+        self.names, self.is_open = names, is_open
         self.elsewhere: Elsewhere | None = None
         self._http = Http() if names == "vllm" else None
         self._series: dict[tuple[str, str], Series] = {}
@@ -251,9 +252,14 @@ class Metrics(Observer):
             one.shown = copy.generated = max(one.shown, copy.generated)
         store = None if service.store is None else service.store.status()
         http = None if self._http is None else self._http.copy()
-        return Snapshot(
-            copies, {**self._requests}, {**self._gone}, {**self._refused}, states, store, http
-        )
+        retries = {
+            (model.name, *failure): count
+            for model in states
+            if model.pool is not None
+            for failure, count in model.pool.retries.items()
+        }
+        requests, gone, refused = {**self._requests}, {**self._gone}, {**self._refused}
+        return Snapshot(copies, requests, gone, refused, states, store, retries, http)
 
 
 @dataclass(eq=False, slots=True)
@@ -264,6 +270,7 @@ class Snapshot:
         series: by model and engine.
         requests: by model, path and status.
         gone: by model; `refused`: by limit.
+        retries: by model, engine and reason.
         http: the requests under other names, if they are served.
     """
 
@@ -273,6 +280,7 @@ class Snapshot:
     refused: Mapping[str, int]
     states: States
     store: Status | None
+    retries: Mapping[tuple[str, str, str], int]
     http: Http | None = None
 
     def values(self) -> Values:
@@ -324,10 +332,7 @@ class Snapshot:
         yield PREEMPTIONS, {key: engine.load.preemptions for key, engine in engines.items()}
         yield STATE, {key: FROM_BEST.index(engine.state) for key, engine in engines.items()}
         pools = [one.pool for one in self.states if one.pool is not None]
-        yield (
-            RETRIES,
-            {(one.name,): one.pool.retries for one in self.states if one.pool is not None},
-        )
+        yield RETRIES, self.retries
         replicas = {one.name: one for pool in pools for one in pool.replicas}
         yield EJECTIONS, {(name,): one.ejections for name, one in replicas.items()}
         loaders = {name: one.loader for name, one in replicas.items() if one.loader is not None}

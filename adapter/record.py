@@ -50,6 +50,7 @@ class Record:
         model: the first name of its model; `OTHER` without one.
         engine: the name of its engine in a fleet, or `NO_ENGINE`; without a fleet, its kind.
         party: the request as the queue of its engine knows it.
+        tries: the engines that have not served it before, each with the reason; see `Ticket`.
         key: the name of its API key's table, or a hash of the key; empty without a key.
         end_user: the end user that it names.
         begun_at: the time at which it arrived.
@@ -85,6 +86,7 @@ class Record:
         error_code
     ) = limit = ""
     party: Ticket | None = None
+    tries: tuple[tuple[str, str], ...] = ()
     begun_at = loading = begun = queued = overhead = last = ended = 0.0
     arrivals: array[float] | None = None
     status = failed = max_tokens = 0

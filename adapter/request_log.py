@@ -176,6 +176,9 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
             event["ttft_ms"] = int((record.arrivals[0] - begun_at) * 1e6) / 1e3
         if record.last:
             event["overhead_ms"] = int(record.overhead * 1e6) / 1e3
+    if record.tries:
+        event["attempts"] = len(record.tries) + 1
+        event["tried"] = [{"engine": one, "reason": reason} for one, reason in record.tries]
     usage = record.usage
     if usage is not None:
         event["prompt_tokens"] = usage["prompt_tokens"]
@@ -219,6 +222,8 @@ def line(event: Mapping[str, Any]) -> bytes:
         words.append(f"ttft {event['ttft_ms'] / 1e3:.2f} s")
     words.append(f"{seconds:.2f} s")
     words += [str(event[name]) for name in ("finish_reason", "error_code") if event.get(name)]
+    if "tried" in event:
+        words.append("after " + ", ".join(f"{o['engine']} {o['reason']}" for o in event["tried"]))
     if "client_gone" in event:
         words.append("client gone")
     words.append(event["request_id"])

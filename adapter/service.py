@@ -260,6 +260,8 @@ class Service:
             record.end_user = exchange.end_user
         party = record.party
         record.queued = record.loading + (0.0 if party is None else party.waited)
+        if party is not None and party.tries:
+            record.tries += party.tries
         if record.last:
             before = record.begun - record.begun_at - record.loading
             record.overhead = before + record.ended - record.last

@@ -78,10 +78,13 @@ class Ticket:
             before the first event of the call.
         affinity: `hit`, `miss` or `none`, for what that engine had in its prompt cache.
         waited: the seconds that the call waited for a place which waited longest.
+        tries: the engines that have not served a call which was sent again then, in their order,
+            each with the reason (`errors.reason_of`).
     """
 
     __slots__ = (
-        "admitted", "affinity", "engine", "jobs", "key", "session", "tier", "waited", "weight",
+        "admitted", "affinity", "engine", "jobs", "key", "session", "tier", "tries", "waited",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
@@ -91,6 +94,7 @@ class Ticket:
         self.key = self.session = self.engine = self.affinity = ""
         self.weight = 1.0
         self.waited = 0.0
+        self.tries: tuple[tuple[str, str], ...] = ()
 
 
 class Waiting(Protocol):

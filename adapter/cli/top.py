@@ -236,6 +236,8 @@ def fetch(url: str, key: str | None) -> str:
     except urllib.error.HTTPError as error:
         if error.code == 401:
             raise Unreachable("the server needs an API key: send one with --api-key") from None
+        if error.code == 403:
+            raise Unreachable("the API key may use some models only: send one for all") from None
         hint = ": is it started with --no-metrics?" if error.code == 404 else ""
         raise Unreachable(f"{url} answers with status {error.code}{hint}") from None
     except (OSError, ValueError) as error:

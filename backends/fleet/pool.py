@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeVar
@@ -35,6 +36,7 @@ from ..errors import (
     EngineUnavailable,
     LatimerError,
     RequestError,
+    reason_of,
 )
 from ..queue import QUEUE
 from .affinity import matches
@@ -80,7 +82,8 @@ class Pool(Backend):
     Attributes:
         capabilities: the capabilities of all engines, which are equal.
         known: the model as an engine last reported it; None if none has answered yet.
-        retries: the number of calls that were sent again, to another engine.
+        retries: the number of calls that were sent to another engine, by the engine that has not
+            served them and the reason.
         load_wait: seconds that a request waits for the model to be loaded, unless it streams; None
             for no limit.
     """
@@ -96,7 +99,7 @@ class Pool(Backend):
     ) -> None:
         self.name = name
         self.load_wait: float | None = None
-        self.retries = 0
+        self.retries: Counter[tuple[str, str]] = Counter()
         self.queue = queue
         self.budget = RetryBudget()
         self._shares = Shares()
@@ -670,7 +673,9 @@ class Pool(Backend):
             await self._revive_for(place, error)
         if not self._can_wait(place) or not self.budget.take():
             raise error
-        self.retries += 1
+        failure = replica.name, reason_of(error)
+        self.retries[failure] += 1
+        place.party.tries += (failure,)
 
     async def _revive_for(self, place: Place, error: LatimerError) -> None:
         """Wait for another engine that does not answer, if there is one."""

@@ -211,6 +211,27 @@ async def test_a_key_is_needed(make_backend: Any) -> None:
     await backend.aclose()
 
 
+async def test_a_key_of_some_models_sees_none(make_backend: Any) -> None:
+    """A key that may use some models does not see the numbers of all, and the error says why."""
+    from latimer.adapter.limits.config import digest_of
+
+    keys = {
+        "team": {"digest": digest_of("some"), "models": ["own"]},
+        "prometheus": {"digest": digest_of("all")},
+    }
+    backend = make_backend("llama_cpp")
+    for is_open in (False, True):
+        app = OpenAIAdapter(backend, model_names=["own"], keys=keys, metrics_open=is_open)
+        async with client_of(app) as client:
+            await scrape(client, authorization="Bearer all")
+            reply = await client.get("/metrics", headers={"authorization": "Bearer some"})
+            assert reply.status_code == (200 if is_open else 403)
+            if not is_open:
+                assert "key team may use some models only" in reply.json()["error"]["message"]
+                assert "latimer_" not in reply.text
+    await backend.aclose()
+
+
 async def test_a_mounted_app_has_its_own(make_backend: Any) -> None:
     """Two adapters in one app have their own metrics, each under its prefix."""
     adapters = [OpenAIAdapter(make_backend("llama_cpp"), any_model=True) for _ in range(2)]

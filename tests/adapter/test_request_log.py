@@ -16,8 +16,12 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer
+from latimer.adapter.service import ModelEntry
+from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
+from support.engines.fleet import Engine, pool_of
+from support.prometheus import scrape
 from support.servers import command
 
 CHAT = {
@@ -46,7 +50,7 @@ async def logged(backend: Any, form: Any = "json", **options: Any) -> AsyncItera
     lines = Lines()
     settings = {name: options.pop(name) for name in ("level", "content") if name in options}
     log = RequestLog(lines.write, form, **settings)
-    app = OpenAIAdapter(backend, any_model=True, observers=[log], **options)
+    app = OpenAIAdapter(backend, observers=[log], **{"any_model": True, **options})
     async with client_of(app) as client:
         yield client, app.service, lines
     await app.aclose()
@@ -166,6 +170,34 @@ async def test_ids_of_other_servers_are_passed_on(make_backend: Any) -> None:
     assert traced["client_request_id"] == "my-id 7"
     for event in (plain, *others):
         assert not {"trace_id", "client_request_id"} & event.keys()
+
+
+async def test_a_line_has_the_engines_that_were_tried() -> None:
+    """A request that another engine served has one line, with each engine and why it did not."""
+    one, two, three = (Engine(name) for name in ("one", "two", "three"))
+    one.fails, two.fails = EngineError("It failed on secret."), EngineUnavailable("It is gone.")
+    pool = await pool_of(one, two, three)
+    async with logged([ModelEntry(pool, ("m",))]) as (client, service, lines):
+        for _ in range(3):
+            await client.post("/v1/chat/completions", json=CHAT)
+        three.fails = EngineSilent("It is silent.")
+        await client.post("/v1/chat/completions", json=CHAT)
+        service.observe()
+        metrics = await scrape(client)
+    first, *others, last = lines.events()
+    reasons = {"one": "error", "two": "unavailable"}
+    assert first["engine"] == "three"
+    assert first["attempts"] == 3
+    assert {(o["engine"], o["reason"]) for o in first["tried"]} == {*reasons.items()}
+    assert all(one["attempts"] == len(one["tried"]) + 1 for one in others if "tried" in one)
+    assert last["status"] == 503
+    assert "secret" not in b"".join(lines).decode()
+    for engine, reason in reasons.items():
+        count = metrics.sum(
+            "latimer_engine_retries_total", model_name="m", engine=engine, reason=reason
+        )
+        tried = [o for event in lines.events() for o in event.get("tried", ())]
+        assert count == tried.count({"engine": engine, "reason": reason}) > 0
 
 
 async def test_a_background_response_has_its_own_line(make_backend: Any) -> None:
