@@ -75,6 +75,7 @@ class Record:
         reply: the response object, if `keeps` is set.
         failed: the status of the error that ended it, also in a stream; 0 without one.
         error_code: the code of this error.
+        param: the field at fault, if the error names one.
         limit: the limit that it exceeded: `requests`, `tokens` or `concurrent` of its key, or the
             `queue`.
     """
@@ -84,7 +85,7 @@ class Record:
     forwarded: Mapping[str, str] | None = None
     method = path = client = request_id = endpoint = model = engine = key = end_user = (
         error_code
-    ) = limit = ""
+    ) = limit = param = ""
     party: Ticket | None = None
     tries: tuple[tuple[str, str], ...] = ()
     begun_at = loading = begun = queued = overhead = last = ended = 0.0
@@ -104,4 +105,5 @@ class Record:
         """Note the error that ended the request; the error itself would keep all of it."""
         self.failed = int(getattr(error, "status_code", getattr(error, "status", 500)))
         self.error_code = str(getattr(error, "code", None) or self.failed)
+        self.param = getattr(error, "param", None) or ""
         self.limit = "queue" if isinstance(error, Busy) else getattr(error, "limit", "")

@@ -9,16 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import orjson
 from typing_extensions import override
 
+from ..schemas.openai.common import Request
+from .dialects import TABLES
 from .errors import in_log, printable
 from .record import PROBES, Record
 from .service import Observer
@@ -135,6 +138,8 @@ class RequestLog(Observer):
             self._write(b"".join(lines))
 
 
+# The fields that say in a line for people how a request has ended.
+_REASONS = ("finish_reason", "error_code", "param", "limit")
 # The ends of times: encoding a `datetime` takes as long as encoding the rest of a line.
 _MILLISECONDS = [f".{number:03}Z" for number in range(1000)]
 
@@ -190,6 +195,10 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
             event["finish_reason"] = record.reasons[0]
     if record.failed:
         event["error_code"] = record.error_code
+        if record.param:
+            event["param"] = _shown(record.param)
+        if record.limit:
+            event["limit"] = record.limit
     if record.is_left:
         event["client_gone"] = True
     if record.forwarded:
@@ -201,6 +210,30 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     if record.client:
         event["client"] = record.client
     return event
+
+
+_WORDS = re.compile(r"[^.\[\]]+")
+
+
+@cache
+def _fields() -> frozenset[str]:
+    """Return the names of all fields of requests."""
+    names = {word for table in TABLES.values() for name in table for word in name.split(".")}
+    todo: list[type[Request]] = [Request]
+    while todo:
+        kind = todo.pop()
+        todo += kind.__subclasses__()
+        for name, field in kind.model_fields.items():
+            names |= {name, field.alias or name}
+    return frozenset(names)
+
+
+def _shown(param: str) -> str:
+    """Return the path of a field up to the first name that its client has made up."""
+    for word in _WORDS.finditer(param):
+        if not (word[0].isdigit() or word[0] in _fields()):
+            return f"{param[: word.start()]}…"
+    return param
 
 
 def line(event: Mapping[str, Any]) -> bytes:
@@ -221,7 +254,7 @@ def line(event: Mapping[str, Any]) -> bytes:
     if "ttft_ms" in event:
         words.append(f"ttft {event['ttft_ms'] / 1e3:.2f} s")
     words.append(f"{seconds:.2f} s")
-    words += [str(event[name]) for name in ("finish_reason", "error_code") if event.get(name)]
+    words += [str(event[name]) for name in _REASONS if event.get(name)]
     if "tried" in event:
         words.append("after " + ", ".join(f"{o['engine']} {o['reason']}" for o in event["tried"]))
     if "client_gone" in event:

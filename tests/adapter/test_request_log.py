@@ -93,7 +93,7 @@ async def test_a_line_for_people(make_backend: Any) -> None:
         rf"ttft {number} s {number} s stop req_[0-9a-f]{{32}}",
         one,
     )
-    assert re.search(rf"POST /v1/chat/completions 400 {number} s \S+ req_", two)
+    assert re.search(rf"POST /v1/chat/completions 400 {number} s \S+ messages req_", two)
 
 
 async def test_a_log_has_no_content(make_backend: Any) -> None:
@@ -198,6 +198,32 @@ async def test_a_line_has_the_engines_that_were_tried() -> None:
         )
         tried = [o for event in lines.events() for o in event.get("tried", ())]
         assert count == tried.count({"engine": engine, "reason": reason}) > 0
+
+
+async def test_a_refused_request_has_its_reason(make_backend: Any) -> None:
+    """The line of a 4xx has the field, without a client's own names, and that of a 429 a limit."""
+    bodies: list[tuple[dict[str, Any], str | None]] = [
+        ({**CHAT, "temperature": "secret"}, "temperature"),
+        ({**CHAT, "messages": [{"role": "user", "content": [{"type": "secret"}]}]}, None),
+        ({**CHAT, "guided_json": 7}, "guided_json"),
+        ({**CHAT, "secret": 1}, "…"),
+        ({**CHAT, "stream_options": {"secret": True}, "stream": True}, "stream_options.…"),
+    ]
+    keys = {"team": {"digest": digest_of("k"), "requests_per_minute": len(bodies)}}
+    options: Any = {"keys": keys, "strict": True}
+    headers = {"authorization": "Bearer k"}
+    async with logged(make_backend("llama_cpp"), **options) as (client, service, lines):
+        for body, _ in bodies:
+            await client.post("/v1/chat/completions", json=body, headers=headers)
+        for _ in range(len(bodies) + 1):
+            await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        service.observe()
+    refused, limited = lines.events()[: len(bodies)], lines.events()[-1]
+    for (_, param), event in zip(bodies, refused, strict=True):
+        assert event["status"] == 400
+        assert event["param"].startswith(param or "messages[0].content[0]")
+    assert (limited["status"], limited["limit"]) == (429, "requests")
+    assert "secret" not in b"".join(lines).decode()
 
 
 async def test_a_background_response_has_its_own_line(make_backend: Any) -> None:
