@@ -225,8 +225,9 @@ class Metrics(Observer):
                 series.finished["abort"] += 1
             elif record.failed >= 500:
                 series.finished["error"] += 1
-            # What was generated until then.
-            series.generated += len(record.arrivals or ())
+            prompt, generated = record.partial
+            series.prompt += prompt
+            series.generated += generated
             series.between.add_gaps(record)
 
     def snapshot(self, service: Service, states: States) -> Snapshot:

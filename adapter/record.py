@@ -101,6 +101,15 @@ class Record:
         """Note that the engine gets the request's jobs now."""
         self.engine, self.party, self.begun = engine, party, perf_counter()
 
+    @property
+    def partial(self) -> tuple[int, int]:
+        """The tokens that were evaluated and generated for a request without usage, as far known.
+
+        Tokens that arrive together have one time, so an engine knows better how many there are.
+        """
+        party, arrived = self.party, len(self.arrivals or ())
+        return (0, arrived) if party is None else (party.prompt, max(party.generated, arrived))
+
     def fail(self, error: Exception) -> None:
         """Note the error that ended the request; the error itself would keep all of it."""
         self.failed = int(getattr(error, "status_code", getattr(error, "status", 500)))

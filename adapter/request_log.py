@@ -193,6 +193,8 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
             event["reasoning_tokens"] = usage["completion_tokens_details"]["reasoning_tokens"]
         if record.reasons:
             event["finish_reason"] = record.reasons[0]
+    elif record.begun and any(record.partial):
+        event["prompt_tokens"], event["completion_tokens"] = record.partial
     if record.failed:
         event["error_code"] = record.error_code
         if record.param:

@@ -226,10 +226,12 @@ class Scheduler:
         cut = TokenCut(task.job.stops.for_engine)
         lookup = Lookup(task.prediction) if self._drafts and not task.chunks else None
         guesses = Acceptance() if self._draft_model is not None and not task.chunks else None
-        return Run(
+        run = Run(
             choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup,
             guesses=guesses,
         )  # fmt: skip
+        task.runs.append(run)
+        return run
 
     def _sampler(self, task: Task, seed: int | None, constraint: Constraint | None) -> Sampler:
         sampling = task.job.sampling

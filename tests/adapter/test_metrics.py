@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
+from latimer.adapter.request_log import RequestLog
 from latimer.adapter.service import ModelEntry
 from latimer.adapter.vllm_metrics import COUNTED, DERIVED
 from latimer.backends.errors import EngineError
@@ -327,6 +328,54 @@ async def test_an_error_of_an_engine_is_counted() -> None:
     assert found.sum("latimer_request_success_total", finished_reason="error") == 1
     assert found.sum("latimer_request_success_total", finished_reason="stop") == 0
     assert found.sum("latimer_e2e_request_latency_seconds_count") == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_a_client_that_leaves_has_used_tokens(
+    make_backend: Any, engine: str, stream: bool
+) -> None:
+    """The tokens until a client disconnects are in the metrics and in the request log."""
+    lines: list[bytes] = []
+    app = OpenAIAdapter(make_backend(engine), any_model=True, observers=[RequestLog(lines.append)])
+    body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 1500, "ignore_eos": True}
+    gone = asyncio.Event()
+
+    async def leaving(scope: Any, receive: Any, send: Any) -> None:
+        """Serve a client that disconnects after its request when `gone` is set."""
+        sent = False
+
+        async def received() -> Any:
+            nonlocal sent
+            if sent:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            sent = not message.get("more_body", False)
+            return message
+
+        await app(scope, received, send)
+
+    async with client_of(app) as client, client_of(leaving) as other:
+        first = await client.post("/v1/completions", json={**body, "max_tokens": 1})
+        before = await scrape(client)
+        task = asyncio.create_task(other.post("/v1/completions", json={**body, "stream": stream}))
+        await asyncio.sleep(0.3)
+        assert not task.done()
+        gone.set()
+        # There is no response, or half of one.
+        await asyncio.wait([task])
+        task.exception()
+        after = await scrape(client)
+    await app.aclose()
+    event = json.loads(lines[-1])
+    assert event["client_gone"]
+    prompt, generated = event["prompt_tokens"], event["completion_tokens"]
+    assert prompt == first.json()["usage"]["prompt_tokens"]
+    assert 1 < generated < 1500
+    names = {"prompt_tokens_total": prompt, "generation_tokens_total": generated}
+    for name, count in names.items():
+        assert after.sum(f"latimer_{name}") - before.sum(f"latimer_{name}") == count
 
 
 async def test_a_running_stream_counts(llama_server_url: str) -> None:
