@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -18,6 +19,8 @@ from ..backends.fleet.machine import Member
 from ..backends.fleet.replica import Replica
 from .errors import InvalidRequest
 from .fleet import Fleet
+
+log = logging.getLogger("latimer")
 
 PREFIX = "/admin/engines"
 _DRAINED = "it is drained by the operator"
@@ -43,6 +46,14 @@ def admin_routes(fleet: Fleet, key: str) -> list[Route]:
     def acting(act: Callable[[Fleet, Replica], Awaitable[None]]) -> Any:
         async def action(request: Request) -> Any:
             replica = _named(fleet, request.path_params["name"])
+            client = "" if request.client is None else request.client.host
+            log.info(
+                "the operator asked for engine %s: %s", replica.name, act.__name__,
+                extra={
+                    "event": "admin",
+                    "fields": {"action": act.__name__, "engine": replica.name, "client": client},
+                },
+            )  # fmt: skip
             await act(fleet, replica)
             return describe(fleet, replica)
 

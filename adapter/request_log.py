@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,19 +84,36 @@ class Writer:
 _LINE = orjson.OPT_APPEND_NEWLINE
 
 
+def json_line(message: str, level: str, event: str, fields: Mapping[str, Any]) -> str:
+    """Return a line of the log that is not about a request."""
+    at = datetime.now(UTC)
+    found = {"time": at, "level": level, "event": event, "message": message, **fields}
+    return orjson.dumps(found, None, orjson.OPT_UTC_Z).decode()
+
+
 class JsonFormatter(logging.Formatter):
-    """A formatter of other lines of the log, such as warnings, as JSON."""
+    """A formatter of records as JSON; their `extra` can have an `event` and its `fields`."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        event = {
-            "time": datetime.fromtimestamp(record.created, UTC),
-            "level": record.levelname.lower(),
-            "event": "log",
-            "logger": record.name,
-            "message": super().format(record),
-        }
-        return orjson.dumps(event, None, orjson.OPT_UTC_Z).decode()
+        fields = {"logger": record.name, **getattr(record, "fields", {})}
+        event = getattr(record, "event", "log")
+        return json_line(super().format(record), record.levelname.lower(), event, fields)
+
+
+class TextFormatter(logging.Formatter):
+    """A formatter of records for people; text of a request does not control the terminal."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep="\n")
+
+
+def form_of(form: Format | None, has_requests: bool) -> Format:
+    """Return the format of all lines: that of the settings, or of the request log by default."""
+    if form is not None:
+        return form
+    return "json" if has_requests and not sys.stderr.isatty() else "text"
 
 
 class RequestLog(Observer):

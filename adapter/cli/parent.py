@@ -72,6 +72,7 @@ def run(settings: Settings) -> None:
         SystemExit: the server could not start.
     """
     check_shared(settings)
+    serve.set_log(settings)
     reason = asyncio.run(one_call_engine(settings))
     if reason is not None:
         fail(reason)
@@ -328,7 +329,7 @@ class _Parent:
         if self._is_draining and all(one.has_counted for one in self._ready()):
             running = sum(one.running for one in self._ready())
             if running:
-                say(waits_for(running, self._settings.drain))
+                say(waits_for(running, self._settings.drain), "drain")
 
     def _keep_settings(self) -> None:
         """Give new workers what the running ones have read from the file."""

@@ -25,13 +25,13 @@ from ..generation.token_ids import load
 from ..limits.config import kind_of
 from ..limits.leases import LimitsError
 from ..origins import LocalRules, is_loopback
-from ..request_log import JsonFormatter, RequestLog, Writer
+from ..request_log import JsonFormatter, RequestLog, TextFormatter, Writer, form_of
 from ..service import Observer
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
-from .terminal import EXIT_START, end_at_once, fail, say
+from .terminal import EXIT_START, end_at_once, fail, print_json, say
 
 # Seconds to wait for the engine's first answer before a line says that it is missing.
 _FIRST = 1.0
@@ -66,6 +66,7 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         SystemExit: the server could not start.
     """
     end_at_once()
+    set_log(settings)
     if starts_engines(settings):
         end_earlier_engines()
     _allow_connections()
@@ -132,17 +133,22 @@ def _collect_rarely() -> None:
 
 
 def _logs(settings: Settings, writer: Writer) -> Sequence[Observer]:
-    """Set up the log of warnings, and return that of requests."""
-    level = settings.log_level
-    logging.getLogger("latimer").setLevel(level.upper())
-    if settings.log_format == "json":
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonFormatter())
-        logging.getLogger().addHandler(handler)
+    """Return the log of requests."""
     if settings.log_requests is False:
         return ()
-    form = settings.log_format or ("text" if sys.stderr.isatty() else "json")
-    return [RequestLog(writer.write, form, level, settings.log_content)]
+    form = form_of(settings.log_format, has_requests=True)
+    return [RequestLog(writer.write, form, settings.log_level, settings.log_content)]
+
+
+def set_log(settings: Settings) -> None:
+    """Set the format of all lines, and the least level of those of the log."""
+    logging.getLogger("latimer").setLevel(settings.log_level.upper())
+    is_json = form_of(settings.log_format, settings.log_requests is not False) == "json"
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
+    logging.getLogger().handlers = [handler]
+    if is_json:
+        print_json()
 
 
 async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[None] | None:

@@ -15,10 +15,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import click
 
@@ -41,7 +41,7 @@ class WrongUse(click.ClickException):
         super().__init__(printable(message))
 
 
-_is_muted = False
+_is_muted = _is_json = False
 
 
 def mute() -> None:
@@ -50,16 +50,36 @@ def mute() -> None:
     _is_muted = True
 
 
-def say(line: str) -> None:
-    """Print a line for people, on standard error."""
+def print_json() -> None:
+    """Print lines as JSON from now on, as the request log does."""
+    global _is_json
+    _is_json = True
+
+
+def say(line: str, event: str = "server", **fields: Any) -> None:
+    """Print a line for people, on standard error.
+
+    Args:
+        event: its event, where lines are JSON; `fields` are its other fields.
+    """
     if not _is_muted:
-        click.echo(printable(line), err=True)
+        _print(line, "info", event, fields)
 
 
 def fail(message: str) -> NoReturn:
     """Print why the server cannot start, and end the process."""
-    click.echo(printable(f"Latimer cannot start: {message}"), err=True)
+    _print(f"Latimer cannot start: {message}", "error", "server", {})
     sys.exit(EXIT_START)
+
+
+def _print(line: str, level: str, event: str, fields: Mapping[str, Any]) -> None:
+    text = printable(line)
+    if _is_json:
+        # Commands that print text do not wait for its imports.
+        from ..request_log import json_line
+
+        text = json_line(line, level, event, fields)
+    click.echo(text, err=True)
 
 
 def end_at_once() -> None:

@@ -118,7 +118,7 @@ class _WorkerServer(Server):
         self._opening: set[asyncio.Task[object]] = set()
         # What siblings pass on is for this worker.
         self._siblings = uvicorn.Config(
-            app, http=Protocol, ws="none", log_level="warning", access_log=False,
+            app, http=Protocol, ws="none", log_config=None, log_level="warning", access_log=False,
             server_header=False, proxy_headers=False,
         )  # fmt: skip
 

@@ -144,6 +144,7 @@ class Replica:
         used_at: the time of the end of its last call.
         waiting_first: the calls that wait for their first event.
         ejections: how often it was ejected.
+        is_lost: True if it was ready, and did not answer or failed since.
         listeners: functions that are called whenever a place or the state changes.
     """
 
@@ -170,6 +171,7 @@ class Replica:
         self.waiting_first: set[First] = set()
         self.speed = Speed()
         self.sessions = self.ejections = 0
+        self.is_lost = False
         self._declared = places
         self.places = self.room = places or 1
         self.listeners: list[Callable[[], None]] = []

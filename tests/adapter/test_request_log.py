@@ -242,7 +242,7 @@ async def test_a_background_response_has_its_own_line(make_backend: Any) -> None
 
 
 def test_a_server_writes_json_to_a_pipe() -> None:
-    """`latimer serve` writes lines of JSON where no terminal reads them, also at its end."""
+    """Where no terminal reads them, all lines of `latimer serve` are JSON, also at its start."""
     import httpx2
 
     with command(LATIMER_LOG_REQUESTS="true") as (process, address):
@@ -251,9 +251,14 @@ def test_a_server_writes_json_to_a_pipe() -> None:
         process.terminate()
         assert process.stderr is not None
         log = process.stderr.read()
-    events = [json.loads(line) for line in log.splitlines() if line.startswith(b"{")]
-    assert [one["path"] for one in events] == ["/v1/chat/completions"] * 3
-    assert all(one["client"] == "127.0.0.1" for one in events)
+    events = [json.loads(line) for line in log.splitlines()]
+    requests = [one for one in events if one["event"] == "request"]
+    assert [one["path"] for one in requests] == ["/v1/chat/completions"] * 3
+    assert all(one["client"] == "127.0.0.1" for one in requests)
+    first, *_ = events
+    assert (first["event"], first["level"]) == ("server", "info")
+    assert first["message"].startswith("Latimer serves demo")
+    assert {"time", "message"} <= first.keys()
 
 
 def test_a_slow_reader_holds_nobody() -> None:
