@@ -180,6 +180,8 @@ class Service:
         self.asked: dict[Backend, asyncio.Task[None]] = {}
         # Closes the engines that several models share.
         self.release: Callable[[], Awaitable[None]] | None = None
+        # True for `latimer serve`, whose settings are options of a command.
+        self.is_command = False
         # True if the server ends when its requests have ended, and if it accepts no more.
         self.is_draining = self.has_ended = False
 

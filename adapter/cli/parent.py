@@ -36,7 +36,7 @@ from .listener import Listener
 from .reload import fixed_in
 from .server import END, waits_for
 from .sharing import check_shared, one_call_engine, shared
-from .terminal import EXIT_START, WrongUse, fail, mute, say
+from .terminal import ALL, EXIT_START, START, WrongUse, fail, mute, say
 from .worker import (
     CLOSED,
     CONNECTION,
@@ -265,7 +265,9 @@ class _Parent:
         os.close(self._life)
         if number:
             # All workers would say the same.
-            mute()
+            mute(ALL)
+        elif self._has_started:
+            mute(START)
         worker = Worker(number, other, self._lifeline, self._folder, address)
         try:
             serve.run(serve.serve(self._settings, worker))
@@ -313,14 +315,14 @@ class _Parent:
             self._has_started = True
             self._listener.listen()
             if self._says_key:
-                say(serve.RANDOM_KEY)
+                say(serve.RANDOM_KEY, START)
             self._due = dict.fromkeys(range(1, self._settings.workers), 0.0)
         elif not self._is_complete and len(self._ready()) == self._settings.workers:
             self._is_complete = True
             pids = ", ".join(str(one.process.pid) for _, one in sorted(self._children.items()))
-            say(f"Latimer runs {self._settings.workers} workers: processes {pids}.")
+            say(f"Latimer runs {self._settings.workers} workers: processes {pids}.", START)
         elif self._is_complete:
-            say(f"{child.name} serves again.")
+            say(f"{child.name} serves again.", "worker", worker=child.number + 1)
         self._accept()
 
     def _on_counted(self, child: _Child) -> None:
@@ -363,7 +365,10 @@ class _Parent:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         if child.is_leaving and code == 0:
             how = "ended after its drain"
-        say(f"{child.name} {how}. Another one starts {again}.")
+        say(
+            f"{child.name} {how}. Another one starts {again}.", "worker", "warning",
+            worker=child.number + 1, exit_code=code,
+        )  # fmt: skip
         self._due[child.number] = time.monotonic() + pause
 
     def _pause_of(self, child: _Child) -> float:

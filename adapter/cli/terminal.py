@@ -41,13 +41,16 @@ class WrongUse(click.ClickException):
         super().__init__(printable(message))
 
 
-_is_muted = _is_json = False
+# The event of lines that a server prints once, and what a process is muted of.
+START, ALL = "start", "all"
+_muted = ""
+_is_json = False
 
 
-def mute() -> None:
-    """Print no more lines with `say` in this process: another one prints the same."""
-    global _is_muted
-    _is_muted = True
+def mute(what: str) -> None:
+    """Print no more lines with `say` in this process, or none of the start, which were printed."""
+    global _muted
+    _muted = what
 
 
 def print_json() -> None:
@@ -56,14 +59,14 @@ def print_json() -> None:
     _is_json = True
 
 
-def say(line: str, event: str = "server", **fields: Any) -> None:
+def say(line: str, event: str = "server", level: str = "info", **fields: Any) -> None:
     """Print a line for people, on standard error.
 
     Args:
-        event: its event, where lines are JSON; `fields` are its other fields.
+        event, level: its event and level, where lines are JSON; `fields` are its other fields.
     """
-    if not _is_muted:
-        _print(line, "info", event, fields)
+    if _muted != ALL and not (_muted == START and event == START):
+        _print(line, level, event, fields)
 
 
 def fail(message: str) -> NoReturn:

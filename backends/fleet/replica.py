@@ -17,6 +17,10 @@ State: TypeAlias = Literal["ready", "unavailable", "draining", "unloaded", "load
 LoadState: TypeAlias = Literal["unloaded", "loading", "ready", "failed"]
 
 
+# The reason of an engine that has not answered the first question yet.
+NOT_ASKED = "it has not answered yet"
+
+
 class Demand(Protocol):
     """The calls that wait for a model (`Pool`).
 
@@ -159,7 +163,7 @@ class Replica:
         self.backend = backend
         self.loader = loader
         self.state: State = "unavailable" if loader is None else loader.state
-        self.reason = "it was not asked yet"
+        self.reason = NOT_ASKED
         self.running = 0
         self.model: Model | None = None
         self.breaker = Breaker()

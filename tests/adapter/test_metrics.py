@@ -198,9 +198,9 @@ async def test_a_key_is_needed(make_backend: Any) -> None:
     async with client_of(closed) as client:
         reply = await client.get("/metrics")
         assert reply.status_code == 401
-        assert "--metrics-open" in reply.json()["error"]["message"]
+        assert "metrics_open=True" in reply.json()["error"]["message"]
         wrong = await client.get("/metrics", headers={"authorization": "Bearer wrong"})
-        assert "--metrics-open" in wrong.json()["error"]["message"]
+        assert "metrics_open=True" in wrong.json()["error"]["message"]
         await scrape(client, authorization="Bearer secret")
     opened = OpenAIAdapter(backend, api_keys=["secret"], metrics_open=True)
     async with client_of(opened) as client:

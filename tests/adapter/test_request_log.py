@@ -242,7 +242,7 @@ async def test_a_background_response_has_its_own_line(make_backend: Any) -> None
 
 
 def test_a_server_writes_json_to_a_pipe() -> None:
-    """Where no terminal reads them, all lines of `latimer serve` are JSON, also at its start."""
+    """All lines of `latimer serve` are JSON if no terminal reads them, also at its start."""
     import httpx2
 
     with command(LATIMER_LOG_REQUESTS="true") as (process, address):
@@ -256,7 +256,7 @@ def test_a_server_writes_json_to_a_pipe() -> None:
     assert [one["path"] for one in requests] == ["/v1/chat/completions"] * 3
     assert all(one["client"] == "127.0.0.1" for one in requests)
     first, *_ = events
-    assert (first["event"], first["level"]) == ("server", "info")
+    assert (first["event"], first["level"]) == ("start", "info")
     assert first["message"].startswith("Latimer serves demo")
     assert {"time", "message"} <= first.keys()
 

@@ -123,6 +123,7 @@ async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
     yield status, reply["error"]
     yield await _long_head()
     app = OpenAIAdapter(LlamaCpp(), store="off")
+    app.service.is_command = True
     async with client_of(app) as client:
         got = await client.get(H)
         yield got.status_code, got.json()["error"]
@@ -130,6 +131,7 @@ async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
     for make in (projector, listener):
         backend = LlamaCpp(mmproj=make(folder / f"{make.__name__}.gguf", DEMO_WIDTH))
         app = OpenAIAdapter(backend, any_model=True, strict=True)
+        app.service.is_command = True
         async with client_of(app) as client:
             for path, body, headers in _requests():
                 got = await client.post(path, content=body, headers=headers)

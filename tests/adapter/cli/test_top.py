@@ -111,18 +111,8 @@ def test_a_table_fits_80_columns() -> None:
     ]
     head, first, second = table_of(rows, 80)
     assert max(map(len, (head, first, second))) <= 80
-    assert first.split()[2:] == [
-        "DOWN",
-        "64",
-        "1024",
-        "99%",
-        "12346",
-        "2346",
-        "123ms",
-        "12s",
-        "12ms",
-        "45ms",
-    ]
+    numbers = "DOWN 64 1024 99% 12346 2346 123ms 12s 12ms 45ms"
+    assert " ".join(first.split()[2:]) == numbers
     assert "…" in first
     assert second.split()[:3] == ["demo", "one", "loading"]
     assert len(head.split()) == 12

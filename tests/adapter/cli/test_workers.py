@@ -74,6 +74,8 @@ async def test_a_killed_worker_loses_only_its_streams(engine: str) -> None:
         # Each of two new connections goes to another worker, so both serve when both are there.
         assert server.line(r"^Worker 1 \(process \d+\) serves again\.$")
         assert time.monotonic() - at < 5
+        # The line of the start is not printed again.
+        assert sum(line.startswith("Latimer serves") for line in server.lines) == 1
         assert all(await ended(await streams(server.address, 4, 3)))
         whole = await ended(found)
         assert sum(whole) == STREAMS / 2
