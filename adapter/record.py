@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from ..backends.base import Finish
-from ..backends.errors import Busy
+from ..backends.errors import Busy, LatimerError, reason_of
 from ..backends.queue import Ticket
 from ..schemas.openai.common import FinishReason, Usage
 
@@ -100,6 +100,22 @@ class Record:
     def begin(self, engine: str, party: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""
         self.engine, self.party, self.begun = engine, party, perf_counter()
+
+    def repeat(self, error: LatimerError, is_pooled: bool) -> None:
+        """Note that an engine has not served the request, which is prepared and sent again.
+
+        Args:
+            is_pooled: True if its model has several engines.
+        """
+        party, self.party = self.party, None
+        if party is not None and party.engine:
+            tried = (*party.tries, (party.engine, reason_of(error)))
+        elif self.engine:
+            engine = NO_ENGINE if is_pooled else engine_name(self.engine)
+            tried = ((engine, reason_of(error)),)
+        else:
+            return
+        self.tries += tried
 
     @property
     def partial(self) -> tuple[int, int]:

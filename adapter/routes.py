@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from ..backends.errors import EngineUnavailable, ModelChanged, reason_of, shortened
+from ..backends.errors import EngineUnavailable, ModelChanged, shortened
 from .auth import require_key
 from .endpoints import (
     chat,
@@ -24,7 +24,6 @@ from .endpoints import (
     stored,
 )
 from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
-from .record import NO_ENGINE, engine_name
 from .request import EXCHANGE, Exchange
 from .service import Service
 
@@ -176,29 +175,17 @@ async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) ->
     except EngineUnavailable as error:
         if exchange.started or exchange.method != "POST":
             raise
+        name = None
         if not isinstance(error, ModelChanged):
             name = await exchange.read_json(lambda body: body.get("model"))
-            if not isinstance(name, str) or not service.is_replaced(name, exchange.grant):
-                raise
-        _note_try(exchange, error)
+        if not service.may_repeat(error, name, exchange.grant):
+            raise
+        if exchange.record is not None:
+            exchange.record.repeat(error, exchange.party is not None)
         # The request keeps its lease, so that it counts once.
         exchange.response_headers[:] = headers
         exchange.draft = exchange.to_store = exchange.party = None
         await endpoint(exchange, service)
-
-
-def _note_try(exchange: Exchange, error: EngineUnavailable) -> None:
-    """Note that an engine has not served a request, which is sent again."""
-    record = exchange.record
-    if record is None or not record.engine:
-        return
-    party, record.party = record.party, None
-    engine, earlier = engine_name(record.engine), ()
-    if party is not None and party.engine:
-        engine, earlier = party.engine, party.tries
-    elif exchange.party is not None:
-        engine = NO_ENGINE
-    record.tries += (*earlier, (engine, reason_of(error)))
 
 
 def routes_of(
