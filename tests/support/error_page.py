@@ -28,6 +28,7 @@ from latimer.adapter.errors import (
     render,
     unexpected,
 )
+from latimer.adapter.limits.config import digest_of
 from latimer.adapter.origins import LocalRules, OriginMiddleware
 from latimer.adapter.service import DEFAULT_MAX_BODY
 from latimer.backends.errors import (
@@ -126,6 +127,12 @@ async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
     app.service.is_command = True
     async with client_of(app) as client:
         got = await client.get(H)
+        yield got.status_code, got.json()["error"]
+    await app.aclose()
+    keys = {"team": {"digest": digest_of("team"), "models": ["demo"]}}
+    app = OpenAIAdapter(LlamaCpp(), keys=keys)
+    async with client_of(app) as client:
+        got = await client.get("/metrics", headers={"authorization": "Bearer team"})
         yield got.status_code, got.json()["error"]
     await app.aclose()
     for make in (projector, listener):
