@@ -130,6 +130,7 @@ class _WorkerServer(Server):
         service.background.elsewhere = self._register
         if service.store is not None:
             service.store.is_shared = True
+        self._around.drain_again(service)
         await self._register.inherit(service.background, service.store)
         for metrics in service.observers:
             if isinstance(metrics, Metrics):
