@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -18,9 +20,12 @@ from ..backends.fleet.machine import Member
 from ..backends.fleet.replica import Replica
 from .errors import InvalidRequest
 from .fleet import Fleet
+from .metric_rows import FROM_BEST
+
+log = logging.getLogger("latimer")
 
 PREFIX = "/admin/engines"
-_DRAINED = "it is drained by the operator"
+DRAINED = "it is drained by the operator"
 
 
 def admin_routes(fleet: Fleet, key: str) -> list[Route]:
@@ -43,6 +48,15 @@ def admin_routes(fleet: Fleet, key: str) -> list[Route]:
     def acting(act: Callable[[Fleet, Replica], Awaitable[None]]) -> Any:
         async def action(request: Request) -> Any:
             replica = _named(fleet, request.path_params["name"])
+            # Another worker has logged what it passes on.
+            if request.client is not None:
+                fields = {
+                    "action": act.__name__, "engine": replica.name, "client": request.client.host,
+                }  # fmt: skip
+                log.info(
+                    "the operator asked for engine %s: %s", replica.name, act.__name__,
+                    extra={"event": "admin", "fields": fields},
+                )  # fmt: skip
             await act(fleet, replica)
             return describe(fleet, replica)
 
@@ -82,6 +96,25 @@ def describe(fleet: Fleet, replica: Replica) -> dict[str, Any]:
     return found
 
 
+def combined(replies: Sequence[Any]) -> Any:
+    """Return the response of all workers to a request of the operator, from that of each.
+
+    Their requests add up. The state is the worst one, with its reason.
+    """
+    if "data" not in replies[0]:
+        return _as_one(replies)
+    found: dict[str, list[Any]] = {}
+    for engine in chain.from_iterable(reply["data"] for reply in replies):
+        found.setdefault(engine["id"], []).append(engine)
+    return {**replies[0], "data": [*map(_as_one, found.values())]}
+
+
+def _as_one(engines: Sequence[Any]) -> Any:
+    worst = max(engines, key=lambda engine: FROM_BEST.index(engine["state"]))
+    sums = {name: sum(one[name] for one in engines) for name in ("running", "waiting")}
+    return {**worst, **sums}
+
+
 async def load(fleet: Fleet, replica: Replica) -> None:
     """Load an engine, and let it serve requests again if it was drained."""
     if replica.state == "draining":
@@ -110,7 +143,7 @@ async def unload(_: Fleet, replica: Replica) -> None:
 
 async def drain(_: Fleet, replica: Replica) -> None:
     """Send no more requests to an engine; those that it runs end as usual."""
-    replica.set("draining", _DRAINED)
+    replica.set("draining", DRAINED)
 
 
 def _all(fleet: Fleet) -> list[Replica]:

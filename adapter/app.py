@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import Unpack, override
 
 from ..backends.base import Backend
-from ..backends.errors import LatimerError, shortened
+from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
 from .auth import Keys
@@ -32,10 +33,13 @@ from .errors import (
     printable,
     render,
     unexpected,
+    worded,
 )
 from .hosted import NAMES, Limits
 from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store_of
-from .metrics import Metrics, Names
+from .metric_rows import Names
+from .metrics import Metrics
+from .option import option_of
 from .origins import LocalRules, OriginMiddleware
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
@@ -131,6 +135,21 @@ class Options(TypedDict, total=False):
     metrics_open: bool
 
 
+def _keywords() -> Mapping[str, str]:
+    """Return the keyword of each setting of an adapter or an engine in process, by its option."""
+    found = {}
+    for name, field in Settings.model_fields.items():
+        option = option_of(field)
+        if {"adapter", "llama-cpp"} & {*option.to}:
+            value = "=True" if field.annotation is bool else ""
+            found["--" + name.replace("_", "-")] = (option.argument or name) + value
+    return found
+
+
+_KEYWORDS = _keywords()
+# An option, and its value in the texts of errors. llama-server has some of these options, too.
+_OPTION = re.compile(r"(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
+
 # The defaults of `latimer serve`, without rules for local pages.
 DEFAULTS = cast("Options", {"local_rules": None, **Settings.model_construct().arguments("adapter")})
 
@@ -206,7 +225,7 @@ class ErrorMiddleware:
                 exchange.record.fail(error)
             if exchange.started and isinstance(error, LatimerError) and not exchange.has_waited:
                 raise
-            await _fail(exchange, error)
+            await _fail(exchange, error if self._service.is_command else _in_app(error))
         finally:
             if self._keys is not None:
                 # The exchange refers to the scope.
@@ -218,6 +237,25 @@ class ErrorMiddleware:
                     exchange.lease.release()
                 if exchange.record is not None:
                     self._service.ended(exchange)
+
+
+def _keyword(found: re.Match[str]) -> str:
+    keyword = _KEYWORDS.get(found[1])
+    if keyword is None:
+        return found[0]
+    return f'{keyword}="{found[2]}"' if found[2] else keyword
+
+
+def _in_app(error: Exception) -> Exception:
+    """Return an error that names the keywords of settings, which an app has instead of options."""
+    if not isinstance(error, LatimerError):
+        return error
+    facts = worded(error) if isinstance(error, RequestError) else error
+    message = _OPTION.sub(_keyword, facts.message)
+    if message != facts.message:
+        facts.message = message
+        return facts
+    return error
 
 
 def _without_default(by_type: Mapping[Any, Any], by_status: Mapping[int, Any]) -> Any:
@@ -359,7 +397,8 @@ class OpenAIAdapter(Router):
         options = {**DEFAULTS, **options}
         measures = options["metrics"] and "" in prefixes
         if measures:
-            observers = [Metrics(options["metrics_names"]), *observers]
+            own_metrics = Metrics(options["metrics_names"], options["metrics_open"])
+            observers = [own_metrics, *observers]
         self._service = _service_of(backend, options, observers)
         metrics: MetricsAccess = "off"
         if measures:

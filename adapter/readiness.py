@@ -78,9 +78,8 @@ def _of_pool(entry: ModelEntry) -> ModelState:
     assert pool is not None
     engines = []
     for one in pool.replicas:
-        load = one.backend.load()
-        cache = None if load is None else load.cache
-        engines.append(EngineState(one.name, one.state, one.reason, Load(one.running, 0, cache)))
+        load = (one.backend.load() or _IDLE)._replace(running=one.running, waiting=0)
+        engines.append(EngineState(one.name, one.state, one.reason, load))
     names = entry.names or ((pool.known.name,) if pool.known is not None else (pool.name,))
     return ModelState(names[0], pool.waiting, tuple(engines), pool)
 

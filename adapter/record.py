@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from ..backends.base import Finish
-from ..backends.errors import Busy
+from ..backends.errors import Busy, LatimerError, reason_of
 from ..backends.queue import Ticket
 from ..schemas.openai.common import FinishReason, Usage
 
@@ -50,6 +50,7 @@ class Record:
         model: the first name of its model; `OTHER` without one.
         engine: the name of its engine in a fleet, or `NO_ENGINE`; without a fleet, its kind.
         party: the request as the queue of its engine knows it.
+        tries: the engines that have not served it before, each with the reason; see `Ticket`.
         key: the name of its API key's table, or a hash of the key; empty without a key.
         end_user: the end user that it names.
         begun_at: the time at which it arrived.
@@ -67,12 +68,14 @@ class Record:
         is_left: True if the client disconnected before the end.
         is_detached: True for work that outlives its request.
         count: the number of its choices.
+        max_tokens: the tokens that it allows for each choice; 0 if it sets no limit.
         usage, finishes, reasons: the token counts, the ends of the choices, and their finish
             reasons, if it has succeeded.
         choices_per_prompt: how many of these each prompt has.
         reply: the response object, if `keeps` is set.
         failed: the status of the error that ended it, also in a stream; 0 without one.
         error_code: the code of this error.
+        param: the field at fault, if the error names one.
         limit: the limit that it exceeded: `requests`, `tokens` or `concurrent` of its key, or the
             `queue`.
     """
@@ -82,11 +85,12 @@ class Record:
     forwarded: Mapping[str, str] | None = None
     method = path = client = request_id = endpoint = model = engine = key = end_user = (
         error_code
-    ) = limit = ""
+    ) = limit = param = ""
     party: Ticket | None = None
+    tries: tuple[tuple[str, str], ...] = ()
     begun_at = loading = begun = queued = overhead = last = ended = 0.0
     arrivals: array[float] | None = None
-    status = failed = 0
+    status = failed = max_tokens = 0
     count = choices_per_prompt = 1
     usage: Usage | None = None
     finishes: Sequence[Finish] = ()
@@ -97,8 +101,34 @@ class Record:
         """Note that the engine gets the request's jobs now."""
         self.engine, self.party, self.begun = engine, party, perf_counter()
 
+    def repeat(self, error: LatimerError, is_pooled: bool) -> None:
+        """Note that an engine has not served the request, which is prepared and sent again.
+
+        Args:
+            is_pooled: True if its model has several engines.
+        """
+        party, self.party = self.party, None
+        if party is not None and party.engine:
+            tried = (*party.tries, (party.engine, reason_of(error)))
+        elif self.engine:
+            engine = NO_ENGINE if is_pooled else engine_name(self.engine)
+            tried = ((engine, reason_of(error)),)
+        else:
+            return
+        self.tries += tried
+
+    @property
+    def partial(self) -> tuple[int, int]:
+        """The tokens that were evaluated and generated for a request without usage, as far known.
+
+        Tokens that arrive together have one time, so an engine knows better how many there are.
+        """
+        party, arrived = self.party, len(self.arrivals or ())
+        return (0, arrived) if party is None else (party.prompt, max(party.generated, arrived))
+
     def fail(self, error: Exception) -> None:
         """Note the error that ended the request; the error itself would keep all of it."""
         self.failed = int(getattr(error, "status_code", getattr(error, "status", 500)))
         self.error_code = str(getattr(error, "code", None) or self.failed)
+        self.param = getattr(error, "param", None) or ""
         self.limit = "queue" if isinstance(error, Busy) else getattr(error, "limit", "")

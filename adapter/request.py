@@ -148,7 +148,7 @@ class Exchange(Request):
         found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
         found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
         found.cache_key = self.cache_key
-        found.started = found.streams = found.is_detached = True
+        found.streams = found.is_detached = True
         found.status, found.model, found.forwarded = 200, self.model, self.forwarded
         found.grant = self.grant
         found.lease, self.lease = self.lease, None

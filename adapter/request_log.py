@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias
 
 import orjson
 from typing_extensions import override
 
+from ..schemas.openai.common import Request
+from .dialects import TABLES
 from .errors import in_log, printable
 from .record import PROBES, Record
 from .service import Observer
@@ -80,19 +84,36 @@ class Writer:
 _LINE = orjson.OPT_APPEND_NEWLINE
 
 
+def json_line(message: str, level: str, event: str, fields: Mapping[str, Any]) -> str:
+    """Return a line of the log that is not about a request."""
+    at = datetime.now(UTC)
+    found = {"time": at, "level": level, "event": event, "message": message, **fields}
+    return orjson.dumps(found, None, orjson.OPT_UTC_Z).decode()
+
+
 class JsonFormatter(logging.Formatter):
-    """A formatter of other lines of the log, such as warnings, as JSON."""
+    """A formatter of records as JSON; their `extra` can have an `event` and its `fields`."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        event = {
-            "time": datetime.fromtimestamp(record.created, UTC),
-            "level": record.levelname.lower(),
-            "event": "log",
-            "logger": record.name,
-            "message": super().format(record),
-        }
-        return orjson.dumps(event, None, orjson.OPT_UTC_Z).decode()
+        fields = {"logger": record.name, **getattr(record, "fields", {})}
+        event = getattr(record, "event", "log")
+        return json_line(super().format(record), record.levelname.lower(), event, fields)
+
+
+class TextFormatter(logging.Formatter):
+    """A formatter of records for people; text of a request does not control the terminal."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep="\n")
+
+
+def form_of(form: Format | None, has_requests: bool) -> Format:
+    """Return the format of all lines: that of the settings, or of the request log by default."""
+    if form is not None:
+        return form
+    return "json" if has_requests and not sys.stderr.isatty() else "text"
 
 
 class RequestLog(Observer):
@@ -135,6 +156,8 @@ class RequestLog(Observer):
             self._write(b"".join(lines))
 
 
+# The fields that say in a line for people how a request has ended.
+_REASONS = ("finish_reason", "error_code", "param", "limit")
 # The ends of times: encoding a `datetime` takes as long as encoding the rest of a line.
 _MILLISECONDS = [f".{number:03}Z" for number in range(1000)]
 
@@ -176,6 +199,9 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
             event["ttft_ms"] = int((record.arrivals[0] - begun_at) * 1e6) / 1e3
         if record.last:
             event["overhead_ms"] = int(record.overhead * 1e6) / 1e3
+    if record.tries:
+        event["attempts"] = len(record.tries) + 1
+        event["tried"] = [{"engine": one, "reason": reason} for one, reason in record.tries]
     usage = record.usage
     if usage is not None:
         event["prompt_tokens"] = usage["prompt_tokens"]
@@ -185,8 +211,14 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
             event["reasoning_tokens"] = usage["completion_tokens_details"]["reasoning_tokens"]
         if record.reasons:
             event["finish_reason"] = record.reasons[0]
+    elif record.begun and any(record.partial):
+        event["prompt_tokens"], event["completion_tokens"] = record.partial
     if record.failed:
         event["error_code"] = record.error_code
+        if record.param:
+            event["param"] = _shown(record.param)
+        if record.limit:
+            event["limit"] = record.limit
     if record.is_left:
         event["client_gone"] = True
     if record.forwarded:
@@ -198,6 +230,30 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     if record.client:
         event["client"] = record.client
     return event
+
+
+_WORDS = re.compile(r"[^.\[\]]+")
+
+
+@cache
+def _fields() -> frozenset[str]:
+    """Return the names of all fields of requests."""
+    names = {word for table in TABLES.values() for name in table for word in name.split(".")}
+    todo: list[type[Request]] = [Request]
+    while todo:
+        kind = todo.pop()
+        todo += kind.__subclasses__()
+        for name, field in kind.model_fields.items():
+            names |= {name, field.alias or name}
+    return frozenset(names)
+
+
+def _shown(param: str) -> str:
+    """Return the path of a field up to the first name that its client has made up."""
+    for word in _WORDS.finditer(param):
+        if not (word[0].isdigit() or word[0] in _fields()):
+            return f"{param[: word.start()]}…"
+    return param
 
 
 def line(event: Mapping[str, Any]) -> bytes:
@@ -218,7 +274,9 @@ def line(event: Mapping[str, Any]) -> bytes:
     if "ttft_ms" in event:
         words.append(f"ttft {event['ttft_ms'] / 1e3:.2f} s")
     words.append(f"{seconds:.2f} s")
-    words += [str(event[name]) for name in ("finish_reason", "error_code") if event.get(name)]
+    words += [str(event[name]) for name in _REASONS if event.get(name)]
+    if "tried" in event:
+        words.append("after " + ", ".join(f"{o['engine']} {o['reason']}" for o in event["tried"]))
     if "client_gone" in event:
         words.append("client gone")
     words.append(event["request_id"])

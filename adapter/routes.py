@@ -175,10 +175,13 @@ async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) ->
     except EngineUnavailable as error:
         if exchange.started or exchange.method != "POST":
             raise
+        name = None
         if not isinstance(error, ModelChanged):
             name = await exchange.read_json(lambda body: body.get("model"))
-            if not isinstance(name, str) or not service.is_replaced(name, exchange.grant):
-                raise
+        if not service.may_repeat(error, name, exchange.grant):
+            raise
+        if exchange.record is not None:
+            exchange.record.repeat(error, exchange.party is not None)
         # The request keeps its lease, so that it counts once.
         exchange.response_headers[:] = headers
         exchange.draft = exchange.to_store = exchange.party = None

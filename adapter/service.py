@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..backends.base import Backend, Capabilities, Model
-from ..backends.errors import LatimerError, shortened
+from ..backends.errors import EngineUnavailable, LatimerError, ModelChanged, shortened
 from ..backends.fleet.pool import Pool
 from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
@@ -180,6 +180,8 @@ class Service:
         self.asked: dict[Backend, asyncio.Task[None]] = {}
         # Closes the engines that several models share.
         self.release: Callable[[], Awaitable[None]] | None = None
+        # True for `latimer serve`, whose settings are options of a command.
+        self.is_command = False
         # True if the server ends when its requests have ended, and if it accepts no more.
         self.is_draining = self.has_ended = False
 
@@ -260,6 +262,8 @@ class Service:
             record.end_user = exchange.end_user
         party = record.party
         record.queued = record.loading + (0.0 if party is None else party.waited)
+        if party is not None and party.tries:
+            record.tries += party.tries
         if record.last:
             before = record.begun - record.begun_at - record.loading
             record.overhead = before + record.ended - record.last
@@ -355,8 +359,18 @@ class Service:
                     return table[other], other, True
         return entry, name or entry.names[0], False
 
-    def is_replaced(self, name: str, grant: Grant | None) -> bool:
-        """Return True if a model has no engine, and a fallback serves its requests."""
+    def may_repeat(self, error: LatimerError, name: object, grant: Grant | None) -> bool:
+        """Return True if a request that has failed can succeed when it is prepared once more.
+
+        That is so if its engine has another model now, and if a fallback serves its model now.
+
+        Args:
+            name: the name of its model.
+        """
+        if isinstance(error, ModelChanged):
+            return True
+        if not isinstance(error, EngineUnavailable) or not isinstance(name, str):
+            return False
         return self.table is not None and self.chosen(name, grant)[2]
 
     def _unknown(

@@ -378,11 +378,13 @@ class Load(NamedTuple):
         running: the number of calls that it runs.
         waiting: the number of requests that wait for it.
         cache: the share of its KV cache that running calls take; None if unknown.
+        preemptions: the number of calls that it has interrupted for others so far.
     """
 
     running: int
     waiting: int
     cache: float | None = None
+    preemptions: int = 0
 
 
 # How the vectors of an input's tokens become one; `rank` makes a score of them.

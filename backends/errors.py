@@ -22,7 +22,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -297,6 +297,20 @@ class EngineSilent(EngineError):
 
     status = 504
     code = "engine_timeout"
+
+
+# Why an engine has not served a call, in metrics and logs; any other error of it is `error`.
+_REASONS: Mapping[type[LatimerError], str] = {
+    Busy: "busy",
+    EngineUnavailable: "unavailable",
+    ModelChanged: "model_changed",
+    EngineSilent: "silent",
+}
+
+
+def reason_of(error: LatimerError) -> str:
+    """Return why an engine has not served a call, as one of a few words."""
+    return _REASONS.get(type(error), "error")
 
 
 @contextmanager

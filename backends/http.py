@@ -266,6 +266,11 @@ class Connection(asyncio.Protocol):
         return self.complete and not self._body
 
     @property
+    def unread(self) -> bytes:
+        """The data that has arrived and that its reader has not taken."""
+        return b"".join(self._body)
+
+    @property
     def has_begun(self) -> bool:
         """True if a part of the response has arrived."""
         return self._answered

@@ -78,19 +78,25 @@ class Ticket:
             before the first event of the call.
         affinity: `hit`, `miss` or `none`, for what that engine had in its prompt cache.
         waited: the seconds that the call waited for a place which waited longest.
+        prompt, generated: the tokens of calls that were cancelled or have failed, as far as their
+            engines have said.
+        tries: the engines that have not served a call which was sent again then, in their order,
+            each with the reason (`errors.reason_of`).
     """
 
     __slots__ = (
-        "admitted", "affinity", "engine", "jobs", "key", "session", "tier", "waited", "weight",
+        "admitted", "affinity", "engine", "generated", "jobs", "key", "prompt", "session", "tier",
+        "tries", "waited", "weight",
     )  # fmt: skip
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
-        self.jobs = 0
+        self.jobs = self.prompt = self.generated = 0
         self.tier = tier
         self.key = self.session = self.engine = self.affinity = ""
         self.weight = 1.0
         self.waited = 0.0
+        self.tries: tuple[tuple[str, str], ...] = ()
 
 
 class Waiting(Protocol):

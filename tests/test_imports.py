@@ -34,9 +34,9 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "admission", "auth", "hosted", "metrics", "origins", "readiness", "record", "request",
-            "request_log", "responses/background", "responses/register",
-            "responses/sealed", "service", "validation",
+            "admission", "auth", "hosted", "metric_rows", "metrics", "origins", "readiness",
+            "record", "request", "request_log", "responses/background", "responses/register",
+            "responses/sealed", "service", "validation", "vllm_metrics",
         )
     ),
     ("adapter/generation/*.py",),

@@ -19,6 +19,8 @@ from .terminal import EXIT_CHECK, WrongUse, end_at_once, say
 _PATH = "/admin/engines"
 # Seconds between two looks at an engine that is drained.
 _LOOK = 0.5
+# The states in which an engine needs memory for its next load only.
+_WITHOUT_MEMORY = ("unloaded", "failed")
 _COLUMNS = ("engine", "state", "models", "running", "waiting", "memory", "reason")
 
 
@@ -50,13 +52,16 @@ def ps(url: str, admin_key: str | None, as_json: bool) -> None:
 
 def _row(engine: dict[str, Any]) -> tuple[str, ...]:
     memory = engine.get("memory") or {}
+    sizes = ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in memory.items()) or "-"
+    if memory and engine["state"] in _WITHOUT_MEMORY:
+        sizes += " (not used)"
     return (
         printable(engine["id"]),
         engine["state"],
         printable(", ".join(engine["models"])),
         f"{engine['running']}/{engine['places']}",
         str(engine["waiting"]),
-        ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in memory.items()) or "-",
+        sizes,
         printable(engine["reason"]) or "-",
     )
 

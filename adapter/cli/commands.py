@@ -141,12 +141,14 @@ async def _check_fleet(settings: Settings) -> int:
         return EXIT_START
     try:
         are_ready = True
+        broken: set[str] = set()
         for name, replica in fleet.replicas.items():
             if isinstance(replica.loader, Member):
                 reachable, rows = await describe_loader(replica.loader.loader)
             else:
                 reachable, rows = await describe(replica.backend)
             are_ready = are_ready and reachable
+            broken |= set() if reachable else {name}
             _print([("engines." + name, "")] + [("  " + key, value) for key, value in rows])
             click.echo()
         rows = []
@@ -155,11 +157,14 @@ async def _check_fleet(settings: Settings) -> int:
             if pool.known is not None:
                 about = f"{pool.known.name}, {pool.places} at a time"
             else:
-                about = ON_DEMAND if pool.is_available else "no engine is ready"
+                can_load = any(one.is_loadable and one.name not in broken for one in pool.replicas)
+                about = ON_DEMAND if can_load else "no engine is ready"
             rows.append((f"models.{name}", about))
             for one in pool.replicas:
                 state = f"{one.state}: {one.reason}" if one.reason else one.state
-                rows.append((f"  {one.name}", ON_DEMAND if one.is_loadable else state))
+                if one.is_loadable:
+                    state = "cannot be loaded" if one.name in broken else ON_DEMAND
+                rows.append((f"  {one.name}", state))
                 are_ready = are_ready and (one.state == "ready" or one.is_loadable)
         is_open, row = await describe_store(settings.store_place())
         can_share, workers = await _workers(settings)

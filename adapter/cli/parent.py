@@ -36,7 +36,7 @@ from .listener import Listener
 from .reload import fixed_in
 from .server import END, waits_for
 from .sharing import check_shared, one_call_engine, shared
-from .terminal import EXIT_START, WrongUse, fail, mute, say
+from .terminal import ALL, EXIT_START, START, WrongUse, fail, mute, say
 from .worker import (
     CLOSED,
     CONNECTION,
@@ -72,6 +72,7 @@ def run(settings: Settings) -> None:
         SystemExit: the server could not start.
     """
     check_shared(settings)
+    serve.set_log(settings)
     reason = asyncio.run(one_call_engine(settings))
     if reason is not None:
         fail(reason)
@@ -264,7 +265,9 @@ class _Parent:
         os.close(self._life)
         if number:
             # All workers would say the same.
-            mute()
+            mute(ALL)
+        elif self._has_started:
+            mute(START)
         worker = Worker(number, other, self._lifeline, self._folder, address)
         try:
             serve.run(serve.serve(self._settings, worker))
@@ -312,14 +315,14 @@ class _Parent:
             self._has_started = True
             self._listener.listen()
             if self._says_key:
-                say(serve.RANDOM_KEY)
+                say(serve.RANDOM_KEY, START)
             self._due = dict.fromkeys(range(1, self._settings.workers), 0.0)
         elif not self._is_complete and len(self._ready()) == self._settings.workers:
             self._is_complete = True
             pids = ", ".join(str(one.process.pid) for _, one in sorted(self._children.items()))
-            say(f"Latimer runs {self._settings.workers} workers: processes {pids}.")
+            say(f"Latimer runs {self._settings.workers} workers: processes {pids}.", START)
         elif self._is_complete:
-            say(f"{child.name} serves again.")
+            say(f"{child.name} serves again.", "worker", worker=child.number + 1)
         self._accept()
 
     def _on_counted(self, child: _Child) -> None:
@@ -328,7 +331,7 @@ class _Parent:
         if self._is_draining and all(one.has_counted for one in self._ready()):
             running = sum(one.running for one in self._ready())
             if running:
-                say(waits_for(running, self._settings.drain))
+                say(waits_for(running, self._settings.drain), "drain")
 
     def _keep_settings(self) -> None:
         """Give new workers what the running ones have read from the file."""
@@ -362,7 +365,10 @@ class _Parent:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         if child.is_leaving and code == 0:
             how = "ended after its drain"
-        say(f"{child.name} {how}. Another one starts {again}.")
+        say(
+            f"{child.name} {how}. Another one starts {again}.", "worker", "warning",
+            worker=child.number + 1, exit_code=code,
+        )  # fmt: skip
         self._due[child.number] = time.monotonic() + pause
 
     def _pause_of(self, child: _Child) -> float:

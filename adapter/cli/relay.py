@@ -1,7 +1,8 @@
-"""Requests that another worker of the server has to answer, passed on through its Unix socket.
+"""Requests that other workers of the server have to answer, passed on through their Unix sockets.
 
 Each worker has the responses in the background that it runs. A client's connection is with any
-worker, so that worker passes the request on, and the response back.
+worker, so that worker passes the request on, and the response back. The operator's requests are for
+all workers. A file for each drained engine lets workers that start later drain it, too.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable
+from hashlib import sha256
 from pathlib import Path
 
 import httpx2
 import orjson
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...backends.errors import LatimerError
+from ..admin import DRAINED, PREFIX, combined
 from ..errors import error_event, render
 from ..responses.register import Register
+from ..service import Service
 
 _RESPONSE = re.compile(r"/responses/+(resp_[0-9a-f]+)")
 # Seconds that a worker gets to start again, and between two attempts to reach it.
@@ -75,12 +79,72 @@ class Relay:
             number = None if found is None else self._register.worker_of(found[1])
             if number is not None and number != self._number:
                 return self._pass_on(number, scope, receive, send)
+        elif scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            return self._in_all(scope, receive, send)
         return self._app(scope, receive, send)
 
     async def aclose(self) -> None:
         """Close the connections to the other workers."""
         for client in self._clients.values():
             await client.aclose()
+
+    def drain_again(self, service: Service) -> None:
+        """Drain the engines that the operator has drained before this worker began."""
+        pools = [entry.pool for entry in service.entries if entry.pool is not None]
+        for replica in (one for pool in pools for one in pool.replicas):
+            if self._drained(replica.name).exists():
+                replica.set("draining", DRAINED)
+
+    def _drained(self, engine: str) -> Path:
+        return self._folder / f"{sha256(engine.encode()).hexdigest()}.drained"
+
+    async def _in_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let all workers answer a request of the operator, and send what they say together."""
+        body = await _body(receive)
+        numbers = {int(path.stem) for path in self._folder.glob("*.sock")} - {self._number}
+        (status, own), *others = await asyncio.gather(
+            self._own(scope, body), *(self._other(one, scope, body) for one in numbers)
+        )
+        if status == 200:
+            values = [orjson.loads(data) for code, data in others if code == 200]
+            own = orjson.dumps(combined([orjson.loads(own), *values]))
+            self._note(scope["path"])
+        await Response(own, status, media_type="application/json")(scope, receive, send)
+
+    def _note(self, path: str) -> None:
+        """Note that an engine was drained, or is used again."""
+        name, _, verb = path.removeprefix(f"{PREFIX}/").rpartition("/")
+        if verb == "drain":
+            self._drained(name).touch()
+        elif verb == "load":
+            self._drained(name).unlink(missing_ok=True)
+
+    async def _own(self, scope: Scope, body: bytes) -> tuple[int, bytes]:
+        """Return the status and the body of this worker's response."""
+        status, parts = 500, list[bytes]()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        return status, b"".join(parts)
+
+    async def _other(self, number: int, scope: Scope, body: bytes) -> tuple[int, bytes]:
+        """Return the status and the body of another worker's response; 0 if it does not answer."""
+        try:
+            async with asyncio.timeout(2 * _PATIENCE):
+                response = await self._sent(number, scope, body)
+                try:
+                    return response.status_code, await response.aread()
+                finally:
+                    await response.aclose()
+        except (httpx2.TransportError, TimeoutError):
+            return 0, b""
 
     async def _pass_on(self, number: int, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -67,15 +67,15 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
                 await asyncio.to_thread(end_earlier_engines)
             changes = fleet.apply(new)
     except (WrongSettings, UnusableKey) as error:
-        say(f"Latimer keeps its settings: {error}")
+        say(f"Latimer keeps its settings: {error}", "reload", reason=str(error))
         return settings
     except LatimerError as error:
-        say(f"Latimer keeps its settings: {error.message}")
+        say(f"Latimer keeps its settings: {error.message}", "reload", reason=error.message)
         return settings
     except Exception as error:
         # The file must be followed after any error: a key that it removes later has to go.
         log.exception("the settings file could not be read again")
-        say(f"Latimer keeps its settings: {error}")
+        say(f"Latimer keeps its settings: {error}", "reload", reason=str(error))
         return settings
     if fleet is not None:
         app.replace(fleet.entries)
@@ -83,7 +83,8 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
     app.replace_keys(keys, new.keys)
     changes += changes_of("key", settings.keys, new.keys)
     same = "the same keys" if fleet is None else "the same engines and models"
-    say(f"Latimer has read {new.file} again: {', '.join(changes) or same}.")
+    words = f"Latimer has read {new.file} again: {', '.join(changes) or same}."
+    say(words, "reload", changes=changes)
     fixed = fixed_in(settings, new)
     if fixed:
         say(f"Start the server again to change: {', '.join(fixed)}.")

@@ -25,13 +25,13 @@ from ..generation.token_ids import load
 from ..limits.config import kind_of
 from ..limits.leases import LimitsError
 from ..origins import LocalRules, is_loopback
-from ..request_log import JsonFormatter, RequestLog, Writer
+from ..request_log import JsonFormatter, RequestLog, TextFormatter, Writer, form_of
 from ..service import Observer
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
-from .terminal import EXIT_START, end_at_once, fail, say
+from .terminal import EXIT_START, START, end_at_once, fail, print_json, say
 
 # Seconds to wait for the engine's first answer before a line says that it is missing.
 _FIRST = 1.0
@@ -40,8 +40,8 @@ _AGAIN = 0.5
 # Seconds between attempts to open a store that was not available at the start.
 _REOPEN = 2.0
 RANDOM_KEY = (
-    "Encrypted reasoning that clients of /v1/responses keep can be read until this server ends. "
-    "--reasoning-key keeps it readable."
+    "Clients of /v1/responses can send encrypted reasoning back until this server ends. Set "
+    "--reasoning-key SECRET if they must be able to after a restart, too."
 )
 
 
@@ -66,6 +66,7 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         SystemExit: the server could not start.
     """
     end_at_once()
+    set_log(settings)
     if starts_engines(settings):
         end_earlier_engines()
     _allow_connections()
@@ -78,7 +79,7 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         fleet = Fleet(settings, progress) if settings.engines else None
         backend = backend_of(settings, progress) if fleet is None else None
         for line in unused(settings) if fleet is None else ():
-            say(line)
+            say(line, START)
         writer = Writer()
         try:
             app = adapter_of(settings, backend or fleet, _logs(settings, writer))
@@ -132,17 +133,22 @@ def _collect_rarely() -> None:
 
 
 def _logs(settings: Settings, writer: Writer) -> Sequence[Observer]:
-    """Set up the log of warnings, and return that of requests."""
-    level = settings.log_level
-    logging.getLogger("latimer").setLevel(level.upper())
-    if settings.log_format == "json":
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonFormatter())
-        logging.getLogger().addHandler(handler)
+    """Return the log of requests."""
     if settings.log_requests is False:
         return ()
-    form = settings.log_format or ("text" if sys.stderr.isatty() else "json")
-    return [RequestLog(writer.write, form, level, settings.log_content)]
+    form = form_of(settings.log_format, has_requests=True)
+    return [RequestLog(writer.write, form, settings.log_level, settings.log_content)]
+
+
+def set_log(settings: Settings) -> None:
+    """Set the format of all lines, and the least level of those of the log."""
+    logging.getLogger("latimer").setLevel(settings.log_level.upper())
+    is_json = form_of(settings.log_format, settings.log_requests is not False) == "json"
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
+    logging.getLogger().handlers = [handler]
+    if is_json:
+        print_json()
 
 
 async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[None] | None:
@@ -166,7 +172,7 @@ async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[No
             fail(f"{where}: {in_words(error)}")
         say(f"The store is not available yet: {where}: {in_words(error)}")
         return asyncio.create_task(_open_later(app, where))
-    say(_stores(where))
+    say(_stores(where), START)
     return None
 
 
@@ -192,7 +198,7 @@ async def _open_limits(app: OpenAIAdapter, settings: Settings) -> None:
         )
         say(f"The store of the limits is not available yet, so {until}: {where}: {error.detail}")
     else:
-        say(f"Latimer counts the limits of keys in {where}.")
+        say(f"Latimer counts the limits of keys in {where}.", START)
 
 
 async def _open_later(app: OpenAIAdapter, where: str) -> None:
@@ -285,9 +291,9 @@ async def _listen_when_ready(
     )
     if settings.wait:
         door.listen()
-    say(f"Latimer serves {names} ({engine}) at {address}")
+    say(f"Latimer serves {names} ({engine}) at {address}", START)
     if settings.reasoning_key is None:
-        say(RANDOM_KEY)
+        say(RANDOM_KEY, START)
     listens.set()
 
 
@@ -301,16 +307,34 @@ async def _serve_fleet(
     """Print the models and the address, and follow the changes of the settings file."""
     fleet.start()
     if settings.wait:
+        await _warn(fleet, "Latimer accepts no requests")
         await fleet.wait()
         door.listen()
     engines = len(fleet.replicas)
     names = shortened(", ".join(fleet.pools))
     count = f"{engines} engine{'s' * (engines > 1)}"
-    say(f"Latimer serves {names} over {count} at {door.address}")
+    say(f"Latimer serves {names} over {count} at {door.address}", START)
     if settings.reasoning_key is None:
-        say(RANDOM_KEY)
+        say(RANDOM_KEY, START)
     listens.set()
+    if not settings.wait:
+        await _warn(fleet, "its requests get a 503")
     await follow(settings, fleet, app, door)
+
+
+async def _warn(fleet: Fleet, until: str) -> None:
+    """Say which models have no engine that answers soon, or can be loaded.
+
+    Args:
+        until: what that means for requests.
+    """
+    asking = [asyncio.ensure_future(pool.ask_all()) for pool in fleet.pools.values()]
+    await asyncio.wait(asking, timeout=_FIRST)
+    for name, pool in fleet.pools.items():
+        if not pool.is_available:
+            reasons = "; ".join(f"{one.name}: {one.reason}" for one in pool.replicas)
+            words = f"No engine of the model {name} is ready, so {until} until one is. {reasons}"
+            say(words, START, "warning", model=name, engines=[one.name for one in pool.replicas])
 
 
 async def _task(settings: Settings, backend: Backend) -> str:
@@ -333,12 +357,14 @@ def adapter_of(
             settings.host, settings.cors_origin, settings.allowed_host
         )
     if not isinstance(served, Fleet):
-        return OpenAIAdapter(served, **arguments)
+        app = OpenAIAdapter(served, **arguments)
+        app.service.is_command = True
+        return app
     if settings.admin_key is not None:
         key = settings.admin_key.get_secret_value()
         arguments["routes"] = admin_routes(served, key)
     app = OpenAIAdapter(served.entries, **arguments)
-    app.service.release = served.aclose
+    app.service.release, app.service.is_command = served.aclose, True
     return app
 
 

@@ -47,6 +47,7 @@ class Server(uvicorn.Server):
                 http=http,
                 # A websocket request gets an error object, like any other invalid request.
                 ws="none",
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
@@ -65,7 +66,7 @@ class Server(uvicorn.Server):
         if self.should_exit:
             self._loop.call_soon_threadsafe(self.end)
         elif running := len(self.server_state.tasks):
-            self._loop.call_soon_threadsafe(say, waits_for(running, self._drain))
+            self._loop.call_soon_threadsafe(say, waits_for(running, self._drain), "drain")
         self.should_exit = True
 
     @override

@@ -52,11 +52,6 @@ def _obstacles(settings: Settings) -> Iterator[str]:
                     f"the limits of keys.{grant.name} would hold for each worker alone. Count them "
                     "in Redis or PostgreSQL (store in the table [admission]), or omit the workers."
                 )
-    if settings.admin_key is not None:
-        yield (
-            "the paths under /admin act on one process only. Omit the admin key; a changed file "
-            "of --config adds and removes engines in all workers."
-        )
 
 
 _START_A_SERVER = (

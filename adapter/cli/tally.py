@@ -17,7 +17,8 @@ from pathlib import Path
 
 import orjson
 
-from ..metrics import Metrics, Values, counted, merged
+from ..metric_rows import Values
+from ..metrics import Metrics, counted, merged
 from ..readiness import SCRAPE, States, pools_of, states_of
 from ..service import Service
 

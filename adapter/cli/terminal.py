@@ -15,10 +15,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import click
 
@@ -41,25 +41,48 @@ class WrongUse(click.ClickException):
         super().__init__(printable(message))
 
 
-_is_muted = False
+# The event of lines that a server prints once, and what a process is muted of.
+START, ALL = "start", "all"
+_muted = ""
+_is_json = False
 
 
-def mute() -> None:
-    """Print no more lines with `say` in this process: another one prints the same."""
-    global _is_muted
-    _is_muted = True
+def mute(what: str) -> None:
+    """Print no more lines with `say` in this process, or none of the start, which were printed."""
+    global _muted
+    _muted = what
 
 
-def say(line: str) -> None:
-    """Print a line for people, on standard error."""
-    if not _is_muted:
-        click.echo(printable(line), err=True)
+def print_json() -> None:
+    """Print lines as JSON from now on, as the request log does."""
+    global _is_json
+    _is_json = True
+
+
+def say(line: str, event: str = "server", level: str = "info", **fields: Any) -> None:
+    """Print a line for people, on standard error.
+
+    Args:
+        event, level: its event and level, where lines are JSON; `fields` are its other fields.
+    """
+    if _muted != ALL and not (_muted == START and event == START):
+        _print(line, level, event, fields)
 
 
 def fail(message: str) -> NoReturn:
     """Print why the server cannot start, and end the process."""
-    click.echo(printable(f"Latimer cannot start: {message}"), err=True)
+    _print(f"Latimer cannot start: {message}", "error", "server", {})
     sys.exit(EXIT_START)
+
+
+def _print(line: str, level: str, event: str, fields: Mapping[str, Any]) -> None:
+    text = printable(line)
+    if _is_json:
+        # Commands that print text do not wait for its imports.
+        from ..request_log import json_line
+
+        text = json_line(line, level, event, fields)
+    click.echo(text, err=True)
 
 
 def end_at_once() -> None:

@@ -25,8 +25,6 @@ from .terminal import EXIT_CHECK, WrongUse, say
 
 # Seconds that the server may take to answer.
 _PATIENCE = 5.0
-# Seconds between the two scrapes of a single table.
-_ONCE = 1.0
 # The failed scrapes after which a server is not late but down.
 _MOST_FAILED = 3
 _PREFIXES = ("latimer_", "vllm:")
@@ -34,9 +32,10 @@ _PREFIXES = ("latimer_", "vllm:")
 _SHOWN = {"unavailable": "DOWN", "failed": "DOWN"}
 
 _COLUMNS = (
-    "MODEL", "ENGINE", "STATE", "RUN", "WAIT", "KV", "IN/S", "OUT/S", "FIRST P50", "P95",
-    "BETWEEN P50", "P95",
+    "MODEL", "ENGINE", "STATE", "RUN", "WAIT", "KV", "IN/S", "OUT/S", "TTFT", "P95", "ITL", "P95",
 )  # fmt: skip
+# The columns of text, which become shorter where the terminal is narrow, each with its least width.
+_LEAST = (8, 6, 7)
 
 Key: TypeAlias = tuple[str, str]
 Buckets: TypeAlias = dict[float, float]
@@ -188,6 +187,12 @@ def table_of(rows: Sequence[Row], width: int = 0) -> list[str]:
     """Return the lines of a table; at most `width` characters each, unless it is 0."""
     cells = [_COLUMNS, *map(_cells, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
+    excess = sum(widths) + 2 * (len(widths) - 1) - width if width else 0
+    for _ in range(excess):
+        # The one that has most to spare.
+        spare, column = max((widths[column] - least, column) for column, least in enumerate(_LEAST))
+        widths[column] -= spare > 0
+    cells = [tuple(map(_fitted, row, widths)) for row in cells]
     lines = []
     for row in cells:
         words = [
@@ -199,6 +204,10 @@ def table_of(rows: Sequence[Row], width: int = 0) -> list[str]:
     return lines
 
 
+def _fitted(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[: size - 1]}…"
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         printable(row.model),
@@ -207,7 +216,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.running),
         str(row.waiting),
         "-" if row.kv is None else f"{row.kv:.0%}",
-        *("-" if rate is None else f"{rate:.1f}" for rate in (row.input, row.output)),
+        *map(_rate_text, (row.input, row.output)),
         *map(_seconds, (*row.first, *row.between)),
     )
 
@@ -215,7 +224,15 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+    if value < 1:
+        return f"{value * 1000:.0f}ms"
+    return f"{value:.2f}s" if value < 10 else f"{value:.0f}s"
+
+
+def _rate_text(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
 
 
 class Unreachable(Exception):
@@ -236,6 +253,8 @@ def fetch(url: str, key: str | None) -> str:
     except urllib.error.HTTPError as error:
         if error.code == 401:
             raise Unreachable("the server needs an API key: send one with --api-key") from None
+        if error.code == 403:
+            raise Unreachable("the API key may use some models only: send one for all") from None
         hint = ": is it started with --no-metrics?" if error.code == 404 else ""
         raise Unreachable(f"{url} answers with status {error.code}{hint}") from None
     except (OSError, ValueError) as error:
@@ -252,13 +271,24 @@ def fetch(url: str, key: str | None) -> str:
     type=click.FloatRange(0.1, 3600),
     default=2.0,
     show_default=True,
-    help="Seconds between two scrapes.",
+    help="Seconds between two scrapes, which are the window of rates and percentiles.",
 )
 def top(url: str, api_key: str | None, once: bool, as_json: bool, interval: float) -> None:
     """Show what the models and engines of a running server do, in a live table.
 
-    Rates and percentiles are those of the time since the last line. Without a terminal there is
-    one table.
+    Rates and percentiles are those of the time between two scrapes (--interval), also with --once
+    and --json, which wait for it. Without a terminal there is one table.
+
+    \b
+    Columns:
+      MODEL        its first name
+      ENGINE       its name, or its kind
+      STATE        of the engine; DOWN if it does not answer
+      RUN, WAIT    requests that run on the engine, that wait for the model
+      KV           share of the KV cache in use, of engines that report it
+      IN/S, OUT/S  tokens of prompts, and generated tokens, a second
+      TTFT, P95    time to the first token of streams: median, 95th percentile
+      ITL, P95     time between two tokens of streams: median, 95th percentile
 
     \b
     Examples:
@@ -272,15 +302,15 @@ def top(url: str, api_key: str | None, once: bool, as_json: bool, interval: floa
     key = api_key.partition(",")[0].strip() if api_key else None
     place = url.rstrip("/").removesuffix("/v1") + "/metrics"
     if as_json or once or not sys.stdout.isatty():
-        _print_once(place, key, as_json)
+        _print_once(place, key, as_json, interval)
     else:
         _run(place, key, interval)
 
 
-def _print_once(place: str, key: str | None, as_json: bool) -> None:
+def _print_once(place: str, key: str | None, as_json: bool, interval: float) -> None:
     try:
         before = scrape_of(fetch(place, key), time.monotonic())
-        time.sleep(_ONCE)
+        time.sleep(interval)
         now = scrape_of(fetch(place, key), time.monotonic())
     except (Unreachable, ValueError) as error:
         say(f"latimer top: {error}.")
@@ -293,7 +323,7 @@ def _print_once(place: str, key: str | None, as_json: bool) -> None:
         }
         click.echo(orjson.dumps(reply, option=orjson.OPT_INDENT_2).decode())
     else:
-        click.echo("\n".join(table_of(rows)))
+        click.echo("\n".join(table_of(rows, shutil.get_terminal_size().columns)))
 
 
 def _run(place: str, key: str | None, interval: float) -> None:

@@ -118,7 +118,7 @@ class _WorkerServer(Server):
         self._opening: set[asyncio.Task[object]] = set()
         # What siblings pass on is for this worker.
         self._siblings = uvicorn.Config(
-            app, http=Protocol, ws="none", log_level="warning", access_log=False,
+            app, http=Protocol, ws="none", log_config=None, log_level="warning", access_log=False,
             server_header=False, proxy_headers=False,
         )  # fmt: skip
 
@@ -130,6 +130,7 @@ class _WorkerServer(Server):
         service.background.elsewhere = self._register
         if service.store is not None:
             service.store.is_shared = True
+        self._around.drain_again(service)
         await self._register.inherit(service.background, service.store)
         for metrics in service.observers:
             if isinstance(metrics, Metrics):

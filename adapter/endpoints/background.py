@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from ...backends.errors import EngineError, LatimerError
+from ...backends.errors import EngineError, EngineUnavailable, LatimerError
 from ...backends.fleet.loading import REQUEST
-from ...schemas.openai.responses import ResponseRequest, ResponseStreamOptions
+from ...schemas.openai.responses import ResponseRequest
 from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
 from ..generation.frames import in_stream
 from ..generation.keepalive import COMMENT
@@ -27,8 +27,6 @@ from ..service import ServedModel, Service
 
 log = logging.getLogger("latimer")
 
-StreamOptions: TypeAlias = ResponseStreamOptions | None
-
 
 @dataclass(slots=True)
 class Work:
@@ -37,7 +35,6 @@ class Work:
     Args:
         show: see `Answer`.
         store: stores the response object at its end; None if it is not stored.
-        body: the request's body, as it is stored.
     """
 
     served: ServedModel
@@ -45,15 +42,27 @@ class Work:
     draft: Draft
     show: Callable[..., Any] | None
     store: Callable[..., Awaitable[None]] | None
-    body: Mapping[str, Any]
 
 
-async def begin(exchange: Exchange, service: Service, request: ResponseRequest, work: Work) -> None:
-    """Start the work, and send the queued response, or its events as they are made."""
+# Prepares a response once more, for the engine that serves it now.
+Again: TypeAlias = Callable[[Exchange], Awaitable[Work]]
+
+
+async def begin(
+    exchange: Exchange,
+    service: Service,
+    request: ResponseRequest,
+    work: Work,
+    body: Mapping[str, Any],
+    again: Again,
+) -> None:
+    """Start the work, and send the queued response, or its events as they are made.
+
+    Args:
+        body: the request's body, as it is stored.
+    """
     keepalive = work.served.policy.keepalive
-    job = Job(
-        exchange.key, exchange.request_id, work.draft.begun, work.body, exchange.size, keepalive
-    )
+    job = Job(exchange.key, exchange.request_id, work.draft.begun, body, exchange.size, keepalive)
 
     async def record(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
@@ -62,7 +71,7 @@ async def begin(exchange: Exchange, service: Service, request: ResponseRequest, 
     recorder = exchange.detached(record)
     if service.observers:
         service.recorded(recorder)
-    service.background.start(job, _run(recorder, service, request.stream_options, work, job))
+    service.background.start(job, _run(recorder, service, request, work, job, again))
     # A task that is cancelled before it has begun does nothing at all.
     await asyncio.sleep(0)
     await service.background.announce(job)
@@ -104,14 +113,23 @@ def _once(fault: Callable[[LatimerError], bytes]) -> Callable[[LatimerError], by
 
 
 async def _run(
-    exchange: Exchange, service: Service, options: StreamOptions, work: Work, job: Job
+    exchange: Exchange,
+    service: Service,
+    request: ResponseRequest,
+    work: Work,
+    job: Job,
+    again: Again,
 ) -> None:
-    """Do the work; the last event is added when the response is stored."""
+    """Do the work; the last event is added when the response is stored.
+
+    It is prepared once more if its engine was lost before the first event.
+    """
     # The request that has begun the work ends before it.
     REQUEST.set(None)
     frames = BackgroundEncoder(work.draft)
     job.fault = _once(frames.error)
     job.log.add(frames.queued())
+    lease = exchange.lease
 
     async def keep(reply: Any) -> None:
         job.is_ending = True
@@ -126,11 +144,29 @@ async def _run(
             reply["store"] = False
         job.end(reply)
 
-    answer = Answer(frames.whole, work.show, keeps=True, store=keep)
-    padded = in_stream(options, frames)
-    lease = exchange.lease
-    try:
+    async def respond_once() -> None:
+        answer = Answer(frames.whole, work.show, keeps=True, store=keep)
+        padded = in_stream(request.stream_options, frames)
         await respond(exchange, work.served, work.plan, answer, padded)
+
+    try:
+        try:
+            await respond_once()
+        except EngineUnavailable as error:
+            if not service.may_repeat(error, request.model, exchange.grant):
+                raise
+            if exchange.record is not None:
+                exchange.record.repeat(error, exchange.party is not None)
+            exchange.draft = exchange.party = None
+            work = await again(exchange)
+            frames = BackgroundEncoder(work.draft)
+            job.fault = _once(frames.error)
+            await respond_once()
+    except LatimerError as error:
+        if exchange.record is not None:
+            exchange.record.fail(error)
+        job.log.add(job.fault(error))
+        await keep(dict(frames.failed(error)))
     except asyncio.CancelledError:
         if job.is_cancelled:
             await keep(work.draft.stopped("cancelled", frames.cut()))

@@ -6,7 +6,7 @@ import orjson
 
 from ...backends import offload
 from ...backends.errors import EngineUnavailable
-from ..errors import ShuttingDown, StoreUnavailable
+from ..errors import InvalidRequest, ShuttingDown, StoreUnavailable
 from ..metrics import Metrics, Page
 from ..readiness import SCRAPE, SERVING, ModelState, States, states_of
 from ..request import Exchange
@@ -68,8 +68,20 @@ def _sentence(text: str) -> str:
 
 
 async def metrics(exchange: Exchange, service: Service) -> None:
-    """Send the metrics in Prometheus' text format, or in OpenMetrics' if the scraper accepts it."""
+    """Send the metrics in Prometheus' text format, or in OpenMetrics' if the scraper accepts it.
+
+    Raises:
+        InvalidRequest: the key may use some models only, and most numbers are those of all.
+    """
     found = next(one for one in service.observers if isinstance(one, Metrics))
+    grant = exchange.grant
+    if grant is not None and grant.names is not None and not found.is_open:
+        raise InvalidRequest(
+            f"The API key {grant.name} may use some models only, and /metrics shows all of them. "
+            "Send a key without 'models' in its table.",
+            code="insufficient_permissions",
+            status=403,
+        )
     states = await states_of(service, SCRAPE)
     # Thousands of lines; they are made in a thread.
     if found.elsewhere is None:

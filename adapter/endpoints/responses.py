@@ -287,11 +287,43 @@ def _inert(request: ResponseRequest) -> list[str]:
 def _answer(
     exchange: Exchange, service: Service, request: ResponseRequest, drafted: _Drafted
 ) -> Awaitable[None]:
+    place = new_response_id()
+    work = _work(exchange, service, request, drafted, place)
+    if request.background:
+
+        async def again(recorder: Exchange) -> Work:
+            """Prepare the response once more; it keeps its id."""
+            drafted = await _drafted(recorder, service, request, generates=True)
+            return _work(recorder, service, request, drafted, place)
+
+        body = stored_request(exchange.to_store or {}, drafted.state)
+        return begin(exchange, service, request, work, body, again)
+    keep = None if work.store is None else partial(work.store, exchange)
+    if not request.stream:
+        answer = Answer(work.draft.whole, work.show, store=keep)
+        return respond(exchange, work.served, work.plan, answer, None)
+    frames = ResponseEncoder(work.draft)
+    answer = Answer(frames.whole, work.show, keeps=True, store=keep)
+    padded = in_stream(request.stream_options, frames)
+    return respond(exchange, work.served, work.plan, answer, padded)
+
+
+def _work(
+    exchange: Exchange,
+    service: Service,
+    request: ResponseRequest,
+    drafted: _Drafted,
+    place: tuple[str, int],
+) -> Work:
+    """Return what is left to do for a request that can be answered.
+
+    Args:
+        place: the id of the response, and its time in microseconds since 1970.
+    """
     served, job, shape = drafted.served, drafted.chat.job, drafted.shape
     translate = partial(in_responses, names=drafted.conversation.names)
     form = drafted.chat.form
     plan = Plan([job], 1, detailed_usage_of, form=form, translate=translate, party=job.party)
-    place = new_response_id()
     conversation = request.conversation.id if request.conversation is not None else None
     exchange.cache_key = request.prompt_cache_key or conversation or drafted.state.chain or place[0]
     start = begun(request, place, served.name, drafted.tools, drafted.stored)
@@ -301,14 +333,4 @@ def _answer(
     store = None
     if drafted.stored and service.store is not None:
         store = partial(store_response, store=service.store, request=request, state=drafted.state)
-    if request.background:
-        body = stored_request(exchange.to_store or {}, drafted.state)
-        return begin(exchange, service, request, Work(served, plan, draft, show, store, body))
-    keep = None if store is None else partial(store, exchange)
-    if not request.stream:
-        answer = Answer(draft.whole, show, store=keep)
-        return respond(exchange, served, plan, answer, None)
-    frames = ResponseEncoder(draft)
-    answer = Answer(frames.whole, show, keeps=True, store=keep)
-    padded = in_stream(request.stream_options, frames)
-    return respond(exchange, served, plan, answer, padded)
+    return Work(served, plan, draft, show, store)

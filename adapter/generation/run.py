@@ -105,6 +105,7 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
         sink.begin(choices, plan.choices)
         if record is not None:
             record.begun, record.count = perf_counter(), len(choices)
+            record.max_tokens = plan.jobs[0].max_tokens or 0
         async with _opened(backend, plan) as batches:
             events: list[Event] = []
             async for batch in batches:

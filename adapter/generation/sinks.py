@@ -213,8 +213,10 @@ class StreamSink(Sink):
         # True if the stream is the text of one choice: most are no more than that.
         self._is_text = False
         self.comments = KeepAlive(exchange, served.backend)
-        # A response that is sent in one piece needs its end before its head.
-        self._silence = 0 if self.at_once else served.policy.keepalive
+        # A response that is sent in one piece needs its end before its head. One in the background
+        # has readers of its own, which get comments.
+        is_silent = self.at_once or exchange.is_detached
+        self._silence = 0 if is_silent else served.policy.keepalive
 
     @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:

@@ -280,9 +280,16 @@ class EngineLoader(ABC):
         pause = min(FIRST_PAUSE * 2 ** min(self._failures - 1, 30), LONGEST_PAUSE)
         self._again = time.monotonic() + pause
         self.failure, self.tail = reason, tail
+        fields = {
+            "engine": self.name, "reason": reason, "was": self.state,
+            "seconds": round(time.monotonic() - self.since, 3), "next_attempt": pause, "log": tail,
+        }  # fmt: skip
         self._enter("failed")
         last = f"\n{tail}" if tail else ""
-        log.warning("engine %s failed: %s; next attempt in %g s%s", self.name, reason, pause, last)
+        log.warning(
+            "engine %s failed: %s; next attempt in %g s%s", self.name, reason, pause, last,
+            extra={"event": "load_failed", "fields": fields},
+        )  # fmt: skip
 
     def check(self) -> None:
         """Check that a load has not failed a moment ago.

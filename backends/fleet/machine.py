@@ -44,6 +44,7 @@ class Member:
         running: the number of requests that use it.
         loads, unloads: how often it was loaded, and unloaded for others or because it was idle.
         load_seconds: the seconds that its last load took.
+        never: why it could not be loaded at all when a request needed it; empty if it could.
         is_closed: True if new requests wait, because the engine is about to be unloaded.
         waiting: the time at which each waiting request arrived.
         used: the time at which the last request ended.
@@ -60,6 +61,7 @@ class Member:
         self.running = self.loads = self.unloads = 0
         self.load_seconds = FIRST_LOAD
         self.is_closed = False
+        self.never = ""
         self.waiting: dict[asyncio.Future[None], float] = {}
         self.model: Model | None = None
         self.used = time.monotonic()
@@ -402,9 +404,7 @@ class Machine:
         now = time.monotonic()
         made = plan([member.view(now) for member in self.members], self.memory, self.most_wait)
         for member in self.members:
-            if member.key in made.never:
-                message = f"The engine '{member.name}' cannot be loaded: {made.never[member.key]}."
-                member.refuse(not_loaded(message, 60.0))
+            self._refuse(member, made.never.get(member.key, ""))
             is_closed = member.key in made.closed or member in self._unloading
             if is_closed != member.is_closed:
                 member.is_closed = is_closed
@@ -412,19 +412,31 @@ class Machine:
             if member.task is not None:
                 continue
             if member in self._unloading and not member.is_used:
-                member.task = self._start(self._unload(member))
+                member.task = self._start(self._unload(member, "the operator asked for it"))
             elif member.loader.pause:
                 member.refuse(member.loader.unavailable())
             elif member.key in made.load:
                 member.task = self._start(self._load(member))
             elif member.key in made.unload and not member.is_used:
-                member.task = self._start(self._unload(member))
+                other = made.room_for.get(member.key)
+                reason = "it was idle" if other is None else f"room for {other}"
+                member.task = self._start(self._unload(member, reason))
             elif member.is_ready and member.waiting:
                 member.admit()
         pauses = [member.loader.pause for member in self.members if member.loader.pause]
         for member in self.members:
             member.show()
         return min([*pauses, *([] if made.again is None else [made.again])], default=None)
+
+    def _refuse(self, member: Member, reason: str) -> None:
+        """Refuse the requests for an engine that can never be loaded, if there is a reason."""
+        if reason:
+            message = f"The engine '{member.name}' cannot be loaded: {reason}."
+            member.refuse(not_loaded(message, 60.0))
+            if reason != member.never:
+                fields = {"engine": member.name, "reason": reason}
+                log.warning(message, extra={"event": "load_failed", "fields": fields})
+            member.never = reason
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -450,17 +462,38 @@ class Machine:
             member.loads += 1
             member.load_seconds = max(time.monotonic() - begun, 0.001)
             member.task = None
+            self._note(member, "engine_loaded", "has loaded %s in %.1f s", member.load_seconds)
             # Those that waited are served, even if others have waited for too long meanwhile.
             member.admit()
         finally:
             member.task = None
             member.show()
 
-    async def _unload(self, member: Member) -> None:
+    def _note(
+        self, member: Member, event: str, words: str, seconds: float, reason: str = ""
+    ) -> None:
+        """Log that an engine was loaded or unloaded."""
+        model = member.name if member.model is None else member.model.name
+        sizes = [f"{size / 2**30:.2f} GiB of {kind}" for kind, size in member.memory.items()]
+        details = [*sizes, *filter(None, [reason])]
+        end = f" ({', '.join(details)})" if details else ""
+        fields: dict[str, Any] = {"engine": member.name, "model": model}
+        fields |= {"seconds": round(seconds, 3), "memory": dict(member.memory)}
+        if reason:
+            fields["reason"] = reason
+        log.info(
+            f"engine %s {words}%s", member.name, model, seconds, end,
+            extra={"event": event, "fields": fields},
+        )  # fmt: skip
+
+    async def _unload(self, member: Member, reason: str) -> None:
+        begun = time.monotonic()
         try:
             await member.remember()
             await member.loader.unload()
             member.unloads += 1
+            seconds = time.monotonic() - begun
+            self._note(member, "engine_unloaded", "has unloaded %s in %.1f s", seconds, reason)
         finally:
             member.task = None
             self.unloaded(member)

@@ -62,6 +62,7 @@ class Plan:
     Args:
         load, unload: the keys of the members to load and to unload.
         closed: the members that accept no more requests, because others have waited too long.
+        room_for: the name of the member that each one of `closed` is unloaded for.
         never: the members that cannot be loaded, with the reason.
         again: seconds until the plan may change by itself; None if it does not.
     """
@@ -69,6 +70,7 @@ class Plan:
     load: list[str] = field(default_factory=list)
     unload: list[str] = field(default_factory=list)
     closed: set[str] = field(default_factory=set)
+    room_for: dict[str, str] = field(default_factory=dict)
     never: dict[str, str] = field(default_factory=dict)
     again: float | None = None
 
@@ -129,6 +131,7 @@ def _evict(view: View, victim: View, most_wait: float, made: Plan) -> None:
         made.wake(rest)
         return
     made.closed.add(victim.key)
+    made.room_for[victim.key] = view.name or view.key
     if not victim.running:
         made.unload.append(victim.key)
 

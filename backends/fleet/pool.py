@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
@@ -35,6 +36,7 @@ from ..errors import (
     EngineUnavailable,
     LatimerError,
     RequestError,
+    reason_of,
 )
 from ..queue import QUEUE
 from .affinity import matches
@@ -80,7 +82,8 @@ class Pool(Backend):
     Attributes:
         capabilities: the capabilities of all engines, which are equal.
         known: the model as an engine last reported it; None if none has answered yet.
-        retries: the number of calls that were sent again, to another engine.
+        retries: the number of calls that were sent to another engine, by the engine that has not
+            served them and the reason.
         load_wait: seconds that a request waits for the model to be loaded, unless it streams; None
             for no limit.
     """
@@ -96,7 +99,7 @@ class Pool(Backend):
     ) -> None:
         self.name = name
         self.load_wait: float | None = None
-        self.retries = 0
+        self.retries: Counter[tuple[str, str]] = Counter()
         self.queue = queue
         self.budget = RetryBudget()
         self._shares = Shares()
@@ -258,7 +261,10 @@ class Pool(Backend):
             reason = ""
         if reason:
             if replica.reason != reason:
-                log.warning("engine %s is not used for %s: %s", replica.name, self.name, reason)
+                log.warning(
+                    "engine %s is not used for %s: %s", replica.name, self.name, reason,
+                    extra=_event("engine_differs", replica, self.name, reason),
+                )  # fmt: skip
             replica.set("unavailable", reason)
             return
         if self.known is None:
@@ -268,11 +274,21 @@ class Pool(Backend):
         replica.learn(model)
         if replica.state != "ready" and not replica.breaker.until:
             replica.set("ready")
+            if replica.is_lost:
+                replica.is_lost = False
+                log.info(
+                    "engine %s is used again", replica.name,
+                    extra=_event("engine_returned", replica, self.name),
+                )  # fmt: skip
 
     def _set_aside(self, replica: Replica, error: LatimerError) -> None:
         """Send no requests to an engine until it answers."""
         if replica.state == "ready":
-            log.warning("engine %s is not used: %s", replica.name, error.message)
+            log.warning(
+                "engine %s is not used: %s", replica.name, error.message,
+                extra=_event("engine_lost", replica, self.name, error.message),
+            )  # fmt: skip
+            replica.is_lost = True
             replica.prefixes.clear()
             self._sessions.forget(replica)
         if replica.state in ("ready", "unavailable"):
@@ -290,8 +306,10 @@ class Pool(Backend):
                 seconds = replica.breaker.eject()
                 replica.ejections += 1
                 log.warning(
-                    "engine %s is not used for %d s after %s", replica.name, seconds, error.message
-                )
+                    "engine %s is not used for %d s after %s", replica.name, seconds, error.message,
+                    extra=_event("engine_ejected", replica, self.name, error.message),
+                )  # fmt: skip
+                replica.is_lost = True
                 replica.set("unavailable", f"it failed several times: {error.message}")
             else:
                 replica.succeed()
@@ -670,7 +688,9 @@ class Pool(Backend):
             await self._revive_for(place, error)
         if not self._can_wait(place) or not self.budget.take():
             raise error
-        self.retries += 1
+        failure = replica.name, reason_of(error)
+        self.retries[failure] += 1
+        place.party.tries += (failure,)
 
     async def _revive_for(self, place: Place, error: LatimerError) -> None:
         """Wait for another engine that does not answer, if there is one."""
@@ -879,6 +899,12 @@ class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
             if replica is not None:
                 replica.waiting_first.discard(self)
                 self.pool._release(self)
+
+
+def _event(event: str, replica: Replica, model: str, reason: str = "") -> dict[str, Any]:
+    """Return an event of the log about an engine of a model, for `extra`."""
+    fields = {"engine": replica.name, "model": model} | ({"reason": reason} if reason else {})
+    return {"event": event, "fields": fields}
 
 
 # More than any engine costs.

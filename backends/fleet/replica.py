@@ -17,6 +17,10 @@ State: TypeAlias = Literal["ready", "unavailable", "draining", "unloaded", "load
 LoadState: TypeAlias = Literal["unloaded", "loading", "ready", "failed"]
 
 
+# The reason of an engine that has not answered the first question yet.
+NOT_ASKED = "it has not answered yet"
+
+
 class Demand(Protocol):
     """The calls that wait for a model (`Pool`).
 
@@ -144,6 +148,7 @@ class Replica:
         used_at: the time of the end of its last call.
         waiting_first: the calls that wait for their first event.
         ejections: how often it was ejected.
+        is_lost: True if it was ready, and did not answer or failed since.
         listeners: functions that are called whenever a place or the state changes.
     """
 
@@ -158,7 +163,7 @@ class Replica:
         self.backend = backend
         self.loader = loader
         self.state: State = "unavailable" if loader is None else loader.state
-        self.reason = "it was not asked yet"
+        self.reason = NOT_ASKED
         self.running = 0
         self.model: Model | None = None
         self.breaker = Breaker()
@@ -170,6 +175,7 @@ class Replica:
         self.waiting_first: set[First] = set()
         self.speed = Speed()
         self.sessions = self.ejections = 0
+        self.is_lost = False
         self._declared = places
         self.places = self.room = places or 1
         self.listeners: list[Callable[[], None]] = []

@@ -117,12 +117,18 @@ class KoboldCpp(Backend):
         cap = longest_call(model.context)
         if job.max_tokens is not None and room > cap:
             raise Unsupported("oai_compat", ENGINE, f"A native response has at most {cap} tokens.")
-        call = Call(server)
-        payload = await payload_of(job, 0, prompt, min(room, cap), model.context, call.genkey)
+        call, most = Call(server), min(room, cap)
+        payload = await payload_of(job, 0, prompt, most, model.context, call.genkey)
         await server.turns.take(job.party)
         try:
+            if stream and not server.reports_tokens:
+                # The number of generations before the call proves its end.
+                await server.check_still(model)
             response = await call.start(STREAM if stream else WHOLE, payload, model)
-            yield NativeReply(response.status, response.content_type, call.chunks())
+            body = call.chunks()
+            if stream:
+                body = Run(server, job, model, prompt, most, count).native(call)
+            yield NativeReply(response.status, response.content_type, body)
         finally:
             server.pass_on(call)
 

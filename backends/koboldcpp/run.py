@@ -26,6 +26,7 @@ from ..errors import (
     EngineError,
     Unsupported,
     malformed,
+    read_from,
     text_of,
     whole_of,
 )
@@ -398,6 +399,39 @@ class Run:
         if reason is None:
             raise EngineError(f"{ENGINE} ended its response without a finish reason.")
         return reason, perf
+
+    async def native(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Yield the native events of a stream as they arrive, and check its end.
+
+        Most streams have no final event, so one that the engine or a proxy has cut looks the same.
+
+        Raises:
+            EngineError: the stream has ended before its generation, or is that of another one.
+        """
+        before = self.server.monitor.generations
+        parser, parts, is_whole = EventParser(), list[str](), False
+        async with aclosing(call.chunks()) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                with read_from(ENGINE, "a generation"):
+                    for data in parser.feed(chunk):
+                        event = read_json(data, STREAM)
+                        parts.append(text_of(event["token"]))
+                        is_whole = is_whole or event["finish_reason"] is not None
+        if not is_whole:
+            await self._check_whole(call, "".join(parts).encode(), before)
+
+    async def _check_whole(self, call: Call, text: bytes, before: int | None) -> None:
+        reason, perf = await self._idle_reason()
+        if self.server.reports_tokens:
+            # The tokens of a stop sequence may have no text.
+            is_cut = bool(self._job.stops.texts)
+            last = await self.server.last_logprobs(call.genkey)
+            is_proven = await self.checked(last, text, reason, is_cut) is not None
+        else:
+            is_proven = await self._is_counted(perf, text, reason, before)
+        if not is_proven:
+            raise EngineError(f"{ENGINE} ended its response before it was finished.")
 
     async def checked(
         self, last: LastLogprobs | None, text: bytes, reason: FinishReason, is_cut: bool

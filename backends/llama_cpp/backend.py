@@ -215,8 +215,13 @@ class LlamaCpp(Backend):
             engine.loop.submit(generator.scheduler, task)
             try:
                 yield mailbox.batches(len(job.seeds))
+            except BaseException:
+                task.note_tokens()
+                raise
             finally:
                 task.cancelled = True
+                # They refer to it.
+                task.runs = []
 
     async def _prepare_dry(self, job: Generation, vocabulary: Vocabulary, context: int) -> None:
         """Create a job's DRY sampler in a worker thread, which does not block the engine's."""

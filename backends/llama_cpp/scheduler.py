@@ -84,10 +84,12 @@ class Scheduler:
         self._full = False
         self._outbox: list[Delivery] = []
         self.seconds = 0.0
+        self._preemptions = 0
 
     def load(self) -> Load:
         """Return what runs and what waits; see `Backend.load`."""
-        return Load(len(self._running), len(self._waiting.requests), self._cache.used)
+        waiting = len(self._waiting.requests)
+        return Load(len(self._running), waiting, self._cache.used, self._preemptions)
 
     @property
     def is_busy(self) -> bool:
@@ -224,10 +226,12 @@ class Scheduler:
         cut = TokenCut(task.job.stops.for_engine)
         lookup = Lookup(task.prediction) if self._drafts and not task.chunks else None
         guesses = Acceptance() if self._draft_model is not None and not task.chunks else None
-        return Run(
+        run = Run(
             choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup,
             guesses=guesses,
         )  # fmt: skip
+        task.runs.append(run)
+        return run
 
     def _sampler(self, task: Task, seed: int | None, constraint: Constraint | None) -> Sampler:
         sampling = task.job.sampling
@@ -372,6 +376,7 @@ class Scheduler:
 
     def _preempt(self, run: Run) -> None:
         """Swap out a sequence, and queue its choice before all others."""
+        self._preemptions += 1
         self._running.remove(run)
         run.proposal = []
         self._cache.swap_out(run.slot)

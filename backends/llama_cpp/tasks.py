@@ -69,6 +69,7 @@ class Task:
             delivers them together, and does not wake the event loop for each token.
         prediction: the tokens that the answer is expected to repeat.
         since: the time at which it was made (`time.monotonic`).
+        runs: its choices that are being generated, or were.
     """
 
     job: Generation
@@ -86,6 +87,13 @@ class Task:
     prediction: TokenIds = ()
     cancelled: bool = False
     since: float = field(default_factory=time.monotonic)
+    runs: list[Run] = field(default_factory=list)
+
+    def note_tokens(self) -> None:
+        """Note the tokens that were evaluated and generated for a task that has no end."""
+        evaluated = [len(run.slot.tokens) for run in self.runs]
+        self.party.prompt += min(max(evaluated, default=0), self.prompt_tokens)
+        self.party.generated += sum(run.sampled for run in self.runs)
 
     @property
     def bos_count(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..errors import (
     ids_of,
     malformed,
     read_from,
+    whole_of,
 )
 from ..grammar import with_gbnf
 from ..http import Connection
@@ -62,6 +64,7 @@ class Call:
         "_parser", "_payload", "_prompt", "_read", "_response", "_server", "_stream", "_tokens",
     )  # fmt: skip
 
+    _connection: Connection | None
     _prompt: TokenIds
     _read: Callable[[list[dict[str, Any]]], Awaitable[Batch]] | None
 
@@ -70,6 +73,7 @@ class Call:
         self._job = job
         self._choice = choice
         self._closed = False
+        self._connection = None
 
     async def __aenter__(self) -> Call:
         server, job = self._server, self._job
@@ -133,10 +137,28 @@ class Call:
     async def __aexit__(self, *error: object) -> None:
         if not self._closed:
             self._closed = True
+            if error and error[0] is not None and not self._stream.finished:
+                self._note_tokens()
             # A bound method, which refers to this object.
             self._read = None
             self._server.turns.release()
             await self._response.aclose()
+
+    def _note_tokens(self) -> None:
+        """Note the tokens of a call that has no end, as far as the server has said."""
+        party, connection = self._job.party, self._connection
+        if party is None:
+            return
+        event = self._stream.event
+        # Nobody has read what a plain response has sent.
+        data = connection.unread if connection is not None and connection.holds else b""
+        with suppress(*MALFORMED, EngineError):
+            if events := self._parser.feed(data):
+                event = self._stream.parse(events)[-1]
+            if event:
+                party.generated += whole_of(event["tokens_predicted"])
+                # The choices of a prompt share it.
+                party.prompt += 0 if self._choice else self._stream.prompt_tokens(event)
 
     def __aiter__(self) -> Call:
         return self

@@ -409,8 +409,8 @@ class ChoiceStream:
 
     # The numbers of tokens and of events so far.
     _predicted = _sent = 0
-    # The last event that was read, if the reader may end the choice.
-    _event: Mapping[str, Any] = MappingProxyType({})
+    # The last event that was read.
+    event: Mapping[str, Any] = MappingProxyType({})
     finished = False
 
     def __init__(
@@ -439,7 +439,7 @@ class ChoiceStream:
         if prompt + self._hidden + wanted > context:
             raise ContextExceeded(context, prompt, wanted)
 
-    def prompt_tokens(self, event: dict[str, Any]) -> int:
+    def prompt_tokens(self, event: Mapping[str, Any]) -> int:
         """Return the number of the client's own prompt tokens, which every event has."""
         return max(whole_of(event["tokens_evaluated"]) - self._hidden, 0)
 
@@ -511,6 +511,8 @@ class ChoiceStream:
             elif content:
                 # Like `Piece(…)`, without the call of a Python function.
                 out.append(_new(Piece, (choice, content, (), False, count, ())))
+        if events:
+            self.event = events[-1]
         self._predicted = before
         if self._sent > self._most or before > self._most:
             raise EngineError(
@@ -526,7 +528,6 @@ class ChoiceStream:
             self._steps.append(Step(count, token, content))
         starts: Sequence[int] = ()
         if self._job.stops.by_reader:
-            self._event = event
             if not content:
                 # Control tokens count, too.
                 return [Piece(self._choice, b"", token_count=count)] if count else []
@@ -562,7 +563,7 @@ class ChoiceStream:
 
     def stopped(self) -> Finish:
         """Return the end of a choice that its reader has cut."""
-        event = self._event
+        event = self.event
         prompt = max(event["tokens_evaluated"] - self._hidden, 0)
         cached = event["timings"]["cache_n"] if "timings" in event else 0
         count = max(min(cached, prompt), 0)

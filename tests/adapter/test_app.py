@@ -74,11 +74,25 @@ async def test_models_are_listed_and_found(backend: LlamaCpp) -> None:
             assert reply.status_code == 404
             assert reply.json()["error"] == {
                 "message": "The model `gpt-5` does not exist or you do not have access to it. This "
-                "server has: gpt-4o, org/model. To accept every name, start it with --any-model.",
+                "server has: gpt-4o, org/model. To accept every name, start it with "
+                "any_model=True.",
                 "type": "invalid_request_error",
                 "param": None,
                 "code": "model_not_found",
             }
+
+
+async def test_advice_names_a_setting_where_it_is_set(backend: LlamaCpp) -> None:
+    """An error names the keyword of a setting in an app, and the option in `latimer serve`."""
+    for is_command, words in ((False, "start it with any_model=True."), (True, "--any-model.")):
+        app = OpenAIAdapter(backend, store="off")
+        app.service.is_command = is_command
+        async with client_of(Starlette(routes=[Mount("/ai", app)])) as client:
+            reply = await client.post("/ai/v1/chat/completions", json={**HI, "model": "none"})
+            assert reply.json()["error"]["message"].endswith(words)
+            off = (await client.get("/ai/v1/chat/completions/a")).json()["error"]["message"]
+            assert ('store="off"' in off) is not is_command
+            assert ("--store" in off) is is_command
 
 
 async def test_the_engines_own_name_is_the_default(backend: LlamaCpp) -> None:

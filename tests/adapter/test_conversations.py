@@ -273,7 +273,7 @@ async def test_a_conversation_that_never_fits_is_rejected() -> None:
         for path in ("", f"/{await server.made()}/items"):
             status, message, *rest = error_of(await server.send("POST", path, large))
             assert (status, *rest) == (400, "items", "invalid_value")
-            assert "--store-size" in message
+            assert "a larger store_size." in message
         assert (await client.get("/health")).json()["store"] == {"status": "ok"}
 
 

@@ -160,7 +160,7 @@ async def test_dimensions(ask: Ask) -> None:
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "dimensions")
     assert error["code"] == "unsupported_parameter"
-    assert "--matryoshka" in error["message"]
+    assert "matryoshka=True" in error["message"]
 
 
 async def test_the_models_own_dimensions(ask: Ask) -> None:
@@ -175,7 +175,7 @@ async def test_the_models_own_dimensions(ask: Ask) -> None:
     assert f"<= {REFERENCE.size}," in error["message"]
     error = (await ask(more)).json()["error"]
     assert error["code"] == "unsupported_parameter"
-    assert "--matryoshka" in error["message"]
+    assert "matryoshka=True" in error["message"]
 
 
 async def test_strict(ask: Ask) -> None:

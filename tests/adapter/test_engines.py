@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from latimer.adapter import OpenAIAdapter
 from latimer.adapter.engines import WrongSetup, backend_of, describe, starts_engines, unused
+from latimer.adapter.request_log import RequestLog
 from latimer.adapter.settings import Settings
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.koboldcpp import KoboldCpp
-from support.clients import adapting
+from support.clients import adapting, client_of
 from support.embeddings import ENGINES, MODELS, embedding
 from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.model import Model
@@ -178,6 +182,44 @@ def test_only_commands_and_files_of_llama_servers_start_engines(tmp_path: Path) 
     assert not starts_engines(Settings.load(file))
     file.write_text('[engines.a]\ncommand = ["llama-server", "--port", "{port}"]\n')
     assert starts_engines(Settings.load(file))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_background_response_after_a_change_of_koboldcpps_model(stream: bool) -> None:
+    """A background response whose call finds another model is prepared once more, under its id."""
+    body: dict[str, Any] = {"model": "m", "input": "echo:a", "background": True, "stream": stream}
+    lines: list[bytes] = []
+    async with FakeKoboldcpp() as fake:
+        log = RequestLog(lines.append)
+        app = OpenAIAdapter(KoboldCpp(fake.url), any_model=True, observers=[log])
+        async with client_of(app) as client:
+            assert (await client.post("/v1/responses", json={**body, "stream": False})).is_success
+            while not fake.seen:
+                await asyncio.sleep(0.01)
+            # Start times that are closer together count as the same.
+            await asyncio.sleep(0.1)
+            fake.model = Model("other", template="[OTHER] {{ messages[0].content }}")
+            await fake.restart()
+            reply = await client.post("/v1/responses", json=body)
+            found = json.loads(reply.text.split("\n\n")[0].partition("data: ")[2] or reply.text)
+            found = found.get("response", found)
+            name = found["id"]
+            while found["status"] in ("queued", "in_progress"):
+                await asyncio.sleep(0.02)
+                found = (await client.get(f"/v1/responses/{name}")).json()
+            events = (await client.get(f"/v1/responses/{name}?stream=true")).text
+        app.service.observe()
+        await app.aclose()
+    assert (found["status"], found["id"]) == ("completed", name)
+    assert found["output"][0]["content"][0]["text"] == "a"
+    assert fake.seen[-1].startswith("[OTHER]")
+    kinds = re.findall(r"^event: (\S+)", events, re.MULTILINE)
+    assert kinds.count("response.in_progress") == 1
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    work = [one for one in map(json.loads, b"".join(lines).splitlines()) if "tried" in one]
+    assert [(one["event"], one["attempts"], one["tried"]) for one in work] == [
+        ("background", 2, [{"engine": "koboldcpp", "reason": "model_changed"}])
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])

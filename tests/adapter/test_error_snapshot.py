@@ -205,6 +205,8 @@ async def all_errors(
 ) -> Errors:
     """Return the error of each request."""
     app = OpenAIAdapter(backend, model_names=["demo"], limits=limits)
+    # The errors of `latimer serve` name its options.
+    app.service.is_command = True
     async with client_of(app) as client:
         found = {
             name: await error_of(client, method, path, body)

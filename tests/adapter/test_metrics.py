@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.metrics import OWN, ROWS, VLLM
+from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
+from latimer.adapter.request_log import RequestLog
 from latimer.adapter.service import ModelEntry
+from latimer.adapter.vllm_metrics import COUNTED, DERIVED
 from latimer.backends.errors import EngineError
 from latimer.backends.fleet.breaker import FAILURES
 from latimer.backends.llama_server import LlamaServer
@@ -140,9 +142,10 @@ async def test_the_text_is_valid(make_backend: Any) -> None:
             "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
         )
     await app.aclose()
-    assert found.families.keys() == {OWN + row.name for row in ROWS}
-    for row in ROWS:
-        family = found.families[OWN + row.name]
+    names = {row.full_name("latimer"): row for row in ROWS}
+    assert found.families.keys() == names.keys()
+    for name, row in names.items():
+        family = found.families[name]
         assert family.type == row.kind
         for sample in family.samples:
             assert {*sample.labels} - {"le"} == {*row.labels}
@@ -150,29 +153,10 @@ async def test_the_text_is_valid(make_backend: Any) -> None:
             buckets = [one for one in family.samples if one.name.endswith("_bucket")]
             assert [float(one.labels["le"]) for one in buckets] == [*row.buckets, float("inf")]
             assert all(one.value <= other.value for one, other in pairwise(buckets))
-            assert buckets[-1].value == found.sum(f"{OWN}{row.name}_count")
+            assert buckets[-1].value == found.sum(f"{name}_count")
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
     assert openmetrics.text.endswith("# EOF\n")
     assert not promtool(found.text)
-
-
-async def test_names_of_vllm(make_backend: Any) -> None:
-    """With vLLM's names, its boards find what they ask for; the others keep Latimer's."""
-    app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True, metrics_names="vllm")
-    async with client_of(app) as client:
-        await client.post("/v1/chat/completions", json={"model": "m", **CHAT})
-        # The header of Prometheus 2 and 3.
-        found = await scrape(
-            client,
-            accept="application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,"
-            "text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
-        )
-    await app.aclose()
-    assert found.families.keys() == {(OWN if row.is_own else VLLM) + row.name for row in ROWS}
-    # The names that the endpoint picker of Kubernetes' Gateway API reads by default.
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert found.sum(f"vllm:{name}", model_name="demo") == 0
-    assert found.sum("vllm:request_success_total", finished_reason="stop") == 1
 
 
 async def test_probes_are_not_counted(make_backend: Any) -> None:
@@ -214,9 +198,9 @@ async def test_a_key_is_needed(make_backend: Any) -> None:
     async with client_of(closed) as client:
         reply = await client.get("/metrics")
         assert reply.status_code == 401
-        assert "--metrics-open" in reply.json()["error"]["message"]
+        assert "metrics_open=True" in reply.json()["error"]["message"]
         wrong = await client.get("/metrics", headers={"authorization": "Bearer wrong"})
-        assert "--metrics-open" in wrong.json()["error"]["message"]
+        assert "metrics_open=True" in wrong.json()["error"]["message"]
         await scrape(client, authorization="Bearer secret")
     opened = OpenAIAdapter(backend, api_keys=["secret"], metrics_open=True)
     async with client_of(opened) as client:
@@ -225,6 +209,27 @@ async def test_a_key_is_needed(make_backend: Any) -> None:
     off = OpenAIAdapter(backend, metrics=False)
     async with client_of(off) as client:
         assert (await client.get("/metrics")).status_code == 404
+    await backend.aclose()
+
+
+async def test_a_key_of_some_models_sees_none(make_backend: Any) -> None:
+    """A key that may use some models does not see the numbers of all, and the error says why."""
+    from latimer.adapter.limits.config import digest_of
+
+    keys = {
+        "team": {"digest": digest_of("some"), "models": ["own"]},
+        "prometheus": {"digest": digest_of("all")},
+    }
+    backend = make_backend("llama_cpp")
+    for is_open in (False, True):
+        app = OpenAIAdapter(backend, model_names=["own"], keys=keys, metrics_open=is_open)
+        async with client_of(app) as client:
+            await scrape(client, authorization="Bearer all")
+            reply = await client.get("/metrics", headers={"authorization": "Bearer some"})
+            assert reply.status_code == (200 if is_open else 403)
+            if not is_open:
+                assert "key team may use some models only" in reply.json()["error"]["message"]
+                assert "latimer_" not in reply.text
     await backend.aclose()
 
 
@@ -325,6 +330,54 @@ async def test_an_error_of_an_engine_is_counted() -> None:
     assert found.sum("latimer_e2e_request_latency_seconds_count") == 0
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_a_client_that_leaves_has_used_tokens(
+    make_backend: Any, engine: str, stream: bool
+) -> None:
+    """The tokens until a client disconnects are in the metrics and in the request log."""
+    lines: list[bytes] = []
+    app = OpenAIAdapter(make_backend(engine), any_model=True, observers=[RequestLog(lines.append)])
+    body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 1500, "ignore_eos": True}
+    gone = asyncio.Event()
+
+    async def leaving(scope: Any, receive: Any, send: Any) -> None:
+        """Serve a client that disconnects after its request when `gone` is set."""
+        sent = False
+
+        async def received() -> Any:
+            nonlocal sent
+            if sent:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            sent = not message.get("more_body", False)
+            return message
+
+        await app(scope, received, send)
+
+    async with client_of(app) as client, client_of(leaving) as other:
+        first = await client.post("/v1/completions", json={**body, "max_tokens": 1})
+        before = await scrape(client)
+        task = asyncio.create_task(other.post("/v1/completions", json={**body, "stream": stream}))
+        await asyncio.sleep(0.3)
+        assert not task.done()
+        gone.set()
+        # There is no response, or half of one.
+        await asyncio.wait([task])
+        task.exception()
+        after = await scrape(client)
+    await app.aclose()
+    event = json.loads(lines[-1])
+    assert event["client_gone"]
+    prompt, generated = event["prompt_tokens"], event["completion_tokens"]
+    assert prompt == first.json()["usage"]["prompt_tokens"]
+    assert 1 < generated < 1500
+    names = {"prompt_tokens_total": prompt, "generation_tokens_total": generated}
+    for name, count in names.items():
+        assert after.sum(f"latimer_{name}") - before.sum(f"latimer_{name}") == count
+
+
 async def test_a_running_stream_counts(llama_server_url: str) -> None:
     """Tokens of a stream count while it runs, and no counter ever falls."""
     app = OpenAIAdapter(LlamaServer(llama_server_url), any_model=True)
@@ -369,14 +422,24 @@ def test_buckets_are_in_order() -> None:
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
+def table_of(rows: Iterable[Row], names: Names, mark: str = "") -> str:
+    """Return the table of some metrics for the documentation."""
+    lines = ["| metric | kind | labels | content |", "|---|---|---|---|"]
+    for row in rows:
+        is_shared = row.full_name("vllm") == VLLM + row.name
+        name = f"`{row.full_name(names)}{'_total' * (row.kind == 'counter')}`" + mark * is_shared
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        lines.append(f"| {name} | {row.kind} | {labels} | {row.text} |")
+    return "\n".join(lines)
+
+
 def test_the_documentation_has_every_metric() -> None:
     """docs/operations.md has the table of metrics; LATIMER_SNAPSHOT=1 writes it again."""
-    rows = ["| metric | kind | labels | content |", "|---|---|---|---|"]
-    for row in ROWS:
-        name = f"`{OWN}{row.name}{'_total' * (row.kind == 'counter')}`" + " \\*" * (not row.is_own)
-        labels = ", ".join(f"`{label}`" for label in row.labels)
-        rows.append(f"| {name} | {row.kind} | {labels} | {row.text} |")
-    table = "\n".join(rows) + "\n\nMetrics with \\* are vLLM's, too.\n"
+    own, vllm = table_of(ROWS, "latimer", " \\*"), table_of((*DERIVED, *COUNTED), "vllm")
+    table = (
+        f"{own}\n\nMetrics with \\* are vLLM's, too.\n\n"
+        f"`--metrics-names vllm` has these in addition:\n\n{vllm}\n"
+    )
     before, begin, rest = OPERATIONS.read_text().partition("<!-- metrics -->\n\n")
     _, end, after = rest.partition("\n<!-- end of metrics -->")
     if os.environ.get("LATIMER_SNAPSHOT"):
@@ -386,5 +449,6 @@ def test_the_documentation_has_every_metric() -> None:
 
 def test_the_documentation_names_only_metrics_that_exist() -> None:
     """Every metric in an expression of docs/operations.md is one that is served."""
-    known = {OWN + row.name + end for row in ROWS for end in ("", "_total", "_bucket")}
+    ends = ("", "_total", "_bucket")
+    known = {f"{row.full_name('latimer')}{end}" for row in ROWS for end in ends}
     assert {*re.findall(r"latimer_[a-z0-9_]+", OPERATIONS.read_text())} <= known

@@ -8,7 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from support.engines.recorded import RecordedServer
+from latimer.backends.koboldcpp import KoboldCpp
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.recorded import RecordedKoboldcpp, RecordedServer
 from support.recordings import DEMO_CHATML
 
 COUNT = DEMO_CHATML.format("Count to 12.")
@@ -59,6 +61,31 @@ async def test_a_stream_that_the_engine_cuts_ends_with_an_error(client_of: Any) 
     assert events[0] == 'data: {"content":"1"}'
     assert "The connection to the engine" in events[1]
     assert events[2:] == [""]
+
+
+@pytest.mark.parametrize("text", ["1, 2", ""])
+async def test_a_stream_that_koboldcpp_cuts_ends_with_an_error(client_of: Any, text: str) -> None:
+    """A stream that closes before its generation has ended does not look complete."""
+    event = b'data: {"token": "%b", "finish_reason": null}\n\n' % text.encode()
+    engine = RecordedKoboldcpp({"/api/extra/generate/stream": event if text else b""})
+    async with client_of(OpenAIAdapter(engine.backend, any_model=True)) as client:
+        reply = await client.post("/v1/completions", json={**BODY, "stream": True})
+    *events, last, end = reply.text.split("\n\n")
+    assert events == ([event.decode().strip()] if text else [])
+    assert "koboldcpp ended its response before it was finished." in last
+    assert end == ""
+
+
+async def test_a_stream_without_a_final_event_is_whole(client_of: Any) -> None:
+    """koboldcpp's streams without a final event are passed on as they are."""
+    async with FakeKoboldcpp(quiet=True) as fake:
+        backend = KoboldCpp(fake.url)
+        async with client_of(OpenAIAdapter(backend, any_model=True)) as client:
+            body = {**BODY, "prompt": "echo:a long answer", "max_tokens": 8, "stream": True}
+            reply = await client.post("/v1/completions", json=body)
+        await backend.aclose()
+    assert '"token"' in reply.text
+    assert "error" not in reply.text
 
 
 async def test_chat(upstream: httpx2.AsyncClient) -> None:

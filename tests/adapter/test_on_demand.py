@@ -289,7 +289,10 @@ def test_the_commands_of_the_operator(url: str) -> None:
         "reason",
     ]
     assert lines[1].split()[:5] == ["one", "ready", "one", "0/2", "0"]
+    assert "memory 8.00 GiB" in lines[1]
+    assert "not used" not in lines[1]
     assert latimer(url, "unload", "one").stderr == "one is unloaded.\n"
+    assert "memory 8.00 GiB (not used)" in latimer(url, "ps").stdout.splitlines()[1]
     assert "runs no requests" in latimer(url, "drain", "two").stderr
     assert states(url)["two"]["state"] == "draining"
     assert chat(url, "two").status_code == 503

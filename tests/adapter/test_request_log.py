@@ -16,8 +16,12 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer
+from latimer.adapter.service import ModelEntry
+from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
+from support.engines.fleet import Engine, pool_of
+from support.prometheus import scrape
 from support.servers import command
 
 CHAT = {
@@ -46,7 +50,7 @@ async def logged(backend: Any, form: Any = "json", **options: Any) -> AsyncItera
     lines = Lines()
     settings = {name: options.pop(name) for name in ("level", "content") if name in options}
     log = RequestLog(lines.write, form, **settings)
-    app = OpenAIAdapter(backend, any_model=True, observers=[log], **options)
+    app = OpenAIAdapter(backend, observers=[log], **{"any_model": True, **options})
     async with client_of(app) as client:
         yield client, app.service, lines
     await app.aclose()
@@ -89,7 +93,7 @@ async def test_a_line_for_people(make_backend: Any) -> None:
         rf"ttft {number} s {number} s stop req_[0-9a-f]{{32}}",
         one,
     )
-    assert re.search(rf"POST /v1/chat/completions 400 {number} s \S+ req_", two)
+    assert re.search(rf"POST /v1/chat/completions 400 {number} s \S+ messages req_", two)
 
 
 async def test_a_log_has_no_content(make_backend: Any) -> None:
@@ -168,6 +172,60 @@ async def test_ids_of_other_servers_are_passed_on(make_backend: Any) -> None:
         assert not {"trace_id", "client_request_id"} & event.keys()
 
 
+async def test_a_line_has_the_engines_that_were_tried() -> None:
+    """A request that another engine served has one line, with each engine and why it did not."""
+    one, two, three = (Engine(name) for name in ("one", "two", "three"))
+    one.fails, two.fails = EngineError("It failed on secret."), EngineUnavailable("It is gone.")
+    pool = await pool_of(one, two, three)
+    async with logged([ModelEntry(pool, ("m",))]) as (client, service, lines):
+        for _ in range(3):
+            await client.post("/v1/chat/completions", json=CHAT)
+        three.fails = EngineSilent("It is silent.")
+        await client.post("/v1/chat/completions", json=CHAT)
+        service.observe()
+        metrics = await scrape(client)
+    first, *others, last = lines.events()
+    reasons = {"one": "error", "two": "unavailable"}
+    assert first["engine"] == "three"
+    assert first["attempts"] == 3
+    assert {(o["engine"], o["reason"]) for o in first["tried"]} == {*reasons.items()}
+    assert all(one["attempts"] == len(one["tried"]) + 1 for one in others if "tried" in one)
+    assert last["status"] == 503
+    assert "secret" not in b"".join(lines).decode()
+    for engine, reason in reasons.items():
+        count = metrics.sum(
+            "latimer_engine_retries_total", model_name="m", engine=engine, reason=reason
+        )
+        tried = [o for event in lines.events() for o in event.get("tried", ())]
+        assert count == tried.count({"engine": engine, "reason": reason}) > 0
+
+
+async def test_a_refused_request_has_its_reason(make_backend: Any) -> None:
+    """The line of a 4xx has the field, without a client's own names, and that of a 429 a limit."""
+    bodies: list[tuple[dict[str, Any], str | None]] = [
+        ({**CHAT, "temperature": "secret"}, "temperature"),
+        ({**CHAT, "messages": [{"role": "user", "content": [{"type": "secret"}]}]}, None),
+        ({**CHAT, "guided_json": 7}, "guided_json"),
+        ({**CHAT, "secret": 1}, "…"),
+        ({**CHAT, "stream_options": {"secret": True}, "stream": True}, "stream_options.…"),
+    ]
+    keys = {"team": {"digest": digest_of("k"), "requests_per_minute": len(bodies)}}
+    options: Any = {"keys": keys, "strict": True}
+    headers = {"authorization": "Bearer k"}
+    async with logged(make_backend("llama_cpp"), **options) as (client, service, lines):
+        for body, _ in bodies:
+            await client.post("/v1/chat/completions", json=body, headers=headers)
+        for _ in range(len(bodies) + 1):
+            await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        service.observe()
+    refused, limited = lines.events()[: len(bodies)], lines.events()[-1]
+    for (_, param), event in zip(bodies, refused, strict=True):
+        assert event["status"] == 400
+        assert event["param"].startswith(param or "messages[0].content[0]")
+    assert (limited["status"], limited["limit"]) == (429, "requests")
+    assert "secret" not in b"".join(lines).decode()
+
+
 async def test_a_background_response_has_its_own_line(make_backend: Any) -> None:
     """A response in the background is a line at its end, besides that of the request."""
     async with logged(make_backend("llama_cpp")) as (client, service, lines):
@@ -184,7 +242,7 @@ async def test_a_background_response_has_its_own_line(make_backend: Any) -> None
 
 
 def test_a_server_writes_json_to_a_pipe() -> None:
-    """`latimer serve` writes lines of JSON where no terminal reads them, also at its end."""
+    """All lines of `latimer serve` are JSON if no terminal reads them, also at its start."""
     import httpx2
 
     with command(LATIMER_LOG_REQUESTS="true") as (process, address):
@@ -193,9 +251,14 @@ def test_a_server_writes_json_to_a_pipe() -> None:
         process.terminate()
         assert process.stderr is not None
         log = process.stderr.read()
-    events = [json.loads(line) for line in log.splitlines() if line.startswith(b"{")]
-    assert [one["path"] for one in events] == ["/v1/chat/completions"] * 3
-    assert all(one["client"] == "127.0.0.1" for one in events)
+    events = [json.loads(line) for line in log.splitlines()]
+    requests = [one for one in events if one["event"] == "request"]
+    assert [one["path"] for one in requests] == ["/v1/chat/completions"] * 3
+    assert all(one["client"] == "127.0.0.1" for one in requests)
+    first, *_ = events
+    assert (first["event"], first["level"]) == ("start", "info")
+    assert first["message"].startswith("Latimer serves demo")
+    assert {"time", "message"} <= first.keys()
 
 
 def test_a_slow_reader_holds_nobody() -> None:

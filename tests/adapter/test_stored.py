@@ -215,8 +215,8 @@ async def test_a_server_without_a_store() -> None:
             reply = await server.send(method, path, body)
             assert error_of(reply) == (
                 404,
-                f"This server does not serve {method} {H}{path}, because it runs with --store off. "
-                "Start it with --store memory, or with a file.",
+                f"This server does not serve {method} {H}{path}, because it runs with "
+                'store="off". Start it with store="memory", or with a file.',
                 None,
                 "unsupported_endpoint",
             )

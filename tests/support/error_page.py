@@ -28,6 +28,7 @@ from latimer.adapter.errors import (
     render,
     unexpected,
 )
+from latimer.adapter.limits.config import digest_of
 from latimer.adapter.origins import LocalRules, OriginMiddleware
 from latimer.adapter.service import DEFAULT_MAX_BODY
 from latimer.backends.errors import (
@@ -123,13 +124,21 @@ async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
     yield status, reply["error"]
     yield await _long_head()
     app = OpenAIAdapter(LlamaCpp(), store="off")
+    app.service.is_command = True
     async with client_of(app) as client:
         got = await client.get(H)
+        yield got.status_code, got.json()["error"]
+    await app.aclose()
+    keys = {"team": {"digest": digest_of("team"), "models": ["demo"]}}
+    app = OpenAIAdapter(LlamaCpp(), keys=keys)
+    async with client_of(app) as client:
+        got = await client.get("/metrics", headers={"authorization": "Bearer team"})
         yield got.status_code, got.json()["error"]
     await app.aclose()
     for make in (projector, listener):
         backend = LlamaCpp(mmproj=make(folder / f"{make.__name__}.gguf", DEMO_WIDTH))
         app = OpenAIAdapter(backend, any_model=True, strict=True)
+        app.service.is_command = True
         async with client_of(app) as client:
             for path, body, headers in _requests():
                 got = await client.post(path, content=body, headers=headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from latimer.adapter.settings import Settings, WrongSettings
 from latimer.backends.identity import LazyBackend
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
-from support.servers import command
+from support.servers import begun, command, free_port, llama_server
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -127,6 +128,32 @@ def test_check_of_engines_on_demand(tmp_path: Path) -> None:
         assert done.returncode == code, done.stdout
         assert ("loads on demand" in done.stdout.split("models.a")[0]) == (not code)
         assert ("there is no program 'no-such-program'" in done.stdout) == bool(code)
+        # The table of the model says the same as that of its engine.
+        assert ("loads on demand" in done.stdout) == (not code)
+        assert ("no engine is ready" in done.stdout) == bool(code)
+
+
+def test_a_fleet_without_engines_warns_at_the_start(tmp_path: Path) -> None:
+    """A model whose engines are all away is a warning, with the reasons; another one is not."""
+    file = tmp_path / "fleet.toml"
+    away = f"http://127.0.0.1:{free_port()}"
+    with llama_server(DEMO_MODEL) as url:
+        file.write_text(
+            f'[engines.one]\nurl = "{away}"\n[engines.two]\nurl = "{url}"\n'
+            '[models.a]\nengines = ["one"]\n[models.b]\nengines = ["one", "two"]\n'
+        )
+        with begun("--config", str(file), LATIMER_LOG_FORMAT="json") as (process, _, line):
+            assert process.stderr is not None
+            first, second = json.loads(line), json.loads(process.stderr.readline())
+            while second["event"] != "start":
+                second = json.loads(process.stderr.readline())
+            process.terminate()
+            rest = process.stderr.read()
+    assert first["message"].startswith("Latimer serves a, b over 2 engines at http://")
+    assert (second["level"], second["model"], second["engines"]) == ("warning", "a", ["one"])
+    assert "No engine of the model a is ready, so its requests get a 503" in second["message"]
+    assert away.removeprefix("http://") in second["message"]
+    assert "model b" not in rest
 
 
 def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -96,7 +98,40 @@ def test_a_table_is_as_wide_as_the_terminal() -> None:
     lines = table_of([row], 40)
     assert all(len(line) <= 40 for line in lines)
     assert "\x1b" not in "".join(table_of([row]))
-    assert "500 ms  1.50 s" in table_of([row])[1]
+    assert "500ms  1.50s" in table_of([row])[1]
+
+
+def test_a_table_fits_80_columns() -> None:
+    """Long names and large numbers leave all columns in 80 characters, and short names whole."""
+    long = "Qwen3-30B-A3B-Instruct-2507-Q4_K_M", "llama-server-on-the-second-machine"
+    times = (0.123, 12.5), (0.012, 0.045)
+    rows = [
+        Row(*long, "DOWN", 64, 1024, 0.99, 12345.6, 2345.6, *times),
+        Row("demo", "one", "loading", 1, 0, None, None, None, (None, None), (None, None)),
+    ]
+    head, first, second = table_of(rows, 80)
+    assert max(map(len, (head, first, second))) <= 80
+    numbers = "DOWN 64 1024 99% 12346 2346 123ms 12s 12ms 45ms"
+    assert " ".join(first.split()[2:]) == numbers
+    assert "…" in first
+    assert second.split()[:3] == ["demo", "one", "loading"]
+    assert len(head.split()) == 12
+
+
+def test_the_help_explains_every_column() -> None:
+    """`latimer top --help` and docs/operations.md name each column of the table."""
+    shown = top("--help").stdout
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    for name in table_of([])[0].split():
+        for text in (shown, page):
+            assert re.search(rf"\b{name}\b", text)
+
+
+def test_the_interval_is_the_window(server: str) -> None:
+    """With `--once` and `--json` the window of the rates is `--interval`."""
+    for seconds in (0.2, 0.7):
+        reply: Any = json.loads(top(server, "--json", "--interval", str(seconds)).stdout)
+        assert seconds <= reply["seconds"] < seconds + 0.4
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +161,12 @@ def top(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def test_a_table_of_a_server(server: str) -> None:
     """Without a terminal there is one table, and with `--json` the same as objects."""
-    done = top(server)
+    done = top(server, "--interval", "0.2")
     assert (done.returncode, done.stderr) == (0, "")
     head, row = done.stdout.splitlines()
     assert head.split()[:5] == ["MODEL", "ENGINE", "STATE", "RUN", "WAIT"]
     assert row.split()[:5] == ["demo", "llama_cpp", "ready", "0", "0"]
-    reply: Any = json.loads(top(server + "/v1", "--json").stdout)
+    reply: Any = json.loads(top(server + "/v1", "--json", "--interval", "0.2").stdout)
     (found,) = reply["rows"]
     assert (found["model"], found["engine"], found["running"]) == ("demo", "llama_cpp", 0)
     assert reply["seconds"] > 0
@@ -176,7 +211,7 @@ def test_the_screen_is_restored() -> None:
         os.close(slave)
         assert "\x1b[?1049h" in screen(master, "llama_cpp")
         httpx2.post(f"{address}/v1/chat/completions", json=CHAT)
-        screen(master, " ms")
+        screen(master, "ms ")
         process.send_signal(signal.SIGTERM)
         screen(master, "STALE")
         screen(master, "DOWN")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -74,6 +75,8 @@ async def test_a_killed_worker_loses_only_its_streams(engine: str) -> None:
         # Each of two new connections goes to another worker, so both serve when both are there.
         assert server.line(r"^Worker 1 \(process \d+\) serves again\.$")
         assert time.monotonic() - at < 5
+        # The line of the start is not printed again.
+        assert sum(line.startswith("Latimer serves") for line in server.lines) == 1
         assert all(await ended(await streams(server.address, 4, 3)))
         whole = await ended(found)
         assert sum(whole) == STREAMS / 2
@@ -194,6 +197,48 @@ async def test_all_workers_read_the_settings_again(engine: str, tmp_path: Path) 
         assert server.line("was ended by SIGKILL")
         await asyncio.sleep(1)
         assert await statuses() == {(401, 200)}
+
+
+async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> None:
+    """`latimer ps` shows the requests of all workers, and a drain holds for a later worker, too."""
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'admin_key = "operator"\n[engines.fake]\nurl = "{engine}"\n')
+
+    async def ask(server: Running, *arguments: str) -> str:
+        words = ["latimer", *arguments, "--admin-key", "operator", "--url", server.address]
+        made = subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*words, stdout=made, stderr=made)
+        out, err = await process.communicate()
+        return (out + err).decode()
+
+    async def statuses(server: Running) -> set[int]:
+        found, url = set(), f"{server.address}/v1/chat/completions"
+        async with contextlib.AsyncExitStack() as stack:
+            # Open connections are with both workers in turn.
+            for _ in range(4):
+                client = await stack.enter_async_context(httpx2.AsyncClient(timeout=30))
+                found.add((await client.post(url, json=chat(1, "quick"))).status_code)
+        return found
+
+    with workers("--config", str(file)) as server:
+        found = await streams(server.address, 4, 75)
+        # Whichever worker gets the request.
+        for _ in range(2):
+            (row,) = json.loads(await ask(server, "ps", "--json"))
+            assert (row["id"], row["state"], row["running"]) == ("fake", "ready", 4)
+        assert "fake runs no requests" in await ask(server, "drain", "fake")
+        assert all(await ended(found))
+        assert await statuses(server) == {503}
+        os.kill(server.pids[1], signal.SIGKILL)
+        assert server.line("serves again")
+        assert await statuses(server) == {503}
+        assert "fake is ready" in await ask(server, "load", "fake")
+        assert await statuses(server) == {200}
+        assert "cannot be unloaded" in await ask(server, "unload", "fake")
+        server.end()
+    lines = "".join(server.lines)
+    # The worker that the operator reached logs it.
+    assert lines.count("the operator asked for engine fake: drain") == 1
 
 
 LIMITED = key("one") + "requests_per_minute = 5\n"
@@ -410,7 +455,6 @@ def test_a_port_in_use_is_said_once() -> None:
     [
         ({}, "", "the model runs in Latimer's own process. Serve it with llama-server"),
         ({"model": "http://x", "backend": "koboldcpp"}, "", "koboldcpp runs one call at a time"),
-        ({"model": "http://x", "admin_key": "a"}, "", "the paths under /admin act on one process"),
         ({"model": "http://x"}, LIMITED, "Count them in Redis or PostgreSQL (store in the table"),
         ({}, '[engines.a]\nfile = "a.gguf"\n', "engines.a runs in Latimer's own process."),
         (
@@ -419,7 +463,7 @@ def test_a_port_in_use_is_said_once() -> None:
             "engines.a is loaded and unloaded by Latimer",
         ),
     ],
-    ids=["in process", "koboldcpp", "admin", "limits", "file", "command"],
+    ids=["in process", "koboldcpp", "limits", "file", "command"],
 )
 def test_what_one_process_owns_is_refused(
     flags: dict[str, Any], file: str, reason: str, tmp_path: Path

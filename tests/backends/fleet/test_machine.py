@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from latimer.backends.base import Backend, Generation, Model, Prompt, Text
@@ -77,6 +78,53 @@ async def test_a_request_that_leaves_after_it_was_admitted_lets_go() -> None:
             await asyncio.wait([task])
             assert not member.running
             await member.unload()
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]]:
+    """Return the events of the log with their fields."""
+    found: list[Any] = caplog.records
+    return [(one.event, one.fields) for one in found if hasattr(one, "event")]
+
+
+async def test_loads_and_unloads_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Each load and unload is an event with the engine, its model, the time and the reason."""
+    caplog.set_level("INFO", "latimer")
+    idle = sized("b", seconds=0.01, idle=0.1)
+    async with machine_of(sized("a", seconds=0.01), idle, most_wait=0.02) as [one, two]:
+        await request(one, 0)
+        await request(two, 0)
+        while two.state != "unloaded":
+            await asyncio.sleep(0.01)
+        await request(one, 0)
+        await one.unload()
+    found = events(caplog)
+    assert [(event, fields["engine"], fields.get("reason")) for event, fields in found] == [
+        ("engine_loaded", "a", None),
+        ("engine_unloaded", "a", "room for b"),
+        ("engine_loaded", "b", None),
+        ("engine_unloaded", "b", "it was idle"),
+        ("engine_loaded", "a", None),
+        ("engine_unloaded", "a", "the operator asked for it"),
+    ]
+    for _, fields in found:
+        assert fields["model"]
+        assert fields["seconds"] >= 0
+        assert fields["memory"] == {"gpu": 10}
+
+
+async def test_loads_that_fail_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A load that fails is an event with the reason; one that can never succeed is logged once."""
+    failing, large = sized("a"), SlowLoader("b", memory={"gpu": 100})
+    failing.fails = "it is broken"
+    async with machine_of(failing, large) as members:
+        for member in members * 2:
+            with pytest.raises(EngineUnavailable):
+                await request(member, 0)
+    (one, other) = events(caplog)
+    for (event, fields), name in ((one, "a"), (other, "b")):
+        assert (event, fields["engine"]) == ("load_failed", name)
+        assert fields["reason"]
+    assert "it needs 9.31e-08 GiB of the memory 'gpu'" in other[1]["reason"]
 
 
 async def test_alternating_clients_do_not_swap_with_each_request() -> None:
