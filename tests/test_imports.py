@@ -36,7 +36,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         for name in (
             "admission", "auth", "hosted", "metrics", "origins", "readiness", "record", "request",
             "request_log", "responses/background", "responses/register",
-            "responses/sealed", "service", "validation",
+            "responses/sealed", "service", "traces", "validation",
         )
     ),
     ("adapter/generation/*.py",),

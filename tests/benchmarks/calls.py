@@ -5,8 +5,9 @@
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
 over `LlamaServer`, whose connections are replaced by a transport in memory, alone and in a pool.
-`observed` has metrics and a request log, which are off elsewhere; what they do after a request is
-part of its number, as if it were the only one, and of its time, as for one of many.
+`observed` has metrics, a request log, and spans without an SDK, which are off elsewhere. What they
+do after a request is part of its number, as if it were the only one, and of its time, as for one of
+many. `traced` has an SDK too, which keeps all spans and exports none.
 The translator of `proxy.py` runs in the same way. A call is the start or the resumption of a Python
 function; those of this file, of the event loop and of uvicorn do not count. The number of a kind of
 request is the smallest of several.
@@ -44,7 +45,7 @@ from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.request_log import RequestLog, Writer
-from latimer.adapter.service import MOST_UNSEEN, ModelEntry
+from latimer.adapter.service import MOST_UNSEEN, ModelEntry, Observer
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -292,9 +293,18 @@ def over_llama_server(_burst: bool) -> App:
 
 
 def observed(_burst: bool) -> App:
-    """Return Latimer over llama-server, with metrics and a request log, which a thread writes."""
-    options: Any = {**BARE, "metrics": True, "observers": [RequestLog(NULL.write)]}
+    """Return Latimer over llama-server, with metrics, spans without an SDK, and a request log."""
+    options: Any = {**BARE, "metrics": True, "observers": [RequestLog(NULL.write), *_spans()]}
     return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, **options)
+
+
+def _spans() -> list[Observer]:
+    """Return what makes spans; an earlier checkout has no such thing."""
+    try:
+        from latimer.adapter.traces import Traces
+    except ModuleNotFoundError:
+        return []
+    return [Traces()]
 
 
 def over_pool(count: int, **options: Any) -> App:
