@@ -7,6 +7,7 @@ adapter sets up its own SDK.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -140,6 +141,8 @@ class Sdk:
             # The command `opentelemetry-instrument` has set up an SDK.
             self.where = "spans and metrics to the SDK of opentelemetry-instrument"
             return Traces()
+        # Each of several attempts is a warning, and the last one an error.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
         resource = Resource.create()
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -31,6 +32,8 @@ from support.clients import client_of
 from support.engines.fleet import Engine, pool_of
 from support.servers import serving
 
+SOURCE = Path(traces.__file__)
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 CHAT = {
     "model": "gpt-4o",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -41,7 +44,7 @@ SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 
 class Kept:
-    """What an SDK has got."""
+    """An SDK that keeps spans and metrics in memory."""
 
     def __init__(self) -> None:
         self.exporter, self.reader = InMemorySpanExporter(), InMemoryMetricReader()
@@ -283,7 +286,7 @@ async def test_an_error_has_its_type(
 
 
 def test_a_client_that_leaves(llama_server_url: str, kept: Kept) -> None:
-    """A request whose client disconnects is no error of the server, but its span says so."""
+    """A client that disconnects is not an error of the server; the span has it as its type."""
     observers = [Traces(kept.tracers, kept.meters)]
     body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 1500, "ignore_eos": True}
 
@@ -470,3 +473,11 @@ print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_documentation_has_every_name() -> None:
+    """docs/operations.md has each attribute and each metric."""
+    names = re.findall(r'"((?:client|error|gen_ai|http|latimer|url)\.[\w.]+)"', SOURCE.read_text())
+    page = OPERATIONS.read_text()
+    assert len(names) > 25
+    assert [name for name in names if f"`{name}`" not in page] == []

@@ -30,7 +30,7 @@ def pairs(attributes: Any) -> dict[str, Any]:
 
 
 class Collector:
-    """What was sent.
+    """The spans and metrics that were sent.
 
     Attributes:
         address: the value of OTEL_EXPORTER_OTLP_ENDPOINT.
