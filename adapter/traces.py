@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from typing import NamedTuple, TypeAlias
 
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import TextMapPropagator
 
 from ..schemas.openai.common import Usage
 from .record import OTHER, PROBES, Record, Trace
@@ -90,7 +91,7 @@ INSTRUMENTS = (
 )  # fmt: skip
 
 # The requests that one turn of the event loop may end: about a millisecond of work.
-_AT_ONCE = 4
+_AT_ONCE = 8
 # Seconds between looks for an SDK, which the app may set up after the adapter.
 _AGAIN = 1.0
 # Seconds; a shorter wait has no span.
@@ -350,13 +351,20 @@ def _parent_of(exchange: Exchange) -> tuple[Context | None, trace.SpanKind]:
     around = trace.get_current_span().get_span_context()
     if around.is_valid:
         return None, trace.SpanKind.SERVER if around.is_remote else trace.SpanKind.INTERNAL
-    headers = dict(exchange.scope["headers"])
+    fields = _fields_of(propagate.get_global_textmap())
     carrier = {
-        name: value.decode("latin-1")
-        for name in propagate.get_global_textmap().fields
-        if (value := headers.get(name.encode())) is not None
+        fields[name]: value.decode("latin-1")
+        for name, value in exchange.scope["headers"]
+        if name in fields
     }
-    return propagate.extract(carrier, Context()), trace.SpanKind.SERVER
+    context = propagate.extract(carrier, Context()) if carrier else Context()
+    return context, trace.SpanKind.SERVER
+
+
+@lru_cache(4)
+def _fields_of(propagator: TextMapPropagator) -> Mapping[bytes, str]:
+    """Return the names of the headers that have the parent of a span."""
+    return {name.lower().encode(): name for name in propagator.fields}
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -7,7 +7,8 @@ The ASGI app runs in this process without sockets: over a backend that yields pr
 over `LlamaServer`, whose connections are replaced by a transport in memory, alone and in a pool.
 `observed` has metrics, a request log, and spans without an SDK, which are off elsewhere. What they
 do after a request is part of its number, as if it were the only one, and of its time, as for one of
-many. `traced` has an SDK too, which keeps all spans and exports none.
+many. `traced` has spans and metrics of an SDK alone, with an exporter that drops them; it is timed
+only.
 The translator of `proxy.py` runs in the same way. A call is the start or the resumption of a Python
 function; those of this file, of the event loop and of uvicorn do not count. The number of a kind of
 request is the smallest of several.
@@ -298,13 +299,30 @@ def observed(_burst: bool) -> App:
     return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, **options)
 
 
-def _spans() -> list[Observer]:
+def traced(_burst: bool) -> App:
+    """Return Latimer over llama-server, with spans and metrics of an SDK."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+    class Dropping(SpanExporter):
+        def export(self, spans: Any) -> Any:
+            """Do nothing."""
+
+    tracers = TracerProvider()
+    tracers.add_span_processor(BatchSpanProcessor(Dropping()))
+    spans = _spans(tracers, MeterProvider([InMemoryMetricReader()]))
+    return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, observers=spans, **BARE)
+
+
+def _spans(*providers: Any) -> list[Observer]:
     """Return what makes spans; an earlier checkout has no such thing."""
     try:
         from latimer.adapter.traces import Traces
     except ModuleNotFoundError:
         return []
-    return [Traces()]
+    return [Traces(*providers)]
 
 
 def over_pool(count: int, **options: Any) -> App:
@@ -348,6 +366,7 @@ APPS = {
 TIMED = {
     "over llama-server: ": over_llama_server,
     "observed, over llama-server: ": observed,
+    "traced, over llama-server: ": traced,
     "py-translate: ": translator,
 }
 
@@ -475,6 +494,10 @@ def _observe(app: App) -> None:
     """Let observers take the requests that have ended."""
     if isinstance(app, OpenAIAdapter) and app._service.observers:
         app._service.observe()
+        for one in app._service.observers:
+            # Spans take several turns of the event loop. An earlier checkout has none.
+            if getattr(one, "follows", False):
+                one.close()
 
 
 async def _close(app: App) -> None:
