@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..backends.base import Finish
 from ..backends.errors import Busy, LatimerError, reason_of
@@ -38,6 +38,22 @@ def engine_name(kind: str) -> str:
     return _KINDS.get(kind, kind)
 
 
+class Trace(NamedTuple):
+    """The span of a request that runs (`traces.Traces`).
+
+    Args:
+        span: the span.
+        offset: the difference between the time since 1970 and that of `time.perf_counter`.
+        trace_id: the id of its trace, as 32 hexadecimal digits.
+        headers: the lines of HTTP headers which tell an engine that the span is the parent.
+    """
+
+    span: Any
+    offset: float
+    trace_id: str
+    headers: bytes
+
+
 class Record:
     """The measurements of a request; times are those of `time.perf_counter`, 0 if unknown.
 
@@ -48,13 +64,15 @@ class Record:
         forwarded: the headers that its calls of engines have too, by their fields in logs.
         endpoint: the path of its route, with the names of parameters.
         model: the first name of its model; `OTHER` without one.
+        asked: the name of the model in the request; empty if the request got to none.
         engine: the name of its engine in a fleet, or `NO_ENGINE`; without a fleet, its kind.
         party: the request as the queue of its engine knows it.
         tries: the engines that have not served it before, each with the reason; see `Ticket`.
         key: the name of its API key's table, or a hash of the key; empty without a key.
         end_user: the end user that it names.
         begun_at: the time at which it arrived.
-        loading: the seconds before that in which it waited for a model to be loaded.
+        loads_at: the time at which it began to wait for a model to be loaded.
+        loading: the seconds of that wait, which ends before `begun`.
         begun: the time at which the engine gets its jobs.
         queued: the seconds that it waited for a load, and for a place on an engine.
         overhead: the seconds that it was in Latimer: before `begun`, but for `loading`, and after
@@ -78,17 +96,18 @@ class Record:
         param: the field at fault, if the error names one.
         limit: the limit that it exceeded: `requests`, `tokens` or `concurrent` of its key, or the
             `queue`.
+        trace: its span; None if it has none.
     """
 
     # Most requests leave most of these values as they are.
     keeps = is_stream = is_left = is_detached = False
     forwarded: Mapping[str, str] | None = None
-    method = path = client = request_id = endpoint = model = engine = key = end_user = (
+    method = path = client = request_id = endpoint = model = asked = engine = key = end_user = (
         error_code
     ) = limit = param = ""
     party: Ticket | None = None
     tries: tuple[tuple[str, str], ...] = ()
-    begun_at = loading = begun = queued = overhead = last = ended = 0.0
+    begun_at = loads_at = loading = begun = queued = overhead = last = ended = 0.0
     arrivals: array[float] | None = None
     status = failed = max_tokens = 0
     count = choices_per_prompt = 1
@@ -96,10 +115,11 @@ class Record:
     finishes: Sequence[Finish] = ()
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
+    trace: Trace | None = None
 
-    def begin(self, engine: str, party: Ticket | None) -> None:
+    def begin(self, asked: str, engine: str, party: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""
-        self.engine, self.party, self.begun = engine, party, perf_counter()
+        self.asked, self.engine, self.party, self.begun = asked, engine, party, perf_counter()
 
     def repeat(self, error: LatimerError, is_pooled: bool) -> None:
         """Note that an engine has not served the request, which is prepared and sent again.

@@ -25,7 +25,7 @@ from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
 from .limits.leases import Grant, Lease
 from .parts import count_values, most_values
-from .record import Record
+from .record import Record, Trace
 
 T = TypeVar("T")
 
@@ -51,15 +51,12 @@ _NOT_JSON = (
 )
 
 
-# The headers that trace a request over several servers: for each, its field in logs, and its value.
-# OpenAI allows 512 characters of ASCII; the other is W3C's.
-_TRACES: Mapping[bytes, tuple[str, re.Pattern[bytes]]] = {
-    b"traceparent": (
-        "trace_id",
-        re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}"),
-    ),
-    b"x-client-request-id": ("client_request_id", re.compile(rb"([ -~]{1,512})")),
-}
+# The headers that trace a request over several servers: W3C's parent, whose ids are not zero;
+# and the text of the others, of which OpenAI allows 512 characters.
+_PARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
+_ASCII = re.compile(rb"[ -~]{1,512}")
 
 # `name[key]` in a query.
 _PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
@@ -77,6 +74,7 @@ class Exchange(Request):
         begun_at: the time at which the request arrived (`time.perf_counter`).
         status: the status of the response; 0 if it has not started.
         record: what is measured of the request; None if nobody observes it.
+        trace: the span of the request; None if there is none.
         model: the name of the request's model in metrics; empty if it has none.
         is_detached: True for work that outlives its request.
         forwarded: the headers that its calls of engines have too, by their fields in logs.
@@ -110,6 +108,7 @@ class Exchange(Request):
     lease: Lease | None = None
     party: Ticket | None = None
     record: Record | None = None
+    trace: Trace | None = None
     started = streams = is_left = wants_stream = has_waited = keeps_body = is_detached = False
     key = owner = end_user = cache_key = model = ""
     status = 0
@@ -150,6 +149,7 @@ class Exchange(Request):
         found.cache_key = self.cache_key
         found.streams = found.is_detached = True
         found.status, found.model, found.forwarded = 200, self.model, self.forwarded
+        found.trace = self.trace
         found.grant = self.grant
         found.lease, self.lease = self.lease, None
         return found
@@ -172,7 +172,7 @@ class Exchange(Request):
         length = found.get(b"content-length", b"")
         if length.isdigit() and int(length[:20]) > self.max_body:
             raise _too_large(self.max_body)
-        if b"traceparent" in found or b"x-client-request-id" in found:
+        if b"traceparent" in found or b"x-client-request-id" in found or self.trace is not None:
             self._forward(found)
         parts: list[bytes] = []
         size, more = 0, True
@@ -195,12 +195,16 @@ class Exchange(Request):
         """Let the calls of engines have the headers that trace the request, if they are valid."""
         found: dict[str, str] = {}
         lines = b""
-        for name, (field, pattern) in _TRACES.items():
-            value = headers.get(name, b"")
-            match = pattern.fullmatch(value)
-            if match is not None:
-                found[field] = match[1].decode()
-                lines += b"%b: %b\r\n" % (name, value)
+        if self.trace is not None:
+            found["trace_id"], lines = self.trace.trace_id, self.trace.headers
+        elif parent := _PARENT.fullmatch(headers.get(b"traceparent", b"")):
+            found["trace_id"] = parent[1].decode()
+            lines = b"traceparent: %b\r\n" % parent[0]
+            if state := _ASCII.fullmatch(headers.get(b"tracestate", b"")):
+                lines += b"tracestate: %b\r\n" % state[0]
+        if own := _ASCII.fullmatch(headers.get(b"x-client-request-id", b"")):
+            found["client_request_id"] = own[0].decode()
+            lines += b"x-client-request-id: %b\r\n" % own[0]
         self.forwarded = found
         FORWARDED.set(lines)
 
@@ -267,8 +271,10 @@ class Exchange(Request):
         try:
             return await self._wait_for(ready, note, most)
         finally:
-            if self.record is not None and not self.record.begun:
-                self.record.loading += time.perf_counter() - since
+            record = self.record
+            if record is not None and not record.begun:
+                record.loads_at = record.loads_at or since
+                record.loading += time.perf_counter() - since
 
     async def _wait_for(
         self, ready: asyncio.Future[Any], note: Callable[[], str], most: float | None

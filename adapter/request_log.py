@@ -58,7 +58,7 @@ class Writer:
 
     def write(self, data: bytes) -> None:
         """Write data soon."""
-        if self.waiting + len(data) > MOST_WAITING:
+        if self._given - self._written + len(data) > MOST_WAITING:
             self.dropped += 1
             return
         self._given += len(data)

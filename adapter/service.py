@@ -92,13 +92,23 @@ class Observer(Protocol):
 
     Attributes:
         keeps: see `Record`.
+        follows: True to get the start of each request, too.
     """
 
     keeps: bool
+    follows: bool = False
+
+    def begin(self, exchange: Exchange) -> None:
+        """Take a request that has arrived."""
+        return
 
     def take(self, ended: Sequence[Record]) -> None:
         """Take requests that have ended."""
         ...
+
+    def close(self) -> None:
+        """Finish what is left; nothing follows."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +239,9 @@ class Service:
         record = exchange.record = Record()
         record.keeps = self.keeps
         self.running.add(exchange)
+        for one in self.observers:
+            if one.follows:
+                one.begin(exchange)
 
     def ended(self, exchange: Exchange) -> None:
         """Note the end of a request that was measured; the observers get it soon."""
@@ -251,6 +264,8 @@ class Service:
             record.forwarded = exchange.forwarded
         if exchange.streams:
             record.is_stream = True
+        if exchange.trace is not None:
+            record.trace = exchange.trace
         if exchange.is_left:
             record.is_left = True
         if exchange.is_detached:
@@ -454,6 +469,8 @@ class Service:
         """End what runs, write what waits for the store, and release the store and the backends."""
         await self.background.aclose()
         self.observe()
+        for one in self.observers:
+            one.close()
         if self.store is not None:
             await self.store.aclose()
         await self.limits.aclose()

@@ -462,6 +462,11 @@ class FlatSettings(Checked, BaseSettings):
     log_content: bool = server_setting(
         False, "Log responses with their text too, in JSON; for debugging."
     )
+    otel: bool | None = server_setting(
+        None,
+        "Send spans and metrics of requests by OpenTelemetry, whose variables OTEL_… say where.",
+        default="on if an OTEL_EXPORTER_OTLP_…ENDPOINT is set",
+    )
     wait: bool = server_setting(
         False,
         "Accept requests only when the engine is ready; by default respond with 503 until then.",

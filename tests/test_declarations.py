@@ -35,6 +35,8 @@ PARTS = {
     "adapter/limits/postgresql.py": "postgres",
     "adapter/limits/redis.py": "redis",
     "adapter/ray_serve.py": "ray",
+    "adapter/traces.py": "otel",
+    "adapter/cli/otel.py": "otel",
     "backends/llama_cpp/": "llama-cpp",
     "backends/llama_server/wheel.py": "prebuilt",
     "adapter/": "dependencies",
@@ -45,6 +47,8 @@ PARTS = {
     "tests/": "test",
     "examples/": "test",
 }
+# The extras that are installed for the tests.
+EXTRAS = ("llama-cpp", "tiktoken", "postgres", "redis", "s3", "otel", "conformance")
 # The other lists that are installed with a list, from which its part may import too.
 WITH = {
     "llama-cpp": ("dependencies",),
@@ -53,8 +57,16 @@ WITH = {
     "postgres": ("dependencies",),
     "redis": ("dependencies",),
     "ray": ("dependencies",),
+    "otel": ("dependencies",),
     "conformance": ("dependencies",),
-    "test": ("dependencies", "llama-cpp", "tiktoken", "postgres", "redis", "s3", "conformance"),
+    "test": ("dependencies", *EXTRAS),
+}
+# The distributions that share a namespace, by the module of each, the most special first.
+NAMESPACE = {
+    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry.proto": "opentelemetry-proto",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry": "opentelemetry-api",
 }
 # Modules that an extra of another distribution installs.
 BROUGHT = {"botocore": "boto3", "uvloop": "uvicorn[standard]"}
@@ -136,10 +148,16 @@ def modules(source: str) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {one.name.split(".")[0] for one in node.names}
+            found |= {top_of(one.name) for one in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            found.add(node.module.split(".")[0])
+            found.add(top_of(node.module))
     return found - sys.stdlib_module_names
+
+
+def top_of(module: str) -> str:
+    """Return the part of a module's name that its distribution depends on."""
+    shared = (one for one in NAMESPACE if f"{module}.".startswith(f"{one}."))
+    return next(shared, module.split(".")[0])
 
 
 def files() -> Iterator[Path]:
@@ -173,6 +191,8 @@ def providers(module: str) -> set[str]:
     """Return the distributions that a module can come from."""
     if module in BROUGHT:
         return {BROUGHT[module]}
+    if module in NAMESPACE:
+        return {NAMESPACE[module]}
     return {canonical(name) for name in installed().get(module, [module])}
 
 
@@ -265,6 +285,7 @@ MISSING = [
         3,
         "the extra 'tiktoken'",
     ),
+    ("opentelemetry.sdk", ["serve", "--port", "0", "--otel"], 3, "the extra 'otel'"),
     ("latimer.conformance.runner", ["conform", "--help"], 1, "ModuleNotFoundError"),
 ]
 

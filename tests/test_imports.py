@@ -36,7 +36,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         for name in (
             "admission", "auth", "hosted", "metric_rows", "metrics", "origins", "readiness",
             "record", "request", "request_log", "responses/background", "responses/register",
-            "responses/sealed", "service", "validation", "vllm_metrics",
+            "responses/sealed", "service", "traces", "validation", "vllm_metrics",
         )
     ),
     ("adapter/generation/*.py",),

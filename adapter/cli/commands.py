@@ -103,8 +103,9 @@ async def _check(settings: Settings) -> int:
         await backend.aclose()
     is_open, row = await describe_store(settings.store_place())
     can_share, workers = await _workers(settings)
-    _print([*rows, row, *workers])
-    return 0 if reachable and is_open and can_share else EXIT_CHECK
+    can_send, telemetry = _telemetry(settings)
+    _print([*rows, row, *workers, *telemetry])
+    return 0 if reachable and is_open and can_share and can_send else EXIT_CHECK
 
 
 async def _workers(settings: Settings) -> tuple[bool, list[tuple[str, str]]]:
@@ -120,6 +121,18 @@ async def _workers(settings: Settings) -> tuple[bool, list[tuple[str, str]]]:
     else:
         reason = await one_call_engine(settings)
     return reason is None, [("workers", f"no: {reason}" if reason else str(settings.workers))]
+
+
+def _telemetry(settings: Settings) -> tuple[bool, list[tuple[str, str]]]:
+    """Return False if OpenTelemetry cannot send what the settings ask for, and a row."""
+    from . import otel
+
+    if not otel.is_asked(settings):
+        return True, []
+    try:
+        return True, [("otel", otel.Sdk().where)]
+    except otel.Unsendable as error:
+        return settings.otel is not True, [("otel", f"no: {error}")]
 
 
 def _print(rows: Sequence[tuple[str, str]]) -> None:
@@ -168,10 +181,11 @@ async def _check_fleet(settings: Settings) -> int:
                 are_ready = are_ready and (one.state == "ready" or one.is_loadable)
         is_open, row = await describe_store(settings.store_place())
         can_share, workers = await _workers(settings)
-        _print([*rows, row, *workers])
+        can_send, telemetry = _telemetry(settings)
+        _print([*rows, row, *workers, *telemetry])
     finally:
         await fleet.aclose()
-    return 0 if are_ready and is_open and can_share else EXIT_CHECK
+    return 0 if are_ready and is_open and can_share and can_send else EXIT_CHECK
 
 
 @click.group()

@@ -73,7 +73,7 @@ check = options(
     [
         name
         for name, field in Settings.model_fields.items()
-        if option_of(field).group in (ENGINE, IN_PROCESS, STORE) or name == "workers"
+        if option_of(field).group in (ENGINE, IN_PROCESS, STORE) or name in ("workers", "otel")
     ]
 )
 storage = options(["store", "store_age", "store_size", "store_media"])

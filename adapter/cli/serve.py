@@ -29,6 +29,7 @@ from ..request_log import JsonFormatter, RequestLog, TextFormatter, Writer, form
 from ..service import Observer
 from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
+from . import otel
 from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
 from .terminal import EXIT_START, START, end_at_once, fail, print_json, say
@@ -81,8 +82,10 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         for line in unused(settings) if fleet is None else ():
             say(line, START)
         writer = Writer()
+        sdk = otel.start(settings)
+        observers = [*_logs(settings, writer), *([] if sdk is None else [sdk.observer])]
         try:
-            app = adapter_of(settings, backend or fleet, _logs(settings, writer))
+            app = adapter_of(settings, backend or fleet, observers)
         except LimitsError as error:
             fail(f"admission.store: {error}")
         opening = await _open_store(app, settings)
@@ -113,6 +116,8 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
     for task in (readiness, following, opening):
         if task is not None:
             task.cancel()
+    if sdk is not None:
+        sdk.close()
     writer.close()
     if not server.started:
         sys.exit(EXIT_START)

@@ -405,7 +405,7 @@ def respond(
         for job in plan.jobs:
             job.streamed = False
     if record is not None:
-        record.engine = served.backend.capabilities.engine
+        record.asked, record.engine = served.name, served.backend.capabilities.engine
         record.party = plan.party = plan.party or Ticket()
         if frames is not None and not sink.at_once and plan.jobs[0].prompt.logprobs is None:
             # A plain response may get its tokens together, and the tokens of a prompt are others.
@@ -494,7 +494,7 @@ async def pass_native(
     if served.is_pooled:
         job.party = ticket_of(exchange, served, job.party)
     if exchange.record is not None:
-        exchange.record.begin(served.capabilities.engine, job.party)
+        exchange.record.begin(served.name, served.capabilities.engine, job.party)
     async with served.backend.native(job, stream) as reply:
         if exchange.lease is not None:
             # Only the engine's own response says what it has used.

@@ -23,7 +23,7 @@ MOST = {
     "over llama-server: completion, token": 17,
     "over llama-server: completion, token in a burst": 0,
     "over llama-server: completion, token of a plain response": 1,
-    # What observers do after a request counts too.
+    # Metrics, the log, and spans without an SDK; what they do after a request counts too.
     "observed, over llama-server: chat": 138,
     "observed, over llama-server: chat, token": 17,
     "observed, over llama-server: chat, token in a burst": 0,

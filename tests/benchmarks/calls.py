@@ -5,8 +5,10 @@
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
 over `LlamaServer`, whose connections are replaced by a transport in memory, alone and in a pool.
-`observed` has metrics and a request log, which are off elsewhere; what they do after a request is
-part of its number, as if it were the only one, and of its time, as for one of many.
+`observed` has metrics, a request log, and spans without an SDK, which are off elsewhere. What they
+do after a request is part of its number, as if it were the only one, and of its time, as for one of
+many. `traced` has spans and metrics of an SDK alone, with an exporter that drops them; it is timed
+only.
 The translator of `proxy.py` runs in the same way. A call is the start or the resumption of a Python
 function; those of this file, of the event loop and of uvicorn do not count. The number of a kind of
 request is the smallest of several.
@@ -44,7 +46,7 @@ from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.request_log import RequestLog, Writer
-from latimer.adapter.service import MOST_UNSEEN, ModelEntry
+from latimer.adapter.service import MOST_UNSEEN, ModelEntry, Observer
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -292,9 +294,35 @@ def over_llama_server(_burst: bool) -> App:
 
 
 def observed(_burst: bool) -> App:
-    """Return Latimer over llama-server, with metrics and a request log, which a thread writes."""
-    options: Any = {**BARE, "metrics": True, "observers": [RequestLog(NULL.write)]}
+    """Return Latimer over llama-server, with metrics, spans without an SDK, and a request log."""
+    options: Any = {**BARE, "metrics": True, "observers": [RequestLog(NULL.write), *_spans()]}
     return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, **options)
+
+
+def traced(_burst: bool) -> App:
+    """Return Latimer over llama-server, with spans and metrics of an SDK."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+    class Dropping(SpanExporter):
+        def export(self, spans: Any) -> Any:
+            """Do nothing."""
+
+    tracers = TracerProvider()
+    tracers.add_span_processor(BatchSpanProcessor(Dropping()))
+    spans = _spans(tracers, MeterProvider([InMemoryMetricReader()]))
+    return OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), any_model=True, observers=spans, **BARE)
+
+
+def _spans(*providers: Any) -> list[Observer]:
+    """Return what makes spans; an earlier checkout has no such thing."""
+    try:
+        from latimer.adapter.traces import Traces
+    except ModuleNotFoundError:
+        return []
+    return [Traces(*providers)]
 
 
 def over_pool(count: int, **options: Any) -> App:
@@ -338,6 +366,7 @@ APPS = {
 TIMED = {
     "over llama-server: ": over_llama_server,
     "observed, over llama-server: ": observed,
+    "traced, over llama-server: ": traced,
     "py-translate: ": translator,
 }
 
@@ -465,6 +494,10 @@ def _observe(app: App) -> None:
     """Let observers take the requests that have ended."""
     if isinstance(app, OpenAIAdapter) and app._service.observers:
         app._service.observe()
+        for one in app._service.observers:
+            # Spans take several turns of the event loop. An earlier checkout has none.
+            if getattr(one, "follows", False):
+                one.close()
 
 
 async def _close(app: App) -> None:

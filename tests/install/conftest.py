@@ -85,6 +85,12 @@ def redis(install: Install) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def otel(install: Install) -> Environment:
+    """Return an environment with the package and the SDK of OpenTelemetry."""
+    return install(".[otel]")
+
+
+@pytest.fixture(scope="session")
 def postgres(install: Install) -> Environment:
     """Return an environment with the package and the driver of PostgreSQL."""
     return install(".[postgres]")

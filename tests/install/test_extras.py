@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from install.commands import imported, serving
+from support.collector import collecting
 from support.environments import QUESTION, Environment, ask
 
 pytestmark = pytest.mark.timeout(1800)
@@ -112,3 +113,13 @@ def test_conformance_is_a_plugin_of_pytest(conformance: Environment, llama_serve
         words = ("pytest", "--pyargs", "latimer.conformance", "--openai-url", f"{address}/v1")
         said = conformance.run(*words, "-k", "models", "-p", "no:cacheprovider").stdout
     assert "passed" in said
+
+
+def test_otel_sends_spans(otel: Environment, llama_server_url: str) -> None:
+    """A collector gets the spans of a server that has only this extra."""
+    with collecting() as collector:
+        variables = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address}
+        with serving(otel, llama_server_url, **variables, **endpoint) as address:
+            assert ask(address) == ANSWER
+            collector.wait(lambda: any("chat" in span.name for _, span in collector.spans()))

@@ -22,6 +22,7 @@ def test_every_module_imports(plain: Environment) -> None:
         "latimer.adapter.limits.postgresql",
         "latimer.adapter.limits.redis",
         "latimer.adapter.ray_serve",
+        "latimer.adapter.traces",
     )
     assert imported(plain, *PACKAGES, without=" ".join(extras)) > 60
 
