@@ -103,7 +103,7 @@ async def test_counters_are_the_sums_of_the_usages(make_backend: Any, engine: st
 async def test_streams_have_times_of_tokens(make_backend: Any, engine: str) -> None:
     """The phases of a stream add up to its duration, and each token but the first has a time."""
     app = OpenAIAdapter(make_backend(engine), any_model=True)
-    body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 8, "ignore_eos": True, "stream": True}
+    body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 64, "ignore_eos": True, "stream": True}
     async with client_of(app) as client:
         await client.post("/v1/completions", json={**body, "max_tokens": 1})
         before = await scrape(client)
@@ -116,10 +116,10 @@ async def test_streams_have_times_of_tokens(make_backend: Any, engine: str) -> N
 
     assert rise("time_to_first_token_seconds_count") == 1
     # Tokens that arrive together are one event.
-    assert 1 <= rise("inter_token_latency_seconds_count") <= 7
+    assert 1 <= rise("inter_token_latency_seconds_count") <= 63
     decode = rise("request_decode_time_seconds_sum")
     assert rise("inter_token_latency_seconds_sum") <= decode + 1e-6
-    assert rise("request_time_per_output_token_seconds_sum") == pytest.approx(decode / 7)
+    assert rise("request_time_per_output_token_seconds_sum") == pytest.approx(decode / 63)
     phases = (
         rise("request_queue_time_seconds_sum")
         + rise("request_prefill_time_seconds_sum")
