@@ -148,7 +148,7 @@ def _keywords() -> Mapping[str, str]:
 
 _KEYWORDS = _keywords()
 # An option, and its value in the texts of errors. llama-server has some of these options, too.
-_OPTION = re.compile(r"(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
+_OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
 
 # The defaults of `latimer serve`, without rules for local pages.
 DEFAULTS = cast("Options", {"local_rules": None, **Settings.model_construct().arguments("adapter")})
@@ -240,10 +240,14 @@ class ErrorMiddleware:
 
 
 def _keyword(found: re.Match[str]) -> str:
-    keyword = _KEYWORDS.get(found[1])
+    before, option, value = found.groups(default="")
+    keyword = _KEYWORDS.get(option)
     if keyword is None:
         return found[0]
-    return f'{keyword}="{found[2]}"' if found[2] else keyword
+    if before and "=" not in keyword:
+        # A field of the request can have the same name.
+        before = "or in the setting "
+    return before + (f'{keyword}="{value}"' if value else keyword)
 
 
 def _in_app(error: Exception) -> Exception:

@@ -453,8 +453,8 @@ class FlatSettings(Checked, BaseSettings):
     )
     log_format: Literal["text", "json"] | None = server_setting(
         None,
-        "Format of the request log, and with json of warnings too.",
-        default="on a terminal text, else json",
+        "Format of the log.",
+        default="without a terminal json, if requests are logged; else text",
     )
     log_level: Literal["debug", "info", "warning", "error"] = server_setting(
         "info", "Least level of lines in the log; warning leaves requests that failed here."

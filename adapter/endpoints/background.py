@@ -175,9 +175,9 @@ async def _run(
             await keep(dict(frames.failed(ShuttingDown())))
     except Exception:
         log.error("response %s failed\n%s", job.id, printable(traceback.format_exc(), keep="\n"))
-        error = EngineError(unexpected()[1]["error"]["message"])
-        job.log.add(job.fault(error))
-        await keep(dict(frames.failed(error)))
+        failure = EngineError(unexpected()[1]["error"]["message"])
+        job.log.add(job.fault(failure))
+        await keep(dict(frames.failed(failure)))
     finally:
         if lease is not None:
             lease.release()

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -261,10 +261,8 @@ class Pool(Backend):
             reason = ""
         if reason:
             if replica.reason != reason:
-                log.warning(
-                    "engine %s is not used for %s: %s", replica.name, self.name, reason,
-                    extra=_event("engine_differs", replica, self.name, reason),
-                )  # fmt: skip
+                words = f"is not used for {self.name}: {reason}"
+                replica.note("engine_differs", self.name, words, reason)
             replica.set("unavailable", reason)
             return
         if self.known is None:
@@ -276,18 +274,13 @@ class Pool(Backend):
             replica.set("ready")
             if replica.is_lost:
                 replica.is_lost = False
-                log.info(
-                    "engine %s is used again", replica.name,
-                    extra=_event("engine_returned", replica, self.name),
-                )  # fmt: skip
+                replica.note("engine_returned", self.name, "is used again")
 
     def _set_aside(self, replica: Replica, error: LatimerError) -> None:
         """Send no requests to an engine until it answers."""
         if replica.state == "ready":
-            log.warning(
-                "engine %s is not used: %s", replica.name, error.message,
-                extra=_event("engine_lost", replica, self.name, error.message),
-            )  # fmt: skip
+            words = f"is not used: {error.message}"
+            replica.note("engine_lost", self.name, words, error.message)
             replica.is_lost = True
             replica.prefixes.clear()
             self._sessions.forget(replica)
@@ -305,10 +298,8 @@ class Pool(Backend):
             if others and replica.state == "ready":
                 seconds = replica.breaker.eject()
                 replica.ejections += 1
-                log.warning(
-                    "engine %s is not used for %d s after %s", replica.name, seconds, error.message,
-                    extra=_event("engine_ejected", replica, self.name, error.message),
-                )  # fmt: skip
+                words = f"is not used for {seconds:.0f} s after {error.message}"
+                replica.note("engine_ejected", self.name, words, error.message)
                 replica.is_lost = True
                 replica.set("unavailable", f"it failed several times: {error.message}")
             else:
@@ -899,12 +890,6 @@ class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
             if replica is not None:
                 replica.waiting_first.discard(self)
                 self.pool._release(self)
-
-
-def _event(event: str, replica: Replica, model: str, reason: str = "") -> dict[str, Any]:
-    """Return an event of the log about an engine of a model, for `extra`."""
-    fields = {"engine": replica.name, "model": model} | ({"reason": reason} if reason else {})
-    return {"event": event, "fields": fields}
 
 
 # More than any engine costs.

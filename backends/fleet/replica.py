@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeAlias
@@ -10,6 +11,8 @@ from ..base import Backend, Finish, Model
 from ..errors import LatimerError
 from .affinity import TOKENS, Prefixes
 from .breaker import Breaker
+
+log = logging.getLogger("latimer")
 
 # `ready`: it gets requests. `unavailable`: it does not answer, or serves another model. `draining`:
 # its requests run to their end, and it gets no others. The others concern a `Loader`.
@@ -204,6 +207,18 @@ class Replica:
         self.state, self.reason = state, reason
         self._make_room()
         self.tell()
+
+    def note(self, event: str, model: str, words: str, reason: str = "") -> None:
+        """Log what has happened to the engine; with a reason, as a warning.
+
+        Args:
+            model: the model that it served or serves.
+            words: what has happened, after its name.
+        """
+        fields = {"engine": self.name, "model": model} | ({"reason": reason} if reason else {})
+        level = logging.WARNING if reason else logging.INFO
+        extra = {"event": event, "fields": fields}
+        log.log(level, "engine %s %s", self.name, words, extra=extra)
 
     def succeed(self) -> None:
         """Note that the engine has answered a call."""

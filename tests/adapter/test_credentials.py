@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from latimer.adapter.auth import UnusableKey, check_key, keys_of
 from latimer.adapter.settings import Settings
+from support.servers import QUIET
 
 SECRET = "s3cr3t"
 
@@ -20,7 +21,7 @@ def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "LATIMER_PORT": "0", **environment},
+        env={**os.environ, **QUIET, "LATIMER_PORT": "0", **environment},
     )
 
 

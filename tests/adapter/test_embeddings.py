@@ -187,7 +187,7 @@ async def test_strict(ask: Ask) -> None:
     reply = await ask({"input": [5, 6]}, strict=True)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, "input")
-    assert "--logit-bias-vocabulary" in error["message"]
+    assert "or in the setting logit_bias_vocabulary." in error["message"]
 
 
 async def test_null_is_the_default(ask: Ask) -> None:

@@ -87,7 +87,7 @@ def test_serve_answers_with_the_demo_model() -> None:
         assert f"Latimer serves demo (llama.cpp in process, 2048 tokens) at {address}/v1" in (
             said.decode()
         )
-        assert "--reasoning-key keeps it readable" in said.decode()
+        assert "Set --reasoning-key SECRET if they must be able to" in said.decode()
         assert process.returncode == 0
 
 
@@ -218,9 +218,13 @@ def test_a_port_in_use_is_no_start() -> None:
         port = taken.getsockname()[1]
         done = run("serve", "--port", str(port))
     assert done.returncode == 3
-    assert done.stderr == (
+    # A log that no terminal shows is JSON.
+    (line,) = done.stderr.splitlines()
+    event = json.loads(line)
+    assert event["level"] == "error"
+    assert event["message"] == (
         f"Latimer cannot start: cannot listen on 127.0.0.1:{port}: Address already in use. Choose "
-        "another address with --host and --port.\n"
+        "another address with --host and --port."
     )
 
 

@@ -56,7 +56,7 @@ def test_a_damaged_file_is_no_start(tmp_path: Path) -> None:
     file = tmp_path / "kept.db"
     file.write_bytes(b"no database" * 1000)
     done = subprocess.run(
-        ["latimer", "serve", ENGINE, "--port", "0", "--store", str(file)],
+        ["latimer", "serve", ENGINE, "--port", "0", "--store", str(file), "--no-log-requests"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 3
