@@ -90,8 +90,8 @@ INSTRUMENTS = (
     ),
 )  # fmt: skip
 
-# The requests that one turn of the event loop may end: about a millisecond of work.
-_AT_ONCE = 8
+# The requests that one turn of the event loop may end: up to a millisecond of work.
+_AT_ONCE = 4
 # Seconds between looks for an SDK, which the app may set up after the adapter.
 _AGAIN = 1.0
 # Seconds; a shorter wait has no span.
