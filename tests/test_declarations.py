@@ -56,7 +56,7 @@ WITH = {
     "test": ("dependencies", "llama-cpp", "tiktoken", "postgres", "redis", "s3", "conformance"),
 }
 # Modules that an extra of another distribution installs.
-BROUGHT = {"botocore": "boto3", "uvloop": "uvicorn[standard]"}
+BROUGHT = {"botocore": "boto3"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
