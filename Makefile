@@ -130,6 +130,7 @@ cancels: $(VENV)/test
 bench: $(VENV)/test $(VENV)/nginx
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/proxy.py \
 		--plot docs/performance/proxy.svg $(if $(LITELLM),--litellm $(LITELLM))
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/start.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/engine.py --vocabulary 32000 \
 		--clients 1 8 --repeats 3 --modes "greedy, streamed" "sampled, whole" "mixed prompts"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/drafts.py --clients 1 --repeats 3

@@ -154,6 +154,9 @@ _OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (o
 DEFAULTS = cast("Options", {"local_rules": None, **Settings.model_construct().arguments("adapter")})
 
 
+# Seconds from the start to the imports of the endpoints that the start does not need.
+_LOAD_AFTER = 0.5
+
 # Where Starlette's `ExceptionMiddleware` leaves the handlers that its routes ask.
 _HANDLERS = "starlette.exception_handlers"
 
@@ -516,10 +519,25 @@ class OpenAIAdapter(Router):
         """Reject new requests, and let requests that are cancelled from now on send an error."""
         self._service.has_ended = True
 
+    def load(self) -> None:
+        """Import the endpoints that no request has needed yet; the app's lifespan does it, too."""
+        for route in self.routes:
+            if isinstance(route, ApiRoute):
+                route.load()
+
     @asynccontextmanager
     async def _lifespan(self, _app: object) -> AsyncIterator[None]:
+        loading = asyncio.create_task(self._load_soon())
         yield
+        loading.cancel()
         await self.aclose()
+
+    async def _load_soon(self) -> None:
+        # The first request to such an endpoint would otherwise wait for its imports. While a thread
+        # imports, each step of the event loop waits for the interpreter lock, for up to 5 ms. So
+        # the first requests after the start come first.
+        await asyncio.sleep(_LOAD_AFTER)
+        await asyncio.to_thread(self.load)
 
 
 def _path_in(scope: Scope) -> str:

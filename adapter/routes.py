@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
 from starlette.datastructures import URLPath
@@ -13,16 +15,7 @@ from typing_extensions import override
 
 from ..backends.errors import EngineUnavailable, ModelChanged, shortened
 from .auth import require_key
-from .endpoints import (
-    chat,
-    completions,
-    conversations,
-    embeddings,
-    models,
-    operations,
-    responses,
-    stored,
-)
+from .endpoints import chat, completions, models, operations
 from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
 from .request import EXCHANGE, Exchange
 from .service import Service
@@ -31,6 +24,34 @@ from .service import Service
 Endpoint: TypeAlias = Callable[..., Awaitable[None]]
 Methods: TypeAlias = Mapping[str, Endpoint]
 MetricsAccess: TypeAlias = Literal["off", "key", "open"]
+
+
+class Later:
+    """An endpoint whose module is imported when the server has started, or by its first request.
+
+    A server starts without these modules, which take a fifth of the imports. A thread imports them,
+    so that the event loop is free.
+
+    Args:
+        module: its module in `endpoints`.
+        name: its name there.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = module
+        self.__name__ = name
+
+    async def __call__(self, exchange: Exchange, service: Service, *values: str) -> None:
+        route: ApiRoute = exchange.scope["route"]
+        # The next request to the route finds the endpoint itself.
+        await asyncio.to_thread(route.load)
+        await self.load()(exchange, service, *values)
+
+    def load(self) -> Endpoint:
+        """Return the endpoint itself."""
+        module = import_module(f".endpoints.{self._module}", __package__)
+        endpoint: Endpoint = getattr(module, self.__name__)
+        return endpoint
 
 
 async def refuse(exchange: Exchange, _service: Service) -> None:
@@ -48,38 +69,44 @@ async def refuse(exchange: Exchange, _service: Service) -> None:
 
 # Paths without the prefix `/v1`, which is optional: many clients misconfigure their base URL.
 ROUTES: Mapping[str, Methods] = {
-    "/chat/completions": {"GET": stored.list_chat_completions, "POST": chat.create_chat_completion},
-    "/chat/completions/{id}": {
-        "GET": stored.retrieve_chat_completion,
-        "POST": stored.update_chat_completion,
-        "DELETE": stored.delete_chat_completion,
+    "/chat/completions": {
+        "GET": Later("stored", "list_chat_completions"),
+        "POST": chat.create_chat_completion,
     },
-    "/chat/completions/{id}/messages": {"GET": stored.list_messages},
+    "/chat/completions/{id}": {
+        "GET": Later("stored", "retrieve_chat_completion"),
+        "POST": Later("stored", "update_chat_completion"),
+        "DELETE": Later("stored", "delete_chat_completion"),
+    },
+    "/chat/completions/{id}/messages": {"GET": Later("stored", "list_messages")},
     "/completions": {"POST": completions.create_completion},
-    "/responses": {"POST": responses.create_response},
+    "/responses": {"POST": Later("responses", "create_response")},
     "/responses/compact": {"POST": refuse},
-    "/responses/input_tokens": {"POST": responses.count_input_tokens},
-    "/responses/{name}": {"GET": stored.retrieve_response, "DELETE": stored.delete_response},
-    "/responses/{name}/cancel": {"POST": stored.cancel_response},
-    "/responses/{name}/input_items": {"GET": stored.list_input_items},
-    "/conversations": {"POST": conversations.create_conversation},
+    "/responses/input_tokens": {"POST": Later("responses", "count_input_tokens")},
+    "/responses/{name}": {
+        "GET": Later("stored", "retrieve_response"),
+        "DELETE": Later("stored", "delete_response"),
+    },
+    "/responses/{name}/cancel": {"POST": Later("stored", "cancel_response")},
+    "/responses/{name}/input_items": {"GET": Later("stored", "list_input_items")},
+    "/conversations": {"POST": Later("conversations", "create_conversation")},
     "/conversations/{id}": {
-        "GET": conversations.retrieve_conversation,
-        "POST": conversations.update_conversation,
-        "DELETE": conversations.delete_conversation,
+        "GET": Later("conversations", "retrieve_conversation"),
+        "POST": Later("conversations", "update_conversation"),
+        "DELETE": Later("conversations", "delete_conversation"),
     },
     "/conversations/{id}/items": {
-        "GET": conversations.list_items,
-        "POST": conversations.append_items,
+        "GET": Later("conversations", "list_items"),
+        "POST": Later("conversations", "append_items"),
     },
     "/conversations/{id}/items/{item}": {
-        "GET": conversations.retrieve_item,
-        "DELETE": conversations.delete_item,
+        "GET": Later("conversations", "retrieve_item"),
+        "DELETE": Later("conversations", "delete_item"),
     },
-    "/embeddings": {"POST": embeddings.create_embeddings},
-    "/rerank": {"POST": embeddings.rerank},
+    "/embeddings": {"POST": Later("embeddings", "create_embeddings")},
+    "/rerank": {"POST": Later("embeddings", "rerank")},
     # Cohere's clients add this path to their base URL.
-    "/v2/rerank": {"POST": embeddings.rerank},
+    "/v2/rerank": {"POST": Later("embeddings", "rerank")},
     "/models": {"GET": models.list_models},
     "/models/{name:path}": {"GET": models.retrieve_model},
     "/tokenizer_info": {"GET": models.tokenizer_info},
@@ -136,6 +163,12 @@ class ApiRoute(Route):
         self._is_open = is_open
         self._hint = hint
 
+    def load(self) -> None:
+        """Import the endpoints that are imported later."""
+        for method, endpoint in self.endpoints.items():
+            if isinstance(endpoint, Later):
+                self.endpoints[method] = endpoint.load()
+
     @override
     def url_path_for(self, name: str, /, **path_params: Any) -> URLPath:
         return super().url_path_for(self.name if name in self.names else name, **path_params)
@@ -186,6 +219,14 @@ async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) ->
         exchange.response_headers[:] = headers
         exchange.draft = exchange.to_store = exchange.party = None
         await endpoint(exchange, service)
+
+
+def load_endpoints() -> None:
+    """Import the modules of all endpoints now, as a process does that will fork."""
+    for endpoints in ROUTES.values():
+        for endpoint in endpoints.values():
+            if isinstance(endpoint, Later):
+                endpoint.load()
 
 
 def routes_of(

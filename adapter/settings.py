@@ -11,13 +11,14 @@ import difflib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin
 
 from pydantic import (
     BaseModel,
+    ConfigDict,
     PrivateAttr,
     SecretStr,
     ValidationError,
@@ -27,13 +28,6 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from ..backends.base import Pooling
 from ..backends.fleet.config import (
@@ -78,7 +72,6 @@ from .store.config import (
 )
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
-Words = Annotated[list[str], NoDecode]
 
 ENVIRONMENT = "LATIMER_"
 # The largest settings file, in bytes.
@@ -152,14 +145,16 @@ class Checked(BaseModel):
         return value
 
 
-class FlatSettings(Checked, BaseSettings):
+class FlatSettings(Checked):
     """The settings that flags and the environment can set, in the order of their help."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENVIRONMENT,
+    model_config = ConfigDict(
         extra="forbid",
+        validate_default=True,
         # An invalid value can be an API key.
         hide_input_in_errors=True,
+        # Only `Settings` is validated.
+        defer_build=True,
     )
 
     # A URL can contain a password.
@@ -246,7 +241,7 @@ class FlatSettings(Checked, BaseSettings):
     mmproj: Path | None = process_setting(
         None, "multimodal projector, for images or audio.", metavar="FILE"
     )
-    lora: Words = process_setting(
+    lora: list[str] = process_setting(
         [],
         "LoRA adapter; repeatable.",
         metavar="FILE[=SCALE]",
@@ -312,7 +307,7 @@ class FlatSettings(Checked, BaseSettings):
 
     host: str = client_setting("127.0.0.1", "Address to listen on.")
     port: int = client_setting(8000, "Port to listen on.", ge=0, le=65535)
-    model_name: Words = client_setting(
+    model_name: list[str] = client_setting(
         [],
         "Model name for clients; repeatable.",
         to=("adapter",),
@@ -320,7 +315,7 @@ class FlatSettings(Checked, BaseSettings):
         check=_check_names,
     )
     any_model: bool = client_setting(False, "Accept every model name.", to=("adapter",))
-    api_key: Annotated[list[SecretStr], NoDecode] = client_setting(
+    api_key: list[SecretStr] = client_setting(
         [],
         "API key that clients must send; repeatable.",
         to=("adapter",),
@@ -334,7 +329,7 @@ class FlatSettings(Checked, BaseSettings):
         "there are no such paths.",
         metavar="KEY",
     )
-    cors_origin: Words = client_setting(
+    cors_origin: list[str] = client_setting(
         [],
         "Origin of web pages that may call the server: https://chat.example, null, *; repeatable.",
         to=("adapter",),
@@ -344,7 +339,7 @@ class FlatSettings(Checked, BaseSettings):
         default="local pages and apps; with an API key: all",
         check=_check_origins,
     )
-    allowed_host: Words = client_setting(
+    allowed_host: list[str] = client_setting(
         [],
         "Without an API key: another host name of this server; repeatable.",
         metavar="NAME",
@@ -506,7 +501,7 @@ else:
     ModelTable = _with_settings(ModelConfig, OF_MODEL)
 
 
-class Settings(FlatSettings):
+class Settings(FlatSettings, defer_build=False):
     """The settings of `latimer serve` and `latimer check`.
 
     Lists are comma-separated in the environment and arrays in the file. Tables are in the file
@@ -517,36 +512,21 @@ class Settings(FlatSettings):
     _given: frozenset[str] = PrivateAttr(frozenset())
     _flags: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
-    engines: Annotated[dict[str, EngineTable], NoDecode] = table_setting(
+    engines: dict[str, EngineTable] = table_setting(
         dict, "engines, at a URL, in this process, or started by Latimer."
     )
-    machines: Annotated[dict[str, MachineConfig], NoDecode] = table_setting(
+    machines: dict[str, MachineConfig] = table_setting(
         dict, "machines, whose memory engines share."
     )
-    models: Annotated[dict[str, ModelTable], NoDecode] = table_setting(
+    models: dict[str, ModelTable] = table_setting(
         dict, "models, the engines that serve them, and the rules for their requests."
     )
-    keys: Annotated[dict[str, KeyConfig], NoDecode] = table_setting(
+    keys: dict[str, KeyConfig] = table_setting(
         dict, "keys of clients, by their digests, with permissions and limits.", to=("adapter",)
     )
-    admission: Annotated[AdmissionConfig, NoDecode] = table_setting(
+    admission: AdmissionConfig = table_setting(
         AdmissionConfig, "the store of the limits of keys.", to=("adapter",)
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources: flags, then the environment, then the file in `config`."""
-        flags = cast("InitSettingsSource", init_settings)
-        file = flags.init_kwargs.pop("config", None)
-        values = {} if file is None else read_file(file)
-        return flags, env_settings, InitSettingsSource(settings_cls, values)
 
     @classmethod
     def load(cls, file: Path | None, **flags: Any) -> Settings:
@@ -557,9 +537,9 @@ class Settings(FlatSettings):
                 key.
         """
         given = {name: value for name, value in flags.items() if value is not None and value != ()}
-        sources: dict[str, Any] = {**given, "config": file}
+        values = {} if file is None else read_file(file)
         try:
-            settings = cls(**sources)
+            settings = cls.model_validate({**values, **_environment(cls.model_fields), **given})
         except ValidationError as error:
             place = partial(_place, given=frozenset(given), file=file)
             raise WrongSettings(f"{in_words(error, place, file)}.") from None
@@ -758,6 +738,13 @@ def read_file(file: Path) -> dict[str, Any]:
     except ValueError:
         # Python parses no integer of more than 4,300 digits.
         raise WrongSettings(f"{file} contains an invalid number or date.") from None
+
+
+def _environment(names: Iterable[str]) -> dict[str, str]:
+    """Return the settings in environment variables; the case of their names does not matter."""
+    found = {variable.lower(): value for variable, value in os.environ.items()}
+    variables = {name: (ENVIRONMENT + name).lower() for name in names}
+    return {name: found[variable] for name, variable in variables.items() if variable in found}
 
 
 def _place(name: str, given: frozenset[str], file: Path | None) -> str:

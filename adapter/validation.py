@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import orjson
@@ -31,11 +31,16 @@ from ..schemas.openai.common import (
 )
 from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.messages import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
-from ..schemas.openai.responses import FlatSchemaFormat, ResponseRequest
 from . import dialects
 from .errors import InvalidRequest, about, missing, wrong_type, wrong_value
 from .hosted import HostedLimit, refused
 from .request import Exchange, parameters
+
+if TYPE_CHECKING:
+    from ..schemas.openai.responses import ResponseRequest
+
+    # The requests for generated text; each has its own table of other servers' fields.
+    TextRequest: TypeAlias = CompletionRequest | ChatRequest | ResponseRequest
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Request)
@@ -52,14 +57,6 @@ NESTED = frozenset(
     }
 )  # fmt: skip
 
-# The requests for generated text; each has its own table of other servers' fields.
-TextRequest: TypeAlias = CompletionRequest | ChatRequest | ResponseRequest
-_PLACES: Mapping[type, dialects.Where] = {
-    ChatRequest: "chat",
-    CompletionRequest: "completions",
-    ResponseRequest: "responses",
-}
-
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 # The fields that `_read` notes in the exchange.
 _OF_EXCHANGE = frozenset({"background", "safety_identifier", "store", "stream", "user"})
@@ -70,8 +67,8 @@ MAX_HEADER = 1024
 
 
 def read(
-    exchange: Exchange, adapter: TypeAdapter[T], limits: Sequence[HostedLimit] = ()
-) -> Awaitable[T]:
+    exchange: Exchange, adapter: TypeAdapter[R], limits: Sequence[HostedLimit] = ()
+) -> Awaitable[R]:
     """Parse and validate a request's body; see `Exchange.json` and `parse`.
 
     Fields of other servers are replaced by Latimer's own (`dialects`).
@@ -81,13 +78,14 @@ def read(
 
 def _read(
     exchange: Exchange,
-    adapter: TypeAdapter[T],
+    adapter: TypeAdapter[R],
     limits: Sequence[HostedLimit],
     body: Mapping[str, Any],
-) -> T:
+) -> R:
     request = parse(adapter, limits, body)
-    if exchange.defaults is not None and type(request) in _PLACES:
-        known = type(request).model_fields.keys()  # type: ignore[attr-defined]
+    where = request.endpoint
+    if exchange.defaults is not None and where is not None:
+        known = type(request).model_fields.keys()
         # A limit by its other name is a limit, too.
         has = body.keys() if _LIMITS.isdisjoint(body) else body.keys() | _LIMITS
         defaults = exchange.defaults(body).items()
@@ -95,8 +93,7 @@ def _read(
         if values:
             body = {**values, **body}
             request = parse(adapter, limits, body)
-    by_default = isinstance(request, Request) and request.is_stored_by_default
-    where = _PLACES.get(type(request))
+    by_default = request.is_stored_by_default
     if by_default or not _OF_EXCHANGE.isdisjoint(body):
         stored = body.get("store")
         if stored or (stored is None and by_default) or body.get("background"):
@@ -105,7 +102,7 @@ def _read(
         if where is not None and body.get("stream"):
             # The response of an engine itself has no comments.
             exchange.wants_stream = body.get("oai_compat") is not False
-    extra = request.__pydantic_extra__ if where is not None else None  # type: ignore[attr-defined]
+    extra = request.__pydantic_extra__
     if where is not None and extra:
         draft = exchange.draft = dialects.replaced(body, extra, where)
         if draft is not None:
@@ -609,9 +606,7 @@ def grammar_of(request: TextRequest, capabilities: Capabilities) -> Grammar | No
     if _NAMED.isdisjoint(request.__pydantic_fields_set__):
         return None
     found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
-    form = (
-        _text_format(request) if isinstance(request, ResponseRequest) else _response_format(request)
-    )
+    form = _text_format(request) if request.endpoint == "responses" else _response_format(request)
     if form is not None:
         found.append(form)
     if not found:
@@ -677,7 +672,7 @@ def _text_format(request: ResponseRequest) -> Grammar | None:
     _check_known(form, _FLAT, path)
     if isinstance(form, TextFormat):
         return None
-    if not isinstance(form, FlatSchemaFormat):
+    if form.type != "json_schema":
         return Grammar("json_schema", _OBJECT, _FLAT)
     _check(form.schema_, f" for response_format '{shortened(form.name)}'", path)
     return Grammar("json_schema", orjson.dumps(form.schema_).decode(), path)

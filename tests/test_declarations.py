@@ -69,7 +69,7 @@ NAMESPACE = {
     "opentelemetry": "opentelemetry-api",
 }
 # Modules that an extra of another distribution installs.
-BROUGHT = {"botocore": "boto3", "uvloop": "uvicorn[standard]"}
+BROUGHT = {"botocore": "boto3"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",

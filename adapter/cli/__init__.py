@@ -5,8 +5,11 @@ Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start.
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +20,20 @@ from . import terminal
 
 # The modules of the extra that `latimer conform` needs.
 CONFORMANCE = frozenset({"jsonschema", "openai"})
+
+
+@contextmanager
+def imports() -> Iterator[None]:
+    """Do not look for garbage while modules are imported, and never in what they have made.
+
+    They leave almost none, and looking for it takes a tenth of the time of the imports.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class _Commands(click.Group):
@@ -47,7 +64,8 @@ class _Lazy(click.Command):
         self._module = module
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        command: click.Command = getattr(import_module(self._module, __name__), self.name or "")
+        with imports():
+            command: click.Command = getattr(import_module(self._module, __name__), self.name or "")
         return command.make_context(*args, **kwargs)
 
 

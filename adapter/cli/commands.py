@@ -14,7 +14,7 @@ import click
 
 from ..errors import printable
 from ..settings import Settings, WrongSettings
-from . import options
+from . import imports, options
 from .terminal import EXIT_CHECK, EXIT_START, WrongUse, end_at_once, fail, say
 
 
@@ -58,7 +58,8 @@ def serve(settings: Settings) -> None:
     Every setting can come from a flag, from the environment (LATIMER_PORT=8080), or from the
     TOML file of --config (port = 8080), in this order of precedence.
     """
-    from . import serve as server
+    with imports():
+        from . import serve as server
 
     if settings.workers > 1:
         from . import parent

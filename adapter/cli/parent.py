@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..auth import UnusableKey
+from ..routes import load_endpoints
 from ..settings import Settings, WrongSettings
 from . import serve
 from .listener import Listener
@@ -77,6 +78,8 @@ def run(settings: Settings) -> None:
     if reason is not None:
         fail(reason)
     listener = Listener(settings)
+    # Each worker would import them by itself.
+    load_endpoints()
     folder = _folder()
     try:
         (folder / REGISTER).mkdir()

@@ -7,18 +7,21 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...backends.errors import LatimerError
 from ...backends.fleet.groups import end_orphans, state_folder
 from ..app import OpenAIAdapter
 from ..auth import UnusableKey
 from ..engines import starts_engines
-from ..fleet import Fleet, changes_of
 from ..option import option_of
 from ..settings import OF_ENGINE, OF_MODEL, Settings, WrongSettings
 from .listener import Door
 from .sharing import check_shared
 from .terminal import say
+
+if TYPE_CHECKING:
+    from ..fleet import Fleet
 
 log = logging.getLogger("latimer")
 
@@ -57,6 +60,9 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
         fleet: the engines and models of the file's tables; None for a server of one engine, which
             follows the keys only.
     """
+    # It imports the schemas of all requests, which the start of a server does not need.
+    from ..fleet import changes_of
+
     try:
         keys = settings.api_keys()
         new = settings.reloaded()

@@ -8,19 +8,17 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from ...backends.base import Backend
 from ...backends.errors import LatimerError, shortened
 from ...backends.offload import Abandoned
-from ..admin import admin_routes
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, starts_engines, unused
 from ..errors import InvalidRequest, LimitsUnavailable
-from ..fleet import Fleet
 from ..generation.token_ids import load
 from ..limits.config import kind_of
 from ..limits.leases import LimitsError
@@ -33,6 +31,9 @@ from . import otel
 from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
 from .terminal import EXIT_START, START, end_at_once, fail, print_json, say
+
+if TYPE_CHECKING:
+    from ..fleet import Fleet
 
 # Seconds to wait for the engine's first answer before a line says that it is missing.
 _FIRST = 1.0
@@ -77,7 +78,7 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         if settings.logit_bias_vocabulary is not None:
             _load_vocabulary(settings)
         progress = _Progress() if sys.stderr.isatty() else None
-        fleet = Fleet(settings, progress) if settings.engines else None
+        fleet = _fleet_of(settings, progress) if settings.engines else None
         backend = backend_of(settings, progress) if fleet is None else None
         for line in unused(settings) if fleet is None else ():
             say(line, START)
@@ -121,6 +122,13 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
     writer.close()
     if not server.started:
         sys.exit(EXIT_START)
+
+
+def _fleet_of(settings: Settings, progress: Callable[[float], None] | None) -> Fleet:
+    # It needs the schemas of all requests, which a server of one engine imports after its start.
+    from ..fleet import Fleet
+
+    return Fleet(settings, progress)
 
 
 def _collect_rarely() -> None:
@@ -361,15 +369,18 @@ def adapter_of(
         arguments["local_rules"] = local_rules(
             settings.host, settings.cors_origin, settings.allowed_host
         )
-    if not isinstance(served, Fleet):
-        app = OpenAIAdapter(served, **arguments)
+    if not settings.engines:
+        app = OpenAIAdapter(cast("Backend", served), **arguments)
         app.service.is_command = True
         return app
+    fleet = cast("Fleet", served)
     if settings.admin_key is not None:
+        from ..admin import admin_routes
+
         key = settings.admin_key.get_secret_value()
-        arguments["routes"] = admin_routes(served, key)
-    app = OpenAIAdapter(served.entries, **arguments)
-    app.service.release, app.service.is_command = served.aclose, True
+        arguments["routes"] = admin_routes(fleet, key)
+    app = OpenAIAdapter(fleet.entries, **arguments)
+    app.service.release, app.service.is_command = fleet.aclose, True
     return app
 
 

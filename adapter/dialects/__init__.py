@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...schemas.openai.responses import MOVED
+from ...schemas.openai.common import MOVED
 from . import constraints, ends, prompts, sampling, serving
 from .fields import Draft, Field, Where
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...backends import offload
 from ...backends.base import Finish, Generation, Text
@@ -16,13 +16,15 @@ from ...backends.errors import EngineError, Unsupported
 from ...backends.queue import Ticket, Tier
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
 from ...schemas.openai.messages import Message
-from ...schemas.openai.responses import ResponseRequest
 from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..errors import InvalidRequest, StoreUnavailable, in_log, wrong_value
 from ..request import Exchange
 from ..service import ServedModel
 from ..store.records import Record, time_of
 from ..store.store import Store
+
+if TYPE_CHECKING:
+    from ...schemas.openai.responses import ResponseRequest
 
 # The names in responses (contract 3.9); the others stay as they are.
 _NAMES = {"auto": "default", "fast": "priority", "ultrafast": "priority"}

@@ -15,6 +15,7 @@ from ...backends import offload
 from ...backends.base import Capabilities, Sampling
 from ...backends.errors import LatimerError
 from ...schemas.openai.messages import Message
+from ...schemas.openai.response_items import ReasoningItem
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
 from ..admission import admitted
 from ..chat.prepare import ChatJob, ChatTurn, prepare
@@ -154,6 +155,7 @@ async def _drafted(
         chat.job.party = party_of(request.service_tier)
     seal = None
     if "reasoning.encrypted_content" in (request.include or ()):
+        await service.seal.load()
         seal = partial(service.seal.seal, owner=exchange.key)
     show = None if chat.job.logprobs is None else to_response
     shape = Shape(tools.names, thoughts, show, seal)
@@ -196,6 +198,8 @@ async def _understood(
     state: State,
 ) -> _Understood:
     """Return what a request asks for; its PDF files are read first."""
+    if not isinstance(request.input, str) and ReasoningItem in map(type, request.input):
+        await service.seal.load()
     unseal = partial(service.seal.unseal, owner=exchange.key)
     size = offload.UNKNOWN if state.before else exchange.size
     arguments = request, capabilities, state, unseal

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from typing_extensions import override
 
 from ...backends.errors import LatimerError
 from ...schemas.openai.common import FinishReason, StreamOptions, Usage
-from ...schemas.openai.responses import ResponseStreamOptions
 from ..errors import DONE, error_event
 from .choice import Delta
 from .logprobs import Entry
+
+if TYPE_CHECKING:
+    from ...schemas.openai.responses import ResponseStreamOptions
 
 
 class ChunkEncoder:

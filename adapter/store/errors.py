@@ -6,7 +6,6 @@ A message of a database goes to the log, so it must not show stored text.
 from __future__ import annotations
 
 import re
-import sqlite3
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,6 +107,8 @@ def opening() -> Iterator[None]:
 def errors() -> Iterator[None]:
     """Turn errors of the database into `StoreUnavailable` and `Rejected`."""
     # This module is also for those who need no database.
+    import sqlite3
+
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -119,6 +120,8 @@ def errors() -> Iterator[None]:
 
 
 def _translated(error: Exception) -> Exception:
+    import sqlite3
+
     from sqlalchemy.exc import DataError, IntegrityError
 
     original = getattr(error, "orig", None) or error

@@ -115,8 +115,12 @@ class Store:
     async def commit(self, record: Record) -> bool:
         """Write an object before its response ends; return False if it is not stored in time.
 
-        An object that is not stored in time is never stored.
+        An object that is not stored in time is never stored. A store in memory that is not open yet
+        only queues it: it ends with this process anyway, and a request that reads waits for the
+        queue.
         """
+        if self._database is None and self._opens_later:
+            return self.keep(record)
         if not self._writer.add(record):
             return False
         try:
@@ -133,11 +137,17 @@ class Store:
     async def begin(self) -> None:
         """Open the store once, before a response that is written at its end.
 
-        The end of a response cannot wait for the first import of the database's libraries.
+        The end of a response cannot wait for the first import of the database's libraries. A store
+        in memory is opened after the response, by its queue.
         """
-        if self._database is None and self._can_open:
+        if self._database is None and self._can_open and not self._opens_later:
             with suppress(StoreUnavailable):
                 await self._open_to_answer()
+
+    @property
+    def _opens_later(self) -> bool:
+        """True if responses do not wait until the store is open for the first time."""
+        return self._can_open and not self.place.durable and not self.place.required
 
     async def check(self) -> None:
         """Open the store, and raise `StoreUnavailable` if it is known not to take objects."""

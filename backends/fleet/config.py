@@ -87,7 +87,10 @@ Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 class Table(BaseModel):
     """A table of the settings file; tables with equal values are equal."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    # `Settings` validates them, as parts of itself.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True
+    )
 
 
 class EngineConfig(Table):

@@ -173,6 +173,8 @@ MaxTokens = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(read_l
 class ChatRequest(EngineExtras):
     """Body of `POST /v1/chat/completions`."""
 
+    endpoint = "chat"
+
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES.maximum)]
     adapter: InstructAdapter | None = None

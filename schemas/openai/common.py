@@ -174,6 +174,19 @@ def empty_string(path: str = "") -> PydanticCustomError:
     )
 
 
+# Fields of chat that have another name in Responses.
+MOVED = {
+    "messages": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "verbosity": "text.verbosity",
+}
+
+
 class Request(BaseModel):
     """Base class of requests and their parts."""
 
@@ -181,6 +194,8 @@ class Request(BaseModel):
 
     # Fields that OpenAI's endpoint does not have: a strict server rejects them.
     foreign: ClassVar[frozenset[str]] = frozenset()
+    # The endpoint whose fields of other servers apply (`adapter/dialects`).
+    endpoint: ClassVar[Literal["chat", "completions", "responses"] | None] = None
     # True where OpenAI's endpoint keeps what it answers unless `store` is false.
     is_stored_by_default: ClassVar[bool] = False
 

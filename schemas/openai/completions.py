@@ -52,6 +52,8 @@ class CompletionRequest(EngineExtras):
     `max_tokens` is None if there is no limit. `response_format` is that of vLLM and llama.cpp.
     """
 
+    endpoint = "completions"
+
     model: str | None = None
     prompt: Prompt = None
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None

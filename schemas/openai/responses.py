@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from .. import limits
 from .chat import InstructAdapter
 from .common import (
+    MOVED,
     EngineExtras,
     JsonObject,
     LogitBias,
@@ -26,17 +27,6 @@ from .response_tools import AnyTool, FlatToolChoice
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-# Fields of chat that have another name here.
-MOVED = {
-    "messages": "input",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "functions": "tools",
-    "function_call": "tool_choice",
-    "verbosity": "text.verbosity",
-}
 # Fields of which a request may have one only.
 _ALONE = frozenset(("previous_response_id", "conversation"))
 # Fields that can take the place of `input`.
@@ -162,6 +152,7 @@ class ResponseRequest(EngineExtras):
             "continue_final_message", "enable_thinking", "logit_bias", "seed", "stop",
         }
     )  # fmt: skip
+    endpoint = "responses"
     is_stored_by_default: ClassVar[bool] = True
 
     model: str
@@ -270,6 +261,8 @@ def _present(body: dict[str, Any]) -> dict[str, Any]:
 class InputTokensRequest(ResponseRequest):
     """Body of `POST /v1/responses/input_tokens`; a server of one model needs no `model`."""
 
+    # A count has no defaults, and takes no fields of other servers.
+    endpoint = None  # type: ignore[assignment]
     is_stored_by_default: ClassVar[bool] = False
 
     @model_validator(mode="before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +10,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.endpoints.models import list_models, retrieve_model
 from latimer.adapter.request import Exchange
-from latimer.adapter.routes import ROUTES, ApiRoute, Methods, routes_of
+from latimer.adapter.routes import ROUTES, ApiRoute, Endpoint, Later, Methods, routes_of
 from latimer.adapter.service import Service
 from latimer.backends.llama_cpp import LlamaCpp
 from starlette.routing import Match
@@ -106,6 +107,42 @@ def test_models_are_found_by_their_names() -> None:
         assert found is not None
         assert found[0].endpoints == {"GET": endpoint, "HEAD": endpoint}
         assert found[1] == values
+
+
+def endpoints_of(app: OpenAIAdapter) -> list[Endpoint]:
+    """Return the endpoints of all paths of an app."""
+    routes = [route for route in app.routes if isinstance(route, ApiRoute)]
+    return [endpoint for route in routes for endpoint in route.endpoints.values()]
+
+
+async def test_the_lifespan_imports_the_other_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some time after the start, no request has to wait for the imports of its endpoint."""
+    monkeypatch.setattr("latimer.adapter.app._LOAD_AFTER", 0)
+    backend = Echo(context=64)
+    app = OpenAIAdapter(backend)
+    later = [one for one in endpoints_of(app) if isinstance(one, Later)]
+    assert later
+    async with app.lifespan_context(app):
+        end = time.monotonic() + 30
+        while any(isinstance(one, Later) for one in endpoints_of(app)):
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+    assert {one.__name__ for one in later} <= {one.__name__ for one in endpoints_of(app)}
+
+
+async def test_a_request_before_that_is_served() -> None:
+    """The first request to an endpoint imports it, without the app's lifespan too."""
+    app = OpenAIAdapter(Echo(context=64), any_model=True)
+    async with client_of(app) as client:
+        reply = await client.get("/v1/responses/resp_1")
+        assert (reply.status_code, reply.json()["error"]["type"]) == (404, "invalid_request_error")
+        for _ in range(2):
+            reply = await client.post("/v1/responses", json={"model": "echo", "input": "Hello"})
+            assert reply.json()["object"] == "response"
+    await app.aclose()
+    used = {route.path: route for route in app.routes if isinstance(route, ApiRoute)}
+    for path in ("/v1/responses", "/v1/responses/{name}"):
+        assert not any(isinstance(one, Later) for one in used[path].endpoints.values())
 
 
 async def test_health_needs_no_key_and_no_prefix() -> None:

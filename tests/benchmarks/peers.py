@@ -174,6 +174,8 @@ def running(peer: Peer, engine: int | None, core: int) -> Iterator[Server]:
         **LITELLM_ENVIRONMENT,
         "PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}",
     }
+    # An installed package is compiled; a start must not compile it each time.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         process = subprocess.Popen(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,43 @@ def test_a_proxy_needs_no_llama_cpp() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert int(done.stdout) < 60_000
+
+
+# The distributions that a start imports. uvicorn imports watchfiles if it is installed.
+AT_START = {
+    "annotated_types", "anyio", "click", "httptools", "jinja2", "latimer", "markupsafe", "orjson",
+    "pydantic", "pydantic_core", "sniffio", "starlette", "typing_extensions", "typing_inspection",
+    "uvicorn", "uvloop", "watchfiles",
+}  # fmt: skip
+# Modules of Latimer that are imported after the start, or only with a setting.
+LATER = (
+    "adapter.admin", "adapter.fleet", "adapter.endpoints.conversations",
+    "adapter.endpoints.embeddings", "adapter.endpoints.responses", "adapter.endpoints.stored",
+    "adapter.responses.input", "adapter.responses.output", "adapter.store.database",
+    "backends.koboldcpp", "backends.sandbox", "schemas.openai.conversations",
+    "schemas.openai.embeddings", "schemas.openai.responses", "schemas.openai.response_items",
+    "schemas.openai.stored",
+)  # fmt: skip
+
+
+def test_a_start_imports_what_chat_needs() -> None:
+    """A proxy starts without the libraries and modules that a chat request does not need."""
+    code = (
+        "import sys\nfrom latimer.adapter.cli import commands, serve\nimport uvloop\n"
+        "print(*(name for name in sys.modules if name[0] != '_'"
+        " and name.split('.')[0] not in sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    modules = set(done.stdout.split())
+    loaded = {name.partition(".")[0] for name in modules}
+    # Cython and editable installs have modules of their own.
+    assert {name for name in loaded if not re.match("cython|__|distutils", name)} <= AT_START
+    assert not {f"latimer.{name}" for name in LATER} & modules
+
+
+def test_modules_that_are_imported_later_exist() -> None:
+    """The list above has no name that was changed."""
+    assert all(find_spec(f"latimer.{name}") for name in LATER)
 
 
 def test_serve_answers_with_the_demo_model() -> None:

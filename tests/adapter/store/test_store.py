@@ -216,10 +216,30 @@ async def test_an_object_is_gone_after_its_age(opened: Opened) -> None:
 async def test_a_committed_object_is_found(store: Store) -> None:
     """An object that must be stored before its response ends is stored then."""
     made = record()
-    await store.begin()
+    await store.open()
     assert await store.commit(made)
     assert store.status().waiting == 0
     assert await listed(store) == [made.id]
+
+
+async def test_a_response_does_not_wait_for_the_first_opening(opened: Opened, target: str) -> None:
+    """A store in memory takes an object before it is open, and a reader waits for it."""
+    async with opened() as store:
+        made = record()
+        await store.begin()
+        assert await store.commit(made)
+        assert store.status().waiting == (1 if target == "memory" else 0)
+        found = await store.get("", KIND, made.id)
+        assert found is not None
+        assert store.status().waiting == 0
+
+
+async def test_a_required_store_is_waited_for(opened: Opened) -> None:
+    """A response that has to be stored waits, also for the first opening of the store."""
+    async with opened(required=True) as store:
+        await store.begin()
+        assert await store.commit(record())
+        assert store.status().waiting == 0
 
 
 async def test_objects_outlive_the_process(opened: Opened, target: str) -> None:
