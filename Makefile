@@ -13,7 +13,7 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 # A module that is new has to be linked into the environment: a strict editable install is a tree
 # of links, which is what type checkers understand.
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
-	-o -name "*.html" 2>/dev/null)
+	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
 .PHONY: help serve test lint types unit test-all types-all test-full test-install clients test-ray faults fuzz soak cancels bench record conformance \
 	conform-koboldcpp image test-deploy lock cmake-args clean
