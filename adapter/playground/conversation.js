@@ -76,6 +76,8 @@ export function messages(conversation, until) {
   const end = until === null ? 0 : shown.findIndex((node) => node.id === until) + 1;
   const found = conversation.system ? [{ role: "system", content: conversation.system }] : [];
   for (const node of shown.slice(0, end)) {
+    // A request that failed is shown, but it is not a message.
+    if (node.error && !node.content && !node.calls?.length) continue;
     const message = { role: node.role, content: node.content };
     if (node.images?.length) {
       const images = node.images.map((url) => ({ type: "image_url", image_url: { url } }));

@@ -33,6 +33,8 @@ class Playground:
             "const request = indexedDB.deleteDatabase('latimer');"
             "request.onsuccess = request.onerror = request.onblocked = () => arguments[0]();"
         )
+        # A stylesheet of its own has no icon, which the browser looks for.
+        self.console()
         self.size(1400)
         self.reload()
 
