@@ -93,7 +93,6 @@ def test_another_token_in_a_text(page: Playground) -> None:
     assert all(isinstance(one, int) for one in ids)
     page.view("generate")
     page.press("Undo")
-    page.press("Undo")
     assert page.tokens() == before
 
 
@@ -208,10 +207,11 @@ def test_the_picture_of_the_readme(page: Playground) -> None:
     page.fill("#p-seed", "3")
     page.js("document.getElementById('settings').open = false")
     page.js("document.getElementById('history').open = false")
-    page.choose("#mode", "text")
-    page.fill("#p-max_tokens", "60")
-    page.send("Once upon a time")
-    page.token(4).click()
+    page.fill("#p-temperature", "1.3")
+    page.send("Tell me a story.")
+    page.choose("#measure", "surprise")
+    levels = [one.get_attribute("class") or "" for one in page.all("article .t")]
+    page.token(next(index for index, one in enumerate(levels) if "h5" in one)).click()
     page.js("scrollTo(0, 0)")
     data = page.driver.get_screenshot_as_png()
     assert len(data) > 10_000
