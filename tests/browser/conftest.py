@@ -40,9 +40,7 @@ def page(driver: webdriver.Chrome, demo_address: str) -> Iterator[Playground]:
 
 
 @pytest.fixture
-def page_of(
-    driver: webdriver.Chrome, tmp_path: Path
-) -> Iterator[Callable[..., Playground]]:
+def page_of(driver: webdriver.Chrome, tmp_path: Path) -> Iterator[Callable[..., Playground]]:
     """Return a function that serves a backend and opens its page."""
     with ExitStack() as stack:
 

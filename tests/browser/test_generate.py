@@ -88,7 +88,7 @@ def test_a_reply_is_edited(page: Playground) -> None:
 
 
 def test_the_system_prompt_and_the_parameters_are_sent(page: Playground) -> None:
-    """Parameters are sent as numbers, and empty fields are left out."""
+    """Parameters are sent as numbers, and empty fields are omitted."""
     page.fill("#system", "Be brief.")
     page.fill("#p-max_tokens", "3")
     page.fill("#p-top_p", "0.5")
@@ -160,9 +160,10 @@ def test_hostile_text_stays_text(page_of: Callable[..., Playground], shows: bool
 
 def test_markup_is_refused(page: Playground) -> None:
     """The policy of the page refuses markup from text, inline scripts, and other servers."""
-    assert page.js(
-        "try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name }"
-    ) == "TypeError"
+    assert (
+        page.js("try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name }")
+        == "TypeError"
+    )
     found = page.driver.execute_async_script(
         "fetch('http://127.0.0.1:9/').catch((error) => arguments[0](error.name))"
     )
@@ -252,9 +253,7 @@ def test_reasoning_is_folded(page_of: Callable[..., Playground]) -> None:
     assert "Hmm." in (page.find("details.reasoning pre").get_attribute("textContent") or "")
 
 
-def test_a_key_is_asked_for(
-    page_of: Callable[..., Playground], driver: webdriver.Chrome
-) -> None:
+def test_a_key_is_asked_for(page_of: Callable[..., Playground], driver: webdriver.Chrome) -> None:
     """With keys, the page asks for one, keeps it in this tab only, and never shows it in code."""
     page = page_of(Echo("Hi"), api_keys=["secret-key"])
     page.open()

@@ -97,7 +97,7 @@ def test_another_token_in_a_text(page: Playground) -> None:
 
 
 def test_another_token_in_a_chat(page: Playground) -> None:
-    """In chat, the reply goes on from the text before the token, and the page says so."""
+    """In chat, the reply continues the text before the token, and the page says so."""
     page.fill("#p-temperature", "0")
     page.send("What is the capital of France?")
     page.token(1).click()
@@ -169,9 +169,7 @@ def test_a_text_is_analysed(page: Playground) -> None:
     assert reply["usage"].get("completion_tokens", 0) == 0
     assert abs(math.exp(-sum(own) / len(own)) - float(values[1])) < 0.01
     page.view("analysis")
-    shown = page.js(
-        "return document.querySelector('#scores-a .tokens').textContent"
-    )
+    shown = page.js("return document.querySelector('#scores-a .tokens').textContent")
     assert shown == "The capital of France is Paris."
 
 
@@ -203,7 +201,7 @@ def test_it_fits(page: Playground, width: int, scheme: str) -> None:
 
 def test_the_picture_of_the_readme(page: Playground) -> None:
     """The heat map is drawn; LATIMER_PICTURE=1 writes it to docs/playground.png."""
-    page.size(1000, 620)
+    page.size(1000, 700)
     page.fill("#p-seed", "3")
     page.js("document.getElementById('settings').open = false")
     page.js("document.getElementById('history').open = false")

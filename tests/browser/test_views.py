@@ -19,7 +19,7 @@ def test_the_code_runs(page: Playground, language: str) -> None:
     """The request as curl, Python and JavaScript is accepted by the server, and streams."""
     page.fill("#p-max_tokens", "3")
     page.fill("#p-top_k", "5")
-    page.send("It's \"quoted\" \\ and 😀 true")
+    page.send('It\'s "quoted" \\ and 😀 true')
     page.view("request")
     page.choose("#language", language)
     code = page.find("#code").text

@@ -26,7 +26,7 @@ class Playground:
         self.driver, self.address = driver, address
 
     def open(self) -> None:
-        """Open the page anew, without what it has kept in the browser."""
+        """Open the page, without what it has kept in the browser."""
         self.driver.get(f"{self.address}/playground/style.css")
         self.driver.execute_async_script(
             "localStorage.clear(); sessionStorage.clear();"
@@ -124,7 +124,8 @@ class Playground:
     def token(self, index: int) -> WebElement:
         """Return a token of the last message."""
         return self.js(  # type: ignore[no-any-return]
-            "return [...document.querySelectorAll('article .tokens')].at(-1).children[arguments[0]]",
+            "return [...document.querySelectorAll('article .tokens')].at(-1)"
+            ".children[arguments[0]]",
             index,
         )
 
