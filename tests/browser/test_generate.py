@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from support.playground import Keys, Playground
 pytestmark = [needs_chromium, pytest.mark.slow]
 
 QUESTION = "What is the capital of France?"
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
     "<a href='javascript:hacked=1'>x</a> ![i](http://evil.example/i.png) "
@@ -251,6 +255,35 @@ def test_reasoning_is_folded(page_of: Callable[..., Playground]) -> None:
     details = page.find("details.reasoning")
     assert details.get_attribute("open") is None
     assert "Hmm." in (page.find("details.reasoning pre").get_attribute("textContent") or "")
+
+
+def test_an_image_is_sent(page_of: Callable[..., Playground], tmp_path: Path) -> None:
+    """An image is shown, sent as a data URL to a model that sees, and kept with its message."""
+    engine = Echo("A dot.")
+    engine.facts = Model(
+        "demo", 4096, "{{ messages[-1].content }}", "", "<|e|>", False, "f", 7,
+        media=frozenset({"image"}),
+    )  # fmt: skip
+    page = page_of(engine)
+    page.open()
+    file = tmp_path / "dot.png"
+    file.write_bytes(PIXEL)
+    page.find("#image").send_keys(str(file))
+    page.until(lambda: page.all("#thumbnails img"))
+    page.send("What is it?")
+    assert page.find("article.user img").is_displayed()
+    assert not page.all("#thumbnails img")
+    page.view("request")
+    page.choose("#language", "curl")
+    code = page.find("#code").text
+    parts = json.loads(code[code.index("-d '") + 4 : -1])["messages"][0]["content"]
+    assert parts[0] == {"type": "text", "text": "What is it?"}
+    assert parts[1]["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_models_without_sight_get_no_images(page: Playground) -> None:
+    """The demo model reads text only, so there is no button for images."""
+    assert not page.find("#attach").is_displayed()
 
 
 def test_a_key_is_asked_for(page_of: Callable[..., Playground], driver: webdriver.Chrome) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
+from selenium.webdriver.common.actions.pointer_input import PointerInput
+from selenium.webdriver.remote.webelement import WebElement
 from support.browser import needs_chromium
 from support.engines.echo import Echo
 from support.playground import Keys, Playground
@@ -140,6 +143,27 @@ def test_a_mouse_shows_and_hides(page: Playground) -> None:
     ActionChains(page.driver).move_to_element(page.find("#popover ol")).pause(0.5).perform()
     assert page.find("#popover").is_displayed()
     ActionChains(page.driver).move_to_element(page.find("h1")).perform()
+    page.until(lambda: not page.find("#popover").is_displayed())
+
+
+def test_a_finger_opens_the_alternatives(page: Playground) -> None:
+    """A tap on a token opens its alternatives, which stay until a tap elsewhere."""
+    completed(page)
+    page.size(400)
+    finger = PointerInput("touch", "finger")
+
+    def tap(element: WebElement) -> None:
+        page.js("arguments[0].scrollIntoView({block: 'center'})", element)
+        actions = ActionBuilder(page.driver, mouse=finger)
+        actions.pointer_action.move_to(element).pointer_down().pointer_up()
+        actions.perform()
+
+    tap(page.token(1))
+    page.until(lambda: page.find("#popover").is_displayed())
+    box = page.find("#popover").rect
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 400
+    tap(page.find("#composer"))
     page.until(lambda: not page.find("#popover").is_displayed())
 
 
