@@ -93,18 +93,33 @@ export function messages(conversation, until) {
   return found;
 }
 
+const isText = (one) => typeof one === "string";
+const isNumber = (one) => one === null || Number.isFinite(one);
+const isOption = (one) =>
+  isText(one?.text) && isNumber(one.logprob) && isNumber(one.id) && (one.bytes === null || Array.isArray(one.bytes));
+const isToken = (one) => isOption(one) && Array.isArray(one.top) && one.top.every(isOption);
+const isCall = (one) => isText(one?.id) && isText(one[one.type]?.name);
+const ROLES = ["user", "assistant", "tool", "prompt", "completion"];
+
+/** Return a message of a file with the fields that are known; throws an Error if one is wrong. */
+function known({ id, parent = null, role, content, tokens, images = [], reasoning, calls, call, finish, exact }) {
+  const isWrong =
+    !isText(id) || !isText(content) || !ROLES.includes(role) ||
+    !(tokens ?? []).every(isToken) || !(calls ?? []).every(isCall) || ![reasoning, call, finish].every((one) => one === undefined || isText(one));
+  if (isWrong) throw new Error("The file has a broken message.");
+  const own = images.filter((one) => isText(one) && one.startsWith("data:image/"));
+  return { id, parent, role, content, tokens, images: own, reasoning, calls, call, finish, exact };
+}
+
 /** Return a conversation from an export; throws an Error that says what is wrong with it. */
 export function imported(value) {
-  const isText = (one) => typeof one === "string";
   if (value?.format !== "latimer-conversation" || typeof value.nodes !== "object") {
     throw new Error("The file is not an exported conversation.");
   }
   if (!["chat", "text"].includes(value.mode)) throw new Error("The file has an unknown mode.");
   const conversation = { ...create(value.mode), title: String(value.title ?? ""), system: String(value.system ?? "") };
   for (const [id, node] of Object.entries(value.nodes)) {
-    if (node.id !== id || !isText(node.content) || !isText(node.role)) throw new Error("The file has a broken message.");
-    const images = (node.images ?? []).filter((one) => isText(one) && one.startsWith("data:image/"));
-    conversation.nodes[id] = { ...node, images };
+    conversation.nodes[id] = known({ ...node, id });
   }
   for (const node of Object.values(conversation.nodes)) {
     const seen = new Set();

@@ -104,13 +104,12 @@ function pretty(text) {
 function footer(node) {
   const { first, seconds, count, prompt } = node.times;
   const { mean, perplexity } = summary(node.tokens ?? []);
-  const after = first === null ? seconds : seconds - first;
   const facts = [
     prompt === null ? null : `${prompt} prompt tokens`,
     `${count} tokens`,
     mean === null ? null : `mean logprob ${mean.toFixed(3)}, perplexity ${perplexity.toFixed(2)}`,
     first === null ? null : `first token after ${first.toFixed(2)} s`,
-    count > 1 && after > 0 ? `${(count / after).toFixed(1)} tokens/s` : null,
+    count > 1 ? `${(count / seconds).toFixed(1)} tokens/s` : null,
     node.finish ? `finish: ${node.finish}` : null,
     node.exact === undefined ? null : node.exact ? "continued from exact token ids" : "continued from text",
   ];

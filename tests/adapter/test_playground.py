@@ -143,6 +143,9 @@ assert.deepEqual(talk.path(again).map((node) => node.content), ["Q", "B"]);
 const circle = JSON.parse(talk.exported(one));
 circle.nodes[question.id].parent = circle.leaf;
 assert.throws(() => talk.imported(circle), /place/);
+const broken = JSON.parse(talk.exported(one));
+broken.nodes[question.id].tokens = [{ text: "a", logprob: "much" }];
+assert.throws(() => talk.imported(broken), /broken/);
 """
 
 
