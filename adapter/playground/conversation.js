@@ -99,16 +99,17 @@ const isOption = (one) =>
   isText(one?.text) && isNumber(one.logprob) && isNumber(one.id) && (one.bytes === null || Array.isArray(one.bytes));
 const isToken = (one) => isOption(one) && Array.isArray(one.top) && one.top.every(isOption);
 const isCall = (one) => isText(one?.id) && isText(one[one.type]?.name);
+const isTimes = (one) => ["first", "prompt"].every((name) => isNumber(one?.[name])) && one.seconds > 0 && one.count >= 0;
 const ROLES = ["user", "assistant", "tool", "prompt", "completion"];
 
 /** Return a message of a file with the fields that are known; throws an Error if one is wrong. */
-function known({ id, parent = null, role, content, tokens, images = [], reasoning, calls, call, finish, exact }) {
+function known({ id, parent = null, role, content, tokens, images = [], reasoning, calls, call, finish, exact, times }) {
   const isWrong =
     !isText(id) || !isText(content) || !ROLES.includes(role) ||
     !(tokens ?? []).every(isToken) || !(calls ?? []).every(isCall) || ![reasoning, call, finish].every((one) => one === undefined || isText(one));
   if (isWrong) throw new Error("The file has a broken message.");
   const own = images.filter((one) => isText(one) && one.startsWith("data:image/"));
-  return { id, parent, role, content, tokens, images: own, reasoning, calls, call, finish, exact };
+  return { id, parent, role, content, tokens, images: own, reasoning, calls, call, finish, exact, times: isTimes(times) ? times : undefined };
 }
 
 /** Return a conversation from an export; throws an Error that says what is wrong with it. */

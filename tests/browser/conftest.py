@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
@@ -40,13 +40,14 @@ def page(driver: webdriver.Chrome, demo_address: str) -> Iterator[Playground]:
 
 
 @pytest.fixture
-def page_of(driver: webdriver.Chrome, tmp_path: Path) -> Iterator[Callable[..., Playground]]:
+def page_of(driver: webdriver.Chrome) -> Iterator[Callable[..., Playground]]:
     """Return a function that serves a backend and opens its page."""
     with ExitStack() as stack:
 
-        def open_page(backend: Backend, **options: object) -> Playground:
-            options.setdefault("playground", True)
-            app = lambda: OpenAIAdapter(backend, **options)  # type: ignore[arg-type] # noqa: E731
+        def open_page(backend: Backend, **options: Any) -> Playground:
+            def app() -> OpenAIAdapter:
+                return OpenAIAdapter(backend, **{"playground": True, **options})
+
             page = Playground(driver, stack.enter_context(serving(app)))
             page.console()
             return page

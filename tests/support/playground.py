@@ -50,7 +50,7 @@ class Playground:
 
     def js(self, script: str, *arguments: Any) -> Any:
         """Run a script and return its value."""
-        return self.driver.execute_script(script, *arguments)  # type: ignore[no-untyped-call]
+        return self.driver.execute_script(script, *arguments)
 
     def until(self, condition: Callable[[], Any], message: str = "") -> Any:
         """Wait for a true value and return it."""
