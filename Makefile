@@ -13,9 +13,9 @@ export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXA
 # A module that is new has to be linked into the environment: a strict editable install is a tree
 # of links, which is what type checkers understand.
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
-	-o -name "*.html" 2>/dev/null)
+	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
-.PHONY: help serve test lint types unit test-all types-all test-full test-install clients test-ray faults fuzz soak cancels bench record conformance \
+.PHONY: help serve test lint types unit test-all types-all test-full test-browser test-install clients test-ray faults fuzz soak cancels bench record conformance \
 	conform-koboldcpp image test-deploy lock cmake-args clean
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make types         run the type checker on the sources"
 	@echo "make unit          run the quick tests, without lint and types"
 	@echo "make test-full     run every check against every fault, every session, and large samples (30 minutes)"
+	@echo "make test-browser  use the playground in Chromium (1 minute)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
 	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
 	@echo "make test-ray      install Ray, and serve over two replicas on it (5 minutes)"
@@ -86,6 +87,10 @@ test-all: types-all $(VENV)/browser $(VENV)/postgresql $(VENV)/redis
 	@command -v redis-server >/dev/null || echo "==> Redis is missing, so its tests are skipped: apt-get install redis-server"
 	$(call run_tests,-m "slow and not timed and not clients",-n auto --dist worksteal --durations 10 -rs)
 	$(call run_tests,-m timed,--durations 10)
+
+# Without Chromium they are skipped. PICTURE=1 draws docs/playground.png again.
+test-browser: $(VENV)/test $(VENV)/browser
+	$(if $(PICTURE),LATIMER_PICTURE=1) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -rs tests/browser
 
 test-full: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_FULL=1 $(BIN)/pytest -n auto --dist worksteal \
@@ -221,11 +226,12 @@ $(VENV)/libgomp: | $(VENV)/pip
 	fi
 	touch $@
 
-# The tests of the HTML report need Chromium and its driver; without either they are skipped.
+# The tests of the HTML report and of the playground need Chromium and its driver; without either
+# they are skipped.
 $(VENV)/browser: | $(VENV)/pip
 	@if ! { command -v chromium && command -v chromedriver; } >/dev/null \
 			&& command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo "==> Installing Chromium and its driver, for the tests of the HTML report"; \
+		echo "==> Installing Chromium and its driver, for the tests of the HTML report and of the playground"; \
 		apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
 	fi
 	touch $@

@@ -41,6 +41,7 @@ from .metric_rows import Names
 from .metrics import Metrics
 from .option import option_of
 from .origins import LocalRules, OriginMiddleware
+from .playground import playground_routes
 from .request import EXCHANGE, JSON, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, MetricsAccess, routes_of
@@ -104,6 +105,8 @@ class Options(TypedDict, total=False):
         metrics: measure requests, and serve `/metrics` for Prometheus if an empty prefix is served.
         metrics_names: `vllm` for vLLM's names of the metrics that it has too.
         metrics_open: serve `/metrics` to requests without an API key, too.
+        playground: serve a web page at `/` (`playground`); False by default. The prefixes must have
+            `/v1` and an empty one.
     """
 
     model_names: Sequence[str]
@@ -133,6 +136,7 @@ class Options(TypedDict, total=False):
     metrics: bool
     metrics_names: Names
     metrics_open: bool
+    playground: bool
 
 
 def _keywords() -> Mapping[str, str]:
@@ -150,8 +154,15 @@ _KEYWORDS = _keywords()
 # An option, and its value in the texts of errors. llama-server has some of these options, too.
 _OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
 
-# The defaults of `latimer serve`, without rules for local pages.
-DEFAULTS = cast("Options", {"local_rules": None, **Settings.model_construct().arguments("adapter")})
+# The defaults of `latimer serve`, without rules for local pages and without the playground.
+DEFAULTS = cast(
+    "Options",
+    {
+        "local_rules": None,
+        **Settings.model_construct().arguments("adapter"),
+        "playground": False,
+    },
+)
 
 
 # Seconds from the start to the imports of the endpoints that the start does not need.
@@ -411,6 +422,11 @@ class OpenAIAdapter(Router):
         if measures:
             metrics = "open" if options["metrics_open"] else "key"
         keys = self._api_keys = Keys(options["api_keys"], grants_of(keys_of(options["keys"])))
+        page: Sequence[BaseRoute] = ()
+        if options["playground"]:
+            if not {"/v1", ""} <= {*prefixes}:
+                raise ValueError("the playground needs the prefixes '/v1' and ''")
+            page = playground_routes()
         shares = options["share_prefixes"]
         own = [
             Middleware(ErrorMiddleware, self._service, keys, shares),
@@ -419,7 +435,7 @@ class OpenAIAdapter(Router):
         if middleware:
             own += [*middleware, Middleware(ErrorMiddleware, self._service)]
         super().__init__(
-            [*routes_of(self._service, prefixes, metrics=metrics), *routes],
+            [*routes_of(self._service, prefixes, metrics=metrics), *page, *routes],
             redirect_slashes=False,
             default=_unknown_path,
             lifespan=self._lifespan,

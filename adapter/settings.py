@@ -441,6 +441,13 @@ class FlatSettings(Checked):
     metrics_open: bool = server_setting(
         False, "Serve /metrics to requests without an API key, too.", to=("adapter",)
     )
+    playground: bool | None = server_setting(
+        None,
+        "Serve the playground, a web page, at /.",
+        to=("adapter",),
+        default="on",
+        value=lambda self: self.playground is not False,
+    )
     log_requests: bool | None = server_setting(
         None,
         "Log each request at its end, on standard error, without its content.",

@@ -88,13 +88,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_package_is_in_the_wheel(wheel: Path) -> None:
-    """The wheel has every module, type marker, report page and model, and no other file."""
+    """The wheel has every module, type marker, page and model, and no other file."""
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {
         f"latimer/{package}/{path.relative_to(ROOT / folder)}"
         for folder, package in PACKAGES.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".gguf", ".html") or path.name == "py.typed"
+        if path.suffix in (".py", ".gguf", ".html", ".css", ".js") or path.name == "py.typed"
         if "__pycache__" not in path.parts
     }
     assert {name for name in names if ".dist-info/" not in name} == expected

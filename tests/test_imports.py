@@ -57,6 +57,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         )
     ),
     ("adapter/endpoints/*.py",),
+    ("adapter/playground/*.py",),
     tuple(
         f"adapter/{name}.py"
         for name in (

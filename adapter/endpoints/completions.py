@@ -70,6 +70,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         served = await admitted(exchange, service, request.model, most, each, count)
     exchange.model = served.label
     model, policy, capabilities = served.model, served.policy, served.backend.capabilities
+    show = _shape(request)
     include_usage = request.stream_options is not None and check_stream_options(request)
     candidates, best = _count(request)
     sampling, inexact = await in_model_vocabulary(
@@ -108,7 +109,6 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         "model": served.name,
         "system_fingerprint": model.fingerprint,
     }
-    show = _shape(request)
     frames = None
     if request.stream:
         frames = in_stream(request.stream_options, CompletionEncoder(head, include_usage, show))
@@ -136,10 +136,17 @@ def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | Non
     """Return the function that formats tokens, or None if the request does not ask for them.
 
     `logprobs: 0` shows tokens without alternatives.
+
+    Raises:
+        InvalidRequest: `logprobs_token_ids` is sent without `logprobs`.
     """
     if request.logprobs is None:
+        if request.logprobs_token_ids:
+            raise wrong_value(
+                "logprobs_token_ids", "it needs 'logprobs'. Send 'logprobs': 0 for no alternatives."
+            )
         return None
-    return partial(to_legacy, top=request.logprobs)
+    return partial(to_legacy, top=request.logprobs, ids=bool(request.logprobs_token_ids))
 
 
 def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:

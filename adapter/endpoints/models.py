@@ -206,10 +206,17 @@ async def tokenizer_info(exchange: Exchange, service: Service) -> None:
     await exchange.reply(200, orjson.dumps(info))
 
 
+async def _named(exchange: Exchange, service: Service, name: str | None) -> ServedModel:
+    """Return the model that a request names; the first one if it names none that is served."""
+    if name is not None and name in await service.models(exchange.grant):
+        return await service.resolve(name, exchange.grant)
+    return await service.first(exchange.grant)
+
+
 async def tokenize(exchange: Exchange, service: Service) -> None:
     """Return the token ids of a text, with special tokens unless the request turns them off."""
     request = await read(exchange, _TOKENIZE)
-    served = await service.first(exchange.grant)
+    served = await _named(exchange, service, request.model)
     ids = await served.backend.tokenize(
         request.prompt,
         add_special=request.add_special_tokens is not False,
@@ -227,7 +234,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 async def detokenize(exchange: Exchange, service: Service) -> None:
     """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
     request = await read(exchange, _DETOKENIZE)
-    served = await service.first(exchange.grant)
+    served = await _named(exchange, service, request.model)
     try:
         data = await served.backend.detokenize(tuple(request.tokens))
     except UnknownToken as error:

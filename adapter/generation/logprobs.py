@@ -86,9 +86,14 @@ class TokenAligner:
         return entry
 
 
-def to_legacy(entries: Sequence[Entry], top: int) -> CompletionLogprobs:
-    """Return the `logprobs` of `/v1/completions`; `top` is the request's `logprobs`."""
-    return {
+def to_legacy(entries: Sequence[Entry], top: int, ids: bool = False) -> CompletionLogprobs:
+    """Return the `logprobs` of `/v1/completions`.
+
+    Args:
+        top: the request's `logprobs`.
+        ids: the request's `logprobs_token_ids`.
+    """
+    found: CompletionLogprobs = {
         "tokens": [_legacy_spelling(entry.token.spelling) for entry in entries],
         "token_logprobs": [
             None if entry.token.logprob is None else _finite(entry.token.logprob)
@@ -97,6 +102,10 @@ def to_legacy(entries: Sequence[Entry], top: int) -> CompletionLogprobs:
         "top_logprobs": [_legacy_top(entry.token) for entry in entries] if top else None,
         "text_offset": [entry.offset for entry in entries],
     }
+    if ids:
+        found["token_ids"] = [entry.token.id for entry in entries]
+        found["top_token_ids"] = [_top_ids(entry.token) for entry in entries] if top else None
+    return found
 
 
 def to_chat(entries: Sequence[Entry]) -> ChatLogprobs:
@@ -133,6 +142,20 @@ def _legacy_top(token: Token) -> dict[str, float] | None:
         spelling = _legacy_spelling(data)
         top[spelling] = max(top.get(spelling, FLOOR), _finite(logprob))
     return top
+
+
+def _top_ids(token: Token) -> dict[str, int] | None:
+    """Return the ids for the keys of `_legacy_top`."""
+    if token.logprob is None:
+        return None
+    found: dict[str, int] = {}
+    best: dict[str, float] = {}
+    own = Alternative(token.id, token.spelling, token.control, token.logprob)
+    for other in (*token.top, own):
+        spelling = _legacy_spelling(other.spelling)
+        if spelling not in best or other.logprob > best[spelling]:
+            found[spelling], best[spelling] = other.id, other.logprob
+    return found
 
 
 def _chat_entry(token: Token) -> ChatTokenLogprob:

@@ -50,6 +50,7 @@ class CompletionRequest(EngineExtras):
     """Body of `POST /v1/completions`.
 
     `max_tokens` is None if there is no limit. `response_format` is that of vLLM and llama.cpp.
+    With `logprobs_token_ids`, `logprobs` has the ids of its tokens, which is Latimer's own.
     """
 
     endpoint = "completions"
@@ -62,6 +63,7 @@ class CompletionRequest(EngineExtras):
     presence_penalty: Penalty | None = None
     logit_bias: LogitBias = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs_token_ids: bool | None = None
     max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_read_max_tokens)] = (
         DEFAULT_MAX_TOKENS
     )
@@ -84,12 +86,18 @@ class CompletionRequest(EngineExtras):
 
 
 class CompletionLogprobs(TypedDict):
-    """Four arrays of equal length; `top_logprobs` is null if no alternatives were requested."""
+    """Arrays of equal length; `top_logprobs` is null if no alternatives were requested.
+
+    The ids are present only if `logprobs_token_ids` asks for them. `top_token_ids` has the keys of
+    `top_logprobs`.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+    token_ids: NotRequired[list[int]]
+    top_token_ids: NotRequired[list[dict[str, int] | None] | None]
 
 
 class CompletionChoice(TypedDict):

@@ -163,3 +163,41 @@ async def test_the_whole_prompt_may_be_scored(scorer: httpx2.AsyncClient) -> Non
     reply = await complete(scorer, prompt=[70], echo=True, logprobs=1, max_tokens=0)
     assert reply["choices"][0]["logprobs"]["token_logprobs"] == [None]
     assert reply["choices"][0]["finish_reason"] == "length"
+
+
+async def test_ids_of_tokens_and_alternatives(
+    client: httpx2.AsyncClient, demo: httpx2.AsyncClient
+) -> None:
+    """`logprobs_token_ids` adds the ids of tokens and alternatives, which spell the same texts."""
+    body = {"prompt": CAPITAL, "logprobs": 3, "logprobs_token_ids": True}
+    own = (await complete(client, **body))["choices"][0]["logprobs"]
+    assert len(own["token_ids"]) == len(own["tokens"])
+    for token, spelling in zip(own["token_ids"], own["tokens"], strict=True):
+        reply = await demo.post("/detokenize", json={"tokens": [token]})
+        assert reply.json() == {"prompt": spelling}
+    for top, ids in zip(own["top_logprobs"], own["top_token_ids"], strict=True):
+        assert top.keys() == ids.keys()
+    first = own["tokens"][0]
+    assert own["top_token_ids"][0][first] == own["token_ids"][0]
+
+
+async def test_ids_continue_exactly(scorer: httpx2.AsyncClient) -> None:
+    """A prompt of the ids of a text and of its reply scores as they did."""
+    ids = (await scorer.post("/tokenize", json={"prompt": CAPITAL})).json()["tokens"]
+    body = {"logprobs": 1, "logprobs_token_ids": True, "temperature": 0}
+    own = (await complete(scorer, prompt=CAPITAL, **body))["choices"][0]["logprobs"]
+    begun = [*ids, *own["token_ids"][:3]]
+    rest = (await complete(scorer, prompt=begun, **body))["choices"][0]["logprobs"]
+    count = len(own["token_ids"]) - 3
+    assert rest["token_ids"][:count] == own["token_ids"][3:]
+
+
+async def test_ids_need_log_probabilities(echo: httpx2.AsyncClient) -> None:
+    """`logprobs_token_ids` without `logprobs` is a 400 that names it; with 0 it has no lists."""
+    body: dict[str, Any] = {"model": "m", "prompt": "a", "logprobs_token_ids": True}
+    reply = await echo.post("/v1/completions", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "logprobs_token_ids"
+    reply = await echo.post("/v1/completions", json={**body, "logprobs": 0})
+    own = reply.json()["choices"][0]["logprobs"]
+    assert (own["token_ids"], own["top_token_ids"]) == ([97], None)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import httpx2
 import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.service import ModelEntry
+from latimer.backends.llama_cpp import LlamaCpp
+from support.clients import client_of
+from support.engines.echo import Echo
 
 TEXTS = ("Hello! How can I help you today?", "<|im_start|>user\nCount to 7.<|im_end|>\n", "")
 
@@ -49,3 +54,19 @@ async def test_bad_requests(
     """An invalid request is a 400 that names the field."""
     reply = await echo.post(path, json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_the_model_that_a_request_names() -> None:
+    """The tokenizer is that of the named model; of the first one for other names and for none."""
+    bytewise, own = ModelEntry(Echo(), ["bytes"]), ModelEntry(LlamaCpp(gpu_layers=0), ["demo"])
+    app = OpenAIAdapter([bytewise, own])
+    async with client_of(app) as client:
+        counts = {}
+        for name in ("bytes", "demo", "unknown", None):
+            body = {"prompt": "Hello", "model": name, "add_special_tokens": False}
+            ids = (await client.post("/tokenize", json=body)).json()["tokens"]
+            counts[name] = len(ids)
+            reply = await client.post("/detokenize", json={"tokens": ids, "model": name})
+            assert reply.json() == {"prompt": "Hello"}
+    assert counts == {"bytes": 5, "demo": 1, "unknown": 5, None: 5}
+    await app.aclose()

@@ -1,0 +1,55 @@
+"""A headless Chromium, and the playground of `latimer serve` with the demo model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Backend
+from selenium import webdriver
+from support.browser import chromium
+from support.playground import Playground
+from support.servers import command, serving
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Run a browser."""
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def demo_address() -> Iterator[str]:
+    """Run `latimer serve` with the demo model."""
+    with command() as (_, address):
+        yield address
+
+
+@pytest.fixture
+def page(driver: webdriver.Chrome, demo_address: str) -> Iterator[Playground]:
+    """Open the page of the demo model; at the end the console must be empty."""
+    page = Playground(driver, demo_address)
+    page.console()
+    page.open()
+    yield page
+    assert page.console() == []
+
+
+@pytest.fixture
+def page_of(driver: webdriver.Chrome) -> Iterator[Callable[..., Playground]]:
+    """Return a function that serves a backend and opens its page."""
+    with ExitStack() as stack:
+
+        def open_page(backend: Backend, **options: Any) -> Playground:
+            def app() -> OpenAIAdapter:
+                return OpenAIAdapter(backend, **{"playground": True, **options})
+
+            page = Playground(driver, stack.enter_context(serving(app)))
+            page.console()
+            return page
+
+        yield open_page

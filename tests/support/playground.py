@@ -1,0 +1,150 @@
+"""A driver of the playground in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+SECONDS = 20
+
+
+class Playground:
+    """The page of a server, in a browser.
+
+    Args:
+        driver: the browser.
+        address: the address of the page.
+    """
+
+    def __init__(self, driver: webdriver.Chrome, address: str) -> None:
+        self.driver, self.address = driver, address
+
+    def open(self) -> None:
+        """Open the page, without what it has kept in the browser."""
+        self.driver.get(f"{self.address}/playground/style.css")
+        self.driver.execute_async_script(
+            "localStorage.clear(); sessionStorage.clear();"
+            "const request = indexedDB.deleteDatabase('latimer');"
+            "request.onsuccess = request.onerror = request.onblocked = () => arguments[0]();"
+        )
+        # A stylesheet of its own has no icon, which the browser looks for.
+        self.console()
+        self.size(1400)
+        self.reload()
+
+    def reload(self) -> None:
+        """Load the page, and wait until it has the models."""
+        self.driver.get(f"{self.address}/")
+        self.until(lambda: self.js("return document.documentElement.dataset.ready"))
+
+    def size(self, width: int, height: int = 900) -> None:
+        """Set the width and the height of the page in CSS pixels."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        """Run a script and return its value."""
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, condition: Callable[[], Any], message: str = "") -> Any:
+        """Wait for a true value and return it."""
+        return WebDriverWait(self.driver, SECONDS, 0.02).until(lambda _: condition(), message)
+
+    def find(self, selector: str) -> WebElement:
+        """Return the first element of a CSS selector."""
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str) -> list[WebElement]:
+        """Return all elements of a CSS selector."""
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def click(self, selector: str) -> None:
+        """Click an element by a real pointer, in the middle of the page."""
+        element = self.find(selector)
+        self.js("arguments[0].scrollIntoView({block: 'center'})", element)
+        element.click()
+
+    def press(self, name: str, within: str = "") -> None:
+        """Click the button with this text."""
+        found = next(one for one in self.all(f"{within} button") if one.text == name)
+        self.js("arguments[0].scrollIntoView({block: 'center'})", found)
+        found.click()
+
+    def fill(self, selector: str, text: str) -> None:
+        """Replace the text of a field as typing does."""
+        field = self.find(selector)
+        self.js(
+            "arguments[0].value = arguments[1];"
+            "for (const one of ['input', 'change'])"
+            "  arguments[0].dispatchEvent(new Event(one, {bubbles: true}))",
+            field,
+            text,
+        )
+
+    def choose(self, selector: str, value: str) -> None:
+        """Choose an option."""
+        Select(self.find(selector)).select_by_value(value)
+
+    def send(self, text: str) -> None:
+        """Send a message, or complete a text, and wait for the whole reply."""
+        self.fill("#composer", text)
+        self.click("#send")
+        self.finished()
+
+    def finished(self) -> None:
+        """Wait for the end of a reply."""
+        self.until(lambda: self.js("return document.getElementById('stop').hidden"))
+        self.until(lambda: self.status() != "The model generates …")
+
+    def status(self) -> str:
+        """Return the line of the page's status."""
+        return self.find("#status").text
+
+    def replies(self) -> list[str]:
+        """Return the text of each message that is shown, as the API returned it."""
+        return self.js(  # type: ignore[no-any-return]
+            "return [...document.querySelectorAll('article')].map((one) =>"
+            " [...one.querySelectorAll(':scope > .tokens, :scope > .plain')]"
+            ".map((part) => part.textContent).join(''))"
+        )
+
+    def tokens(self) -> list[str]:
+        """Return the tokens of the last message."""
+        return self.js(  # type: ignore[no-any-return]
+            "return [...[...document.querySelectorAll('article .tokens')].at(-1).children]"
+            ".map((one) => one.textContent)"
+        )
+
+    def token(self, index: int) -> WebElement:
+        """Return a token of the last message."""
+        return self.js(  # type: ignore[no-any-return]
+            "return [...document.querySelectorAll('article .tokens')].at(-1)"
+            ".children[arguments[0]]",
+            index,
+        )
+
+    def alternatives(self) -> list[str]:
+        """Return the texts of the alternatives in the pop-over, most likely first."""
+        return [one.get_attribute("data-text") or "" for one in self.all("#popover .row")]
+
+    def view(self, name: str) -> None:
+        """Show one of the views."""
+        self.click(f"#tab-{name}")
+        self.until(lambda: self.find(f"#{name}").is_displayed())
+
+    def key(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        self.driver.switch_to.active_element.send_keys(*keys)
+
+    def console(self) -> list[str]:
+        """Return what the console has logged since the last call."""
+        return [one["message"] for one in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
+
+
+__all__ = ["Keys", "Playground"]
