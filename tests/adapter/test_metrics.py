@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
 from latimer.adapter.request_log import RequestLog
 from latimer.adapter.service import ModelEntry
@@ -142,7 +143,7 @@ async def test_the_text_is_valid(make_backend: Any) -> None:
             "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
         )
     await app.aclose()
-    names = {row.full_name("latimer"): row for row in ROWS}
+    names = {name: row for row in ROWS if (name := row.full_name("latimer"))}
     assert found.families.keys() == names.keys()
     for name, row in names.items():
         family = found.families[name]
@@ -214,9 +215,7 @@ async def test_a_key_is_needed(make_backend: Any) -> None:
 
 async def test_a_key_of_some_models_sees_none(make_backend: Any) -> None:
     """A key that may use some models does not see the numbers of all, and the error says why."""
-    from latimer.adapter.limits.config import digest_of
-
-    keys = {
+    keys: dict[str, KeyConfig | Mapping[str, Any]] = {
         "team": {"digest": digest_of("some"), "models": ["own"]},
         "prometheus": {"digest": digest_of("all")},
     }

@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -77,7 +78,9 @@ async def send(port: int, request: bytes, end: bytes, count: int) -> None:
 def fleet_file(folder: Path, engines: Sequence[int]) -> Path:
     """Write the settings of a fleet, and return their file."""
     names = [f"e{port}" for port in engines]
-    tables = {f"engines.e{port}": {"url": f"http://127.0.0.1:{port}"} for port in engines}
+    tables: dict[str, dict[str, Any]] = {
+        f"engines.e{port}": {"url": f"http://127.0.0.1:{port}"} for port in engines
+    }
     limits = {"requests_per_minute": 10**8, "tokens_per_minute": 10**10, "concurrent": 1000}
     tables["models.fake"] = {"engines": names}
     tables["keys.team"] = {"digest": digest_of(KEY), **limits}

@@ -33,8 +33,8 @@ def latimer_of(process: int) -> int:
     )
     children: dict[int, list[tuple[int, str]]] = {}
     for line in listed.stdout.decode().splitlines():
-        parent, child, arguments = line.split(maxsplit=2)
-        children.setdefault(int(parent), []).append((int(child), arguments))
+        parent, number, arguments = line.split(maxsplit=2)
+        children.setdefault(int(parent), []).append((int(number), arguments))
     waiting = children.get(process, [])
     while waiting:
         child, arguments = waiting.pop()
