@@ -81,7 +81,7 @@ def test_a_collector_gets_spans_and_metrics(collector: Collector) -> None:
 
 def test_each_worker_sends_its_own(collector: Collector, llama_server_url: str) -> None:
     """Workers are instances of one service, and none loses spans at the end."""
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address, "LATIMER_OTEL": "true"}
+    environment: dict[str, Any] = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address}
     with workers(llama_server_url, "--any-model", **environment) as running:
         url = f"{running.address}/v1/chat/completions"
         # Each client has a connection that stays open, and the parent shares them evenly.
