@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_the_reply(page: Playground) -> None:
     """Each token shows the log-probability, id and alternatives that came with it."""
     completed(page)
     page.view("request")
-    entries = []
+    entries: list[Any] = []
     for event in raw(page):
         for choice in event["choices"]:
             own = choice["logprobs"]
@@ -151,12 +151,13 @@ def test_a_finger_opens_the_alternatives(page: Playground) -> None:
     """A tap on a token opens its alternatives, which stay until a tap elsewhere."""
     completed(page)
     page.size(400)
-    finger = PointerInput("touch", "finger")
+    finger = PointerInput("touch", "finger")  # type: ignore[no-untyped-call]
 
     def tap(element: WebElement) -> None:
         page.js("arguments[0].scrollIntoView({block: 'center'})", element)
         actions = ActionBuilder(page.driver, mouse=finger)
-        actions.pointer_action.move_to(element).pointer_down().pointer_up()
+        actions.pointer_action.move_to(element)  # type: ignore[no-untyped-call]
+        actions.pointer_action.pointer_down().pointer_up()  # type: ignore[no-untyped-call]
         actions.perform()
 
     tap(page.token(1))
@@ -207,7 +208,7 @@ def test_it_fits(page: Playground, width: int, scheme: str) -> None:
     page.choose("#scheme", scheme)
     for view in ("generate", "analysis", "request", "stored", "fleet"):
         page.js("location.hash = arguments[0]", view)
-        page.until(lambda view=view: page.find(f"#{view}").is_displayed())
+        page.until(page.find(f"#{view}").is_displayed)
         assert page.js("return document.documentElement.scrollWidth") <= width, view
     page.js("location.hash = 'generate'")
     ratios = page.js(
