@@ -142,7 +142,8 @@ async def test_the_text_is_valid(make_backend: Any) -> None:
             "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
         )
     await app.aclose()
-    names = {row.full_name("latimer"): row for row in ROWS}
+    names = {name: row for row in ROWS if (name := row.full_name("latimer")) is not None}
+    assert len(names) == len(ROWS)
     assert found.families.keys() == names.keys()
     for name, row in names.items():
         family = found.families[name]
@@ -216,7 +217,7 @@ async def test_a_key_of_some_models_sees_none(make_backend: Any) -> None:
     """A key that may use some models does not see the numbers of all, and the error says why."""
     from latimer.adapter.limits.config import digest_of
 
-    keys = {
+    keys: dict[str, dict[str, Any]] = {
         "team": {"digest": digest_of("some"), "models": ["own"]},
         "prometheus": {"digest": digest_of("all")},
     }
