@@ -87,7 +87,6 @@ class Record:
         error_code
     ) = limit = param = ""
     party: Ticket | None = None
-    tries: tuple[tuple[str, str], ...] = ()
     begun_at = loading = begun = queued = overhead = last = ended = 0.0
     arrivals: array[float] | None = None
     status = failed = max_tokens = 0
@@ -96,6 +95,7 @@ class Record:
     finishes: Sequence[Finish] = ()
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
+    tries: tuple[tuple[str, str], ...] = ()
 
     def begin(self, engine: str, party: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""
