@@ -106,7 +106,6 @@ class Record:
         error_code
     ) = limit = param = ""
     party: Ticket | None = None
-    tries: tuple[tuple[str, str], ...] = ()
     begun_at = loads_at = loading = begun = queued = overhead = last = ended = 0.0
     arrivals: array[float] | None = None
     status = failed = max_tokens = 0
@@ -116,6 +115,7 @@ class Record:
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
     trace: Trace | None = None
+    tries: tuple[tuple[str, str], ...] = ()
 
     def begin(self, asked: str, engine: str, party: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""

@@ -330,9 +330,12 @@ async def _serve_fleet(
     if settings.reasoning_key is None:
         say(RANDOM_KEY, START)
     listens.set()
-    if not settings.wait:
-        await _warn(fleet, "its requests get a 503")
-    await follow(settings, fleet, app, door)
+    # A signal to read the file again may come at once.
+    warning = asyncio.create_task(_warn(fleet, "its requests get a 503"))
+    try:
+        await follow(settings, fleet, app, door)
+    finally:
+        warning.cancel()
 
 
 async def _warn(fleet: Fleet, until: str) -> None:

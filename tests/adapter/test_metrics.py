@@ -143,7 +143,8 @@ async def test_the_text_is_valid(make_backend: Any) -> None:
             "/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}
         )
     await app.aclose()
-    names = {name: row for row in ROWS if (name := row.full_name("latimer"))}
+    names = {name: row for row in ROWS if (name := row.full_name("latimer")) is not None}
+    assert len(names) == len(ROWS)
     assert found.families.keys() == names.keys()
     for name, row in names.items():
         family = found.families[name]
