@@ -70,7 +70,8 @@ LAST = b"0\r\n\r\n"
 PROPS = json.dumps(
     {
         "default_generation_settings": {"n_ctx": 8192},
-        "total_slots": 4,
+        # More than the paced streams: Latimer lets requests beyond the slots wait.
+        "total_slots": 1024,
         "model_alias": "fake",
         "model_path": "fake.gguf",
         "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
