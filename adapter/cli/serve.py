@@ -18,7 +18,7 @@ from ...backends.errors import LatimerError, shortened
 from ...backends.offload import Abandoned
 from ..admin import admin_routes
 from ..app import OpenAIAdapter
-from ..engines import backend_of, is_elsewhere, starts_engines, unused
+from ..engines import backend_of, is_elsewhere, starts_engines, unused, with_files
 from ..errors import InvalidRequest, LimitsUnavailable
 from ..fleet import Fleet
 from ..generation.token_ids import load
@@ -31,7 +31,7 @@ from ..settings import Settings, WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
-from .terminal import EXIT_START, end_at_once, fail, say
+from .terminal import EXIT_START, Download, end_at_once, fail, say
 
 # Seconds to wait for the engine's first answer before a line says that it is missing.
 _FIRST = 1.0
@@ -76,7 +76,9 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
             _load_vocabulary(settings)
         progress = _Progress() if sys.stderr.isatty() else None
         fleet = Fleet(settings, progress) if settings.engines else None
-        backend = backend_of(settings, progress) if fleet is None else None
+        backend = None
+        if fleet is None:
+            backend = backend_of(with_files(settings, Download()), progress)
         for line in unused(settings) if fleet is None else ():
             say(line)
         writer = Writer()
