@@ -192,7 +192,7 @@ class Hub:
                     if done and response.status_code != httpx2.codes.PARTIAL_CONTENT:
                         output.truncate(0)
                         digest, done = _digest(file), 0
-                    for chunk in response.iter_bytes(_CHUNK):
+                    for chunk in response.iter_bytes():
                         output.write(chunk)
                         digest.update(chunk)
                         done += len(chunk)

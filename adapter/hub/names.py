@@ -175,7 +175,7 @@ def choose(name: HubName, files: Files) -> Choice:
 
 def _matches(name: HubName, files: Files, models: Files) -> list[HubFile]:
     if name.path:
-        return [file for file in files if file.path.lower() == name.path.lower()][:1]
+        return [file for file in files if file.path == name.path]
     for quant in (name.quant,) if name.quant else PREFERRED:
         pattern = re.compile(re.escape(quant) + "[.-]", re.IGNORECASE)
         found = [file for file in models if pattern.search(file.path)]

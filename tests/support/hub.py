@@ -138,14 +138,17 @@ class TestHub:
         oid = oid_of(data, is_large)
         headers = {"x-repo-commit": COMMIT, "etag": f'"{oid}"', "accept-ranges": "bytes"}
         if is_large:
-            # As the hub does for large files: the metadata is on the redirect itself.
+            # As the hub does for large files: the metadata is on a redirect to another host.
+            place = f"http://localhost:{request.url.port}/cdn/{repo}/{path}"
             headers |= {"x-linked-etag": f'"{oid}"', "x-linked-size": str(len(data)),
-                        "location": f"/cdn/{repo}/{path}"}  # fmt: skip
+                        "location": place}  # fmt: skip
             return Response(status_code=302, headers=headers)
         return self._content(request, data, headers)
 
     async def _cdn(self, request: Request) -> Response:
         self.asked.append(f"{request.method} {request.url.path}")
+        if "authorization" in request.headers:
+            return _error(400, "", "A token must not be sent to another host")
         path = request.path_params["path"]
         data = self.repos[_repo(request)][path]
         if path in self.wrong:
