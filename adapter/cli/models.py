@@ -258,7 +258,7 @@ def _lines(key: str, value: Any) -> list[tuple[str, str]]:
         shown = {name: _amount(name, one) for name, one in value.items() if one is not None}
         return [(key, ", ".join(f"{name} {one}" for name, one in shown.items()))]
     if isinstance(value, list):
-        rows = []
+        rows: list[tuple[str, str]] = []
         for one in value:
             text = one if isinstance(one, str) else f"{one.get('name', one.get('path'))}"
             if isinstance(one, dict):

@@ -330,7 +330,7 @@ def _only_one(output: Any, file: HubFile) -> Iterator[None]:
 def _digest(file: HubFile) -> Any:
     if file.is_large:
         return hashlib.sha256()
-    # Git's object id, which is no protection, but what the hub has for small files.
+    # Git's object id: the hub has no SHA-256 of small files.
     return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
 
 

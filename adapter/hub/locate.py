@@ -48,7 +48,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a download would do.
+    """The files and the bytes of a download, and what the model needs.
 
     Args:
         missing: the files to download; `left`: their bytes.
@@ -67,7 +67,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a model is used with.
+    """The context of a model, and the limits of this machine.
 
     Args:
         context: the context length; None for the default.

@@ -173,7 +173,7 @@ def choose(name: HubName, files: Files) -> Choice:
     return Choice(parts, _projector(found[0], files), others)
 
 
-def _matches(name: HubName, files: Files, models: Files) -> list[HubFile]:
+def _matches(name: HubName, files: Files, models: Files) -> Sequence[HubFile]:
     if name.path:
         return [file for file in files if file.path == name.path]
     for quant in (name.quant,) if name.quant else PREFERRED:

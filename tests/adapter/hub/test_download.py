@@ -32,7 +32,9 @@ class Lines:
         self.shown.append((label, done, total))
 
 
-def found(name: str, report: Lines | None = None, *, offline: bool = False, **needs: Any) -> Located:
+def found(
+    name: str, report: Lines | None = None, *, offline: bool = False, **needs: Any
+) -> Located:
     """Locate a model."""
     return locate(parse(name), report or Lines(), Needs(**needs), offline=offline)
 
@@ -156,7 +158,7 @@ def test_a_small_memory_is_found_before_the_first_byte(test_hub: TestHub, cache:
 
 def test_offline_uses_the_cache(test_hub: TestHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, a missing model is an error without a request, and one of the cache is served."""
-    with pytest.raises(HubError, match="The cache has no model of it. Start once without"):
+    with pytest.raises(HubError, match=r"The cache has no model of it\. Start once without"):
         found("hf:test/quants", offline=True)
     assert not test_hub.asked
     found("hf:test/quants:Q8_0")

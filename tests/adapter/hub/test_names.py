@@ -90,7 +90,7 @@ def test_other_matches_are_named() -> None:
 
 
 def test_a_pattern_is_a_text() -> None:
-    """A quantization is no regular expression."""
+    """A quantization is compared as text, and not as a regular expression."""
     with pytest.raises(HubError, match="does not have a file"):
         choose(parse("hf:a/b:Q.-0"), files("m-Q8-0.gguf"))
 

@@ -58,7 +58,7 @@ def llama_server_chooses(name: str, cache: Path, endpoint: str) -> set[str]:
         end = time.monotonic() + 30
         while process.poll() is None and time.monotonic() < end:
             with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)  # noqa: S310
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
                 break
             time.sleep(0.02)
     finally:
@@ -90,9 +90,7 @@ def test_llama_server_chooses_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Twenty-six names choose the same model, parts and projector in both programs."""
-    own = {
-        repo: {path: DEMO + path.encode() for path in paths} for repo, paths in FILES.items()
-    }
+    own = {repo: {path: DEMO + path.encode() for path in paths} for repo, paths in FILES.items()}
     with hub({**files, **own}) as (_, address):
         monkeypatch.setenv("HF_ENDPOINT", address)
         ours = {name: latimer_chooses(name) for name in NAMES}
