@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
@@ -25,12 +28,18 @@ from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
 from ..backends.llama_server.command import find_program
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
+from .hub.names import is_name, parse
 from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
 from .option import Need
 from .settings import BackendName, Settings, reason_of
 from .store.config import OFF, StoreConfig
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
+
+if TYPE_CHECKING:
+    from .hub.download import Report
+
+T = TypeVar("T")
 
 
 class WrongSetup(LatimerError):
@@ -52,6 +61,8 @@ NO_PROGRAM = (
 )
 # What `latimer check` shows of an engine that is not loaded yet.
 ON_DEMAND = "loads on demand"
+# Seconds before a download that failed is tried again.
+_RETRY_DOWNLOAD = 30.0
 # Seconds that detecting the engine may take.
 _PROBE_SECONDS = 10.0
 # Seconds that an engine gets to say what it is before several processes serve it.
@@ -98,6 +109,94 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         return LlamaCpp(DEMO_MODEL if model is None else model, **arguments, progress=progress)
     except EngineError as error:
         raise WrongSetup(error.message) from error
+
+
+def with_files(settings: Settings, report: Report) -> Settings:
+    """Return the settings with the files of a model that is named `hf:ORG/REPO`.
+
+    The files are downloaded, unless they are in the hub's cache. This blocks.
+
+    Raises:
+        HubError: there is no such model, no permission, or too little disk or memory.
+    """
+    if not is_name(settings.model):
+        return settings
+    from .hub.locate import Needs, locate
+
+    needs = Needs(
+        context=settings.context,
+        cache_type=settings.cache_type,
+        has_projector=settings.mmproj is None,
+    )
+    found = locate(parse(settings.model or ""), report, needs, offline=settings.offline)
+    update: dict[str, Any] = {"model": str(found.parts[0])}
+    if found.projector is not None:
+        update["mmproj"] = found.projector
+    return settings.model_copy(update=update)
+
+
+def named_backend(
+    settings: Settings, progress: Callable[[float], None] | None, report: Report
+) -> Backend:
+    """Return the backend of a model that is named `hf:ORG/REPO`, which is downloaded when it is
+    first asked for.
+
+    The event loop runs meanwhile.
+
+    Raises:
+        HubError: it is not a name.
+    """
+    parse(settings.model or "")
+    return LazyBackend(_NamedModel(settings, progress, report), "llama.cpp")
+
+
+class _NamedModel:
+    """The function that finds the backend of a name; it downloads in a thread, once at a time."""
+
+    def __init__(
+        self, settings: Settings, progress: Callable[[float], None] | None, report: Report
+    ) -> None:
+        self._settings, self._progress, self._report = settings, progress, report
+        self._made: Backend | None = None
+        self._failure = ""
+        self._failed_at = 0.0
+
+    async def __call__(self) -> Backend:
+        if self._made is not None:
+            return self._made
+        if time.monotonic() < self._failed_at + _RETRY_DOWNLOAD and self._failure:
+            raise EngineUnavailable(self._failure)
+        try:
+            settings = await in_thread(partial(with_files, self._settings, self._report))
+            self._made = backend_of(settings, self._progress)
+        except LatimerError as error:
+            self._failure, self._failed_at = error.message, time.monotonic()
+            raise EngineUnavailable(error.message) from None
+        return self._made
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run work that takes minutes in a thread that does not hold up the end of the process."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def deliver(method: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            method(value)
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as error:
+            outcome = partial(deliver, result.set_exception, error)
+        else:
+            outcome = partial(deliver, result.set_result, value)
+        # The loop is closed if the process ends.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(outcome)
+
+    threading.Thread(target=run, daemon=True, name="latimer-download").start()
+    return await result
 
 
 def _is_file_of_server(settings: Settings) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,14 @@ from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.responses import ResponseRequest
 from .app import policy_of
-from .engines import WrongSetup, backend_of, member_of
+from .engines import WrongSetup, backend_of, member_of, named_backend
+from .hub.names import HubError, is_name
 from .on_demand import machines_of, update_machines
 from .service import ModelEntry
 from .settings import OF_ENGINE, Settings
 from .validation import parse
+
+log = logging.getLogger("latimer")
 
 # Seconds that the waiting requests of a removed model get.
 _REMOVED = 60
@@ -34,6 +38,19 @@ _REQUESTS: Mapping[type[BaseModel], Mapping[str, Any]] = {
     ResponseRequest: {"input": "Hello"},
 }
 _FIELDS = frozenset(name for request in _REQUESTS for name in request.model_fields)
+
+
+class _Log:
+    """The log as a receiver of what is said about a download."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+
+    def say(self, line: str) -> None:
+        log.warning("engines.%s: %s", self._engine, line)
+
+    def show(self, label: str, done: int, total: int) -> None:
+        return
 
 
 class Fleet:
@@ -141,8 +158,12 @@ class Fleet:
             if table.is_loaded_on_demand:
                 loader = member_of(settings, name, machines)
                 return Replica(name, loader.backend, table.places, loader)
-            backend = backend_of(settings.for_engine(name), self._progress)
-        except WrongSetup as error:
+            own = settings.for_engine(name)
+            if is_name(own.model):
+                backend = named_backend(own, self._progress, _Log(name))
+            else:
+                backend = backend_of(own, self._progress)
+        except (WrongSetup, HubError) as error:
             raise WrongSetup(f"engines.{name}: {error.message}") from None
         return Replica(name, backend, table.places)
 

@@ -159,9 +159,15 @@ class FlatSettings(Checked):
 
     # A URL can contain a password.
     model: str | None = engine_setting(
-        None, "A GGUF file, or the URL of an engine.", metavar="[MODEL.gguf | URL]", repr=False
+        None,
+        "A GGUF file, the URL of an engine, or the name of a model on a hub.",
+        metavar="[MODEL.gguf | URL | hf:ORG/REPO]",
+        repr=False,
     )
     backend: BackendName = engine_setting("auto", "The engine; detected by default.", default="")
+    offline: bool = engine_setting(
+        False, "With hf:ORG/REPO: use only what is downloaded, without the network."
+    )
     engine_key: SecretStr | None = engine_setting(
         None,
         "API key of the engine.",

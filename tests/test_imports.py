@@ -28,6 +28,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("adapter/dialects/*.py",),
     # The limits of keys.
     ("adapter/limits/*.py",),
+    # Models by name.
+    ("adapter/hub/*.py",),
     # Stored objects and their database.
     ("adapter/store/*.py",),
     # One HTTP exchange, independent of its endpoint, and the models that are served.

@@ -1,4 +1,4 @@
-"""The commands `latimer serve`, `check`, `config`, `conform` and `store`.
+"""The commands `latimer serve`, `check`, `config`, `models`, `conform` and `store`.
 
 Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start.
 """
@@ -97,6 +97,8 @@ def main() -> None:
       latimer serve model.gguf --gpu-layers all     your own model, in process
       latimer serve http://127.0.0.1:8080           in front of llama-server
       latimer serve http://127.0.0.1:5001           in front of koboldcpp
+      latimer serve hf:ORG/REPO:Q4_K_M              a model by its name on the hub
+      latimer models                                models that are downloaded
       latimer check http://127.0.0.1:8080           what this engine supports
       latimer serve --config fleet.toml             several engines and models
       latimer conform http://127.0.0.1:8080/v1      how well it conforms to OpenAI's API
@@ -119,6 +121,7 @@ for _command in (
         short_help="Test any server for conformance with OpenAI's API.",
     ),
     _Lazy("config", ".commands", short_help="Print the schema of the settings file, or a digest."),
+    _Lazy("models", ".models", short_help="List, download and delete models of the hub."),
     _Lazy("ps", ".admin", short_help="List the engines of a running server."),
     _Lazy("load", ".admin", short_help="Load the model of an engine of a running server."),
     _Lazy("unload", ".admin", short_help="Unload the model of an engine of a running server."),

@@ -15,7 +15,7 @@ import click
 from ..errors import printable
 from ..settings import Settings, WrongSettings
 from . import imports, options
-from .terminal import EXIT_CHECK, EXIT_START, WrongUse, end_at_once, fail, say
+from .terminal import EXIT_CHECK, EXIT_START, Download, WrongUse, end_at_once, fail, say
 
 
 def _loading(command: Callable[[Settings], None]) -> Callable[..., None]:
@@ -51,6 +51,7 @@ def serve(settings: Settings) -> None:
     \b
     Examples:
       latimer serve
+      latimer serve hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
       latimer serve model.gguf --context 8192 --parallel 16 --gpu-layers all
       latimer serve http://127.0.0.1:8080 --model-name gpt-4o --api-key secret
       LATIMER_API_KEY=one,two latimer serve --config latimer.toml
@@ -87,13 +88,14 @@ def check(settings: Settings) -> None:
 
 
 async def _check(settings: Settings) -> int:
-    from ..engines import WrongSetup, backend_of, describe, describe_store, unused
+    from ...backends.errors import LatimerError
+    from ..engines import backend_of, describe, describe_store, unused, with_files
 
     if settings.engines:
         return await _check_fleet(settings)
     try:
-        backend = backend_of(settings)
-    except WrongSetup as error:
+        backend = backend_of(with_files(settings, Download()))
+    except LatimerError as error:
         say(f"Latimer cannot check: {error.message}")
         return EXIT_START
     for line in unused(settings):

@@ -17,7 +17,7 @@ from ...backends.base import Backend
 from ...backends.errors import LatimerError, shortened
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
-from ..engines import backend_of, is_elsewhere, starts_engines, unused
+from ..engines import backend_of, is_elsewhere, starts_engines, unused, with_files
 from ..errors import InvalidRequest, LimitsUnavailable
 from ..generation.token_ids import load
 from ..limits.config import kind_of
@@ -30,7 +30,7 @@ from ..store.errors import StoreError, StoreUnavailable, in_words
 from . import otel
 from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
-from .terminal import EXIT_START, START, end_at_once, fail, print_json, say
+from .terminal import EXIT_START, START, Download, end_at_once, fail, print_json, say
 
 if TYPE_CHECKING:
     from ..fleet import Fleet
@@ -79,7 +79,9 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
             _load_vocabulary(settings)
         progress = _Progress() if sys.stderr.isatty() else None
         fleet = _fleet_of(settings, progress) if settings.engines else None
-        backend = backend_of(settings, progress) if fleet is None else None
+        backend = None
+        if fleet is None:
+            backend = backend_of(with_files(settings, Download()), progress)
         for line in unused(settings) if fleet is None else ():
             say(line, START)
         writer = Writer()

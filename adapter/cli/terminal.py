@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NoReturn
 import click
 
 from ..errors import printable
+from ..hub.names import in_units
 
 EXIT_CHECK, EXIT_START = 1, 3
 UNFINISHED = ".unfinished"
@@ -235,3 +236,38 @@ def progress(words: str) -> Iterator[Callable[[int], None]]:
     finally:
         if is_shown:
             click.echo("\r\x1b[K", err=True, nl=False)
+
+
+class Download:
+    """The progress of downloads on standard error: on a terminal one line that changes."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._label = ""
+        self._begun = self._following = 0.0
+        self._first = 0
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        say(line)
+
+    def show(self, label: str, done: int, total: int) -> None:
+        """Show how much of a file is there, if it is time to."""
+        now = time.monotonic()
+        if label != self._label:
+            self._label, self._begun, self._first = label, now, done
+            self._following = now + TERMINAL
+            if done < total:
+                say(f"Downloads {label}. Ctrl-C keeps what is there; the next start continues it.")
+        if now < self._following and done < total:
+            return
+        self._following = now + (TERMINAL if self._is_terminal else ELSEWHERE)
+        rate = (done - self._first) / max(now - self._begun, 0.001)
+        left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
+        line = (
+            f"{printable(label)}: {100 * done // max(total, 1)} %, {in_units(done)} of "
+            f"{in_units(total)}, {in_units(int(rate))}/s{left}"
+        )
+        start = "\r\x1b[K" if self._is_terminal else ""
+        ends = not self._is_terminal or done >= total
+        click.echo(start + line, err=True, nl=ends)

@@ -103,7 +103,9 @@ class EngineConfig(Table):
     model: Name | None = Field(
         None, description="With `url`: one model of a llama-server in router mode."
     )
-    file: str | None = Field(None, description="GGUF file for an engine in this process.")
+    file: str | None = Field(
+        None, description="GGUF file for an engine in this process, or `hf:ORG/REPO`."
+    )
     command: tuple[str, ...] | None = Field(
         None,
         description="Command that starts an engine; `{port}` is the port that Latimer chooses.",
