@@ -291,7 +291,7 @@ def _answer(
     translate = partial(in_responses, names=drafted.conversation.names)
     form = drafted.chat.form
     plan = Plan([job], 1, detailed_usage_of, form=form, translate=translate, party=job.party)
-    place = new_response_id()
+    place = new_response_id(service.background.mark)
     conversation = request.conversation.id if request.conversation is not None else None
     exchange.cache_key = request.prompt_cache_key or conversation or drafted.state.chain or place[0]
     start = begun(request, place, served.name, drafted.tools, drafted.stored)
