@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import pickle
 import re
 import secrets
@@ -24,6 +25,7 @@ import click
 import ray
 import yaml
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import ServeDeploySchema
@@ -37,6 +39,7 @@ from .cli.reload import end_earlier_engines
 from .cli.serve import adapter_of
 from .cli.terminal import say
 from .engines import backend_of, starts_engines
+from .errors import ReplicaUnavailable
 from .fleet import Fleet
 from .request import REQUEST_ID
 from .responses.items import MARK, mark_of
@@ -124,8 +127,15 @@ def _mark(replica: str) -> str:
 
 
 async def _running_marks() -> set[str]:
-    """Return the marks of the replicas whose processes run, also of those that end."""
-    names = await asyncio.to_thread(list_named_actors, all_namespaces=True)
+    """Return the marks of the replicas whose processes run, also of those that end.
+
+    Raises:
+        ReplicaUnavailable: Ray does not answer.
+    """
+    try:
+        names = await asyncio.to_thread(list_named_actors, all_namespaces=True)
+    except RayError as error:
+        raise ReplicaUnavailable from error
     # An actor of a replica has the replica's id after the names of application and deployment.
     return {_mark(one["name"].rpartition("#")[2]) for one in names}
 
@@ -260,6 +270,9 @@ def main(file: Path | None, address: str | None) -> None:
         _DEMO if file is None else yaml.safe_load(file.read_text())
     )
     over = threading.Event()
+    # Ray Serve kills a proxy whose process is not ready in three times this, and the start fails
+    # with it; the default of 5 s is too short for a busy machine. `serve.start` waits for 60 s.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
     ray.init(address=address or "local", namespace="serve", include_dashboard=False)
     for one in (signal.SIGTERM, signal.SIGINT):
         # Ray's own handler would end all replicas at once.

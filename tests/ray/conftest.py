@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from support.postgresql import missing, postgresql
-from support.ray_server import BIN, CONFIG, free_port, note, program, replicas, until
+from support.ray_server import BIN, CONFIG, TWO_HOPS, free_port, note, program, replicas, until
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def served(ray_log: Path, database: str) -> Iterator[tuple[str, subprocess.Popen
     """Run Ray Serve, and yield the address of its proxy and its driver."""
     port = free_port()
     file = ray_log.with_name("serve.yaml")
-    file.write_text(CONFIG.format(port=port, store=database or "memory"))
+    file.write_text(CONFIG.format(port=port, store=database or "memory") + TWO_HOPS)
     address = f"http://127.0.0.1:{port}"
     begun = time.monotonic()
     command = [sys.executable, "-m", "latimer.adapter.ray_serve", str(file)]

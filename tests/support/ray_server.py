@@ -49,6 +49,12 @@ applications:
           downscale_delay_s: 5
         ray_actor_options: {{num_cpus: 0.1}}
 """
+# One more application, to measure what an ingress that reads the body costs.
+TWO_HOPS = """
+  - name: two-hops
+    route_prefix: /two-hops
+    import_path: support.two_hops:app
+"""
 
 
 QUESTION = {
@@ -127,6 +133,8 @@ def program(command: list[str], address: str, log: Path) -> Iterator[subprocess.
     """Run a server until the end of the block; it has to answer first."""
     variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     variables["PATH"] = f"{BIN}:{variables['PATH']}"
+    # The processes of Ray import `support`.
+    variables["PYTHONPATH"] = str(Path(__file__).parent.parent)
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
     try:
