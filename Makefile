@@ -30,7 +30,8 @@ help:
 	@echo "make test-browser  use the playground in Chromium (1 minute)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
 	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
-	@echo "make test-ray      install Ray, and serve over two replicas on it (5 minutes)"
+	@echo "make test-ray      install Ray, start it ten times, and serve over two replicas on it"
+	@echo "                   (15 minutes, STARTS=1 for 5)"
 	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
@@ -104,9 +105,10 @@ clients: $(VENV)/test
 	$(call run_tests,-rs tests/clients/installed,-n 2 --dist loadfile --durations 10)
 	$(call run_tests,-m clients)
 
-# Ray takes 500 MB, in an environment of its own.
+# Ray takes 500 MB, in an environment of its own. STARTS=1 for fewer starts of it.
 test-ray: .venv-ray/test
-	.venv-ray/bin/pytest --confcutdir=tests/ray -s tests/ray
+	STARTS=$(or $(STARTS),10) .venv-ray/bin/pytest --confcutdir=tests/ray -s tests/ray/test_starts.py
+	.venv-ray/bin/pytest --confcutdir=tests/ray -s --ignore=tests/ray/test_starts.py tests/ray
 
 .venv-ray/test: requirements.lock pyproject.toml setup.py $(SOURCES)
 	$(PYTHON) -m venv .venv-ray

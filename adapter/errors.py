@@ -103,9 +103,9 @@ def unsupported(path: str, hint: str) -> InvalidRequest:
     )
 
 
-def not_found(kind: str, name: str) -> InvalidRequest:
+def not_found(kind: str, name: str, hint: str = "") -> InvalidRequest:
     """Return the 404 for an object that does not exist, or of another key."""
-    return InvalidRequest(f"{kind} with id '{shortened(name)}' not found.", status=404)
+    return InvalidRequest(f"{kind} with id '{shortened(name)}' not found.{hint}", status=404)
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -145,6 +145,20 @@ class ShuttingDown(LatimerError):
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down. Send the request again later.")
+
+
+class ReplicaUnavailable(LatimerError):
+    """An error for a request that only another replica can serve, which takes none now."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "replica_unavailable"
+    retry_after = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The replica that runs this response is busy or ends. Send the request again later."
+        )
 
 
 class StoreUnavailable(LatimerError):

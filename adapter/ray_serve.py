@@ -7,9 +7,12 @@ both.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import pickle
 import re
+import secrets
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,9 +25,11 @@ import click
 import ray
 import yaml
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import ServeDeploySchema
+from ray.util import list_named_actors
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
@@ -34,13 +39,20 @@ from .cli.reload import end_earlier_engines
 from .cli.serve import adapter_of
 from .cli.terminal import say
 from .engines import backend_of, starts_engines
+from .errors import ReplicaUnavailable
 from .fleet import Fleet
 from .request import REQUEST_ID
+from .responses.items import MARK, mark_of
+from .responses.replicas import Replicas
 from .settings import Settings
 
 # What Ray Serve's proxy calls a request; clients can set it, and logs show it.
 _NAME = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NAME_HEADER = b"x-request-id"
+_RESPONSE = re.compile(r"/responses/+(resp_[0-9a-f]+)")
+
+# Seconds that a replica which leaves gives responses in the background.
+_BACKGROUND = 30.0
 
 # The defaults of a deployment; `deployments` of the configuration overrides them.
 OPTIONS: Mapping[str, Any] = {
@@ -62,7 +74,8 @@ OPTIONS: Mapping[str, Any] = {
 class SessionRouter(RequestRouter):
     """Send the requests of a session to one replica, and others to the one with fewer requests.
 
-    A session whose replica is full or gone runs on the next one of its own order, so that few
+    A request for a response goes to the replica that has made it, because it may run there. A
+    session whose replica is full or gone runs on the next one of its own order, so that few
     sessions move when a replica comes or goes.
     """
 
@@ -73,7 +86,17 @@ class SessionRouter(RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Return the replicas in ranks, the best first."""
-        session = "" if pending_request is None else _session_of(pending_request)
+        if pending_request is None:
+            return [candidate_replicas]
+        # Without this, Ray Serve tries again without a pause while all replicas are full.
+        pending_request.routing_context.should_backoff = True
+        scope = _scope_of(pending_request)
+        response = _RESPONSE.search(scope.get("path", ""))
+        mark = "" if response is None else mark_of(response[1])
+        own = [one for one in candidate_replicas if _mark(one.replica_id.unique_id) == mark]
+        if own:
+            return [own, [one for one in candidate_replicas if one not in own]]
+        session = pending_request.metadata.session_id or _session_of(scope)
         if not session:
             return [candidate_replicas]
         return [[one] for one in sorted(candidate_replicas, key=partial(_weight, session))]
@@ -84,16 +107,37 @@ def _weight(session: str, replica: RunningReplica) -> bytes:
     return hashlib.blake2b(f"{session} {replica.replica_id.unique_id}".encode()).digest()
 
 
-def _session_of(pending: PendingRequest) -> str:
-    """Return the session that the headers of a request name, or an empty text."""
-    if pending.metadata.session_id:
-        return str(pending.metadata.session_id)
+def _scope_of(pending: PendingRequest) -> Scope:
+    """Return the scope of a request, or an empty one for another call."""
     if not pending.args or not isinstance(pending.args[0], bytes):
-        return ""
+        return {}
     # The proxy's own message, which holds the scope and not the body.
-    scope = getattr(pickle.loads(pending.args[0]), "_asgi_scope", {})  # noqa: S301
+    return getattr(pickle.loads(pending.args[0]), "_asgi_scope", {})  # noqa: S301
+
+
+def _session_of(scope: Scope) -> str:
+    """Return the session that the headers of a request name, or an empty text."""
     headers = dict(scope.get("headers", ()))
     return next((headers[one].decode("latin-1") for one in SESSION_HEADERS if one in headers), "")
+
+
+def _mark(replica: str) -> str:
+    """Return the digits in the ids of a replica's responses."""
+    return hashlib.blake2b(replica.encode(), digest_size=MARK // 2).hexdigest()
+
+
+async def _running_marks() -> set[str]:
+    """Return the marks of the replicas whose processes run, also of those that end.
+
+    Raises:
+        ReplicaUnavailable: Ray does not answer.
+    """
+    try:
+        names = await asyncio.to_thread(list_named_actors, all_namespaces=True)
+    except RayError as error:
+        raise ReplicaUnavailable from error
+    # An actor of a replica has the replica's id after the names of application and deployment.
+    return {_mark(one["name"].rpartition("#")[2]) for one in names}
 
 
 class Ingress:
@@ -113,6 +157,7 @@ class Ingress:
         self._releases = self._adapter.lifespan_context
         self._adapter.lifespan_context = self._lifespan
         self._ends_engines = starts_engines(settings)
+        self._join()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -140,6 +185,18 @@ class Ingress:
         await self._adapter.open_limits()
         async with self._releases(app):
             yield
+            await self._adapter.service.background.wait(_BACKGROUND)
+
+    def _join(self) -> None:
+        """Let this replica and the others find each other's responses."""
+        service = self._adapter.service
+        store = service.store
+        shared = store if store is not None and store.place.durable else None
+        if shared is not None:
+            shared.is_shared = True
+        mark = _mark(serve.get_replica_context().replica_id.unique_id)
+        service.background.mark = mark
+        service.background.elsewhere = Replicas(mark, shared, _running_marks)
 
 
 class Latimer:
@@ -164,9 +221,14 @@ def app(args: dict[str, Any]) -> serve.Application:
     """
     if "config" not in args:
         _settings(args)
+    secret = secrets.token_urlsafe(32)
 
     def build() -> Ingress:
-        return Ingress(_settings(args))
+        settings = _settings(args)
+        if settings.reasoning_key is None:
+            # All replicas open what one of them has sealed.
+            settings = settings.with_flags(reasoning_key=secret)
+        return Ingress(settings)
 
     deployment = serve.deployment(
         name="Latimer",
@@ -208,6 +270,9 @@ def main(file: Path | None, address: str | None) -> None:
         _DEMO if file is None else yaml.safe_load(file.read_text())
     )
     over = threading.Event()
+    # Ray Serve kills a proxy whose process is not ready in three times this, and the start fails
+    # with it; the default of 5 s is too short for a busy machine. `serve.start` waits for 60 s.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
     ray.init(address=address or "local", namespace="serve", include_dashboard=False)
     for one in (signal.SIGTERM, signal.SIGINT):
         # Ray's own handler would end all replicas at once.

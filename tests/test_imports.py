@@ -55,7 +55,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/responses/{name}.py"
         for name in (
-            "__init__", "files", "input", "items", "output", "pdf_reader", "response", "tools",
+            "__init__", "files", "input", "items", "output", "pdf_reader", "replicas", "response",
+            "tools",
         )
     ),
     ("adapter/endpoints/*.py",),

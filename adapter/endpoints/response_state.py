@@ -15,6 +15,7 @@ from ...schemas.openai.response_items import Item, ItemReference, ReasoningItem
 from ...schemas.openai.responses import ResponseRequest
 from ..errors import InvalidRequest, StoreUnavailable, not_found
 from ..request import Exchange
+from ..responses.background import RUNNING
 from ..responses.input import Unseal
 from ..responses.items import history, input_items, place_of, turn_items
 from ..responses.response import USABLE
@@ -30,7 +31,6 @@ _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _NO_STORE = "This server runs with --store off. Send the items of the earlier turns in 'input'."
 # The fields that name the conversation before a request.
 _CONTEXTS = ("previous_response_id", "conversation")
-_RUNNING = frozenset({"queued", "in_progress"})
 
 
 @dataclass(slots=True)
@@ -77,12 +77,9 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
     chain: list[Stored] = []
     if request.previous_response_id is not None:
         running = service.background.find(exchange.key, request.previous_response_id)
-        if running is not None and running.reply["status"] in _RUNNING:
+        if running is not None and running.reply["status"] in RUNNING:
             raise _not_usable(running.id, running.reply["status"])
-        elsewhere = service.background.elsewhere
-        if elsewhere is not None and elsewhere.runs(request.previous_response_id):
-            raise _not_usable(request.previous_response_id, "in_progress")
-        chain = await _chain(exchange, store, request.previous_response_id)
+        chain = await _chain(exchange, service, store, request.previous_response_id)
         before = await offload.run(offload.UNKNOWN, _typed, history(chain))
     elif request.conversation is not None:
         items = await store.all_items(exchange.key, request.conversation.id)
@@ -140,12 +137,16 @@ def _check_new(request: ResponseRequest, items: Sequence[Mapping[str, Any]]) -> 
             raise duplicate(name, "input")
 
 
-async def _chain(exchange: Exchange, store: Store, name: str) -> list[Stored]:
+async def _chain(exchange: Exchange, service: Service, store: Store, name: str) -> list[Stored]:
     """Return the response before, and those that it continues, from the oldest."""
     chain = await store.chain(exchange.key, KIND, name)
     if not all(may_see(exchange, one) for one in chain):
         raise _unknown(name)
     if not chain:
+        elsewhere = service.background.elsewhere
+        other = None if elsewhere is None else await elsewhere.find(exchange.key, name)
+        if other is not None and other.reply["status"] not in USABLE:
+            raise _not_usable(name, other.reply["status"])
         raise await _not_found(exchange, store, name)
     status = chain[-1].reply["status"]
     if status not in USABLE:
@@ -184,7 +185,7 @@ def _unknown(name: str, more: str = "") -> InvalidRequest:
 
 def _not_usable(name: str, status: str) -> InvalidRequest:
     hint = "Continue the response before it"
-    if status in _RUNNING:
+    if status in RUNNING:
         hint = "Retrieve it until it has ended"
     return InvalidRequest(
         f"Previous response with id '{shortened(name)}' cannot be continued: its status is "

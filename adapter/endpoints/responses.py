@@ -291,7 +291,7 @@ def _inert(request: ResponseRequest) -> list[str]:
 def _answer(
     exchange: Exchange, service: Service, request: ResponseRequest, drafted: _Drafted
 ) -> Awaitable[None]:
-    place = new_response_id()
+    place = new_response_id(service.background.mark)
     work = _work(exchange, service, request, drafted, place)
     if request.background:
 

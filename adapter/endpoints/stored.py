@@ -25,10 +25,10 @@ from ...schemas.openai.stored import (
     StoredCompletion,
 )
 from .. import dialects
-from ..errors import InvalidRequest, not_found, wrong_value
+from ..errors import InvalidRequest, ReplicaUnavailable, not_found, wrong_value
 from ..parts import LEVELS, ChunkedJson
 from ..request import EVENT_STREAM, Exchange
-from ..responses.background import KEPT
+from ..responses.background import KEPT, RUNNING, Job
 from ..responses.items import input_items
 from ..responses.output import replayed
 from ..service import Service
@@ -339,6 +339,7 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
     if not query.stream:
         await send(exchange, as_json, stored.reply)
         return
+    _check_here(job, stored)
     if stored.reply["background"]:
         raise InvalidRequest(
             f"This response can no longer be streamed because it ended more than {KEPT / 60:.0f} "
@@ -358,9 +359,9 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
 async def delete_response(exchange: Exchange, service: Service, name: str) -> None:
     """Delete a stored response."""
     store = service.store
-    if exchange.grant is not None:
-        await found_response(exchange, service, name)
     job = service.background.find(exchange.key, name)
+    if exchange.grant is not None or service.background.elsewhere is not None:
+        _check_here(job, await found_response(exchange, service, name))
     if job is not None:
         await job.cancel(delete=True)
     found = store is not None and await store.delete(exchange.key, RESPONSE, name)
@@ -383,6 +384,7 @@ async def cancel_response(exchange: Exchange, service: Service, name: str) -> No
     stored = await found_response(exchange, service, name)
     if not stored.reply["background"]:
         raise InvalidRequest("Cannot cancel a synchronous response.")
+    _check_here(job, stored)
     await send(exchange, as_json, stored.reply)
 
 
@@ -412,16 +414,30 @@ async def found_response(
 
     Raises:
         InvalidRequest: a 404 for an id that does not exist, or of another key.
+        ReplicaUnavailable: only another replica can know it.
     """
     job = service.background.find(exchange.key, name)
+    elsewhere = service.background.elsewhere
     found: Stored | None = None
     if job is not None and not job.is_stored:
         found = job.stored()
     elif service.store is not None:
         found = await service.store.get(exchange.key, RESPONSE, name, whole)
-    if found is None or not may_see(exchange, found):
+    if found is None and elsewhere is not None:
+        found = await elsewhere.find(exchange.key, name)
+    if found is not None and may_see(exchange, found):
+        return found
+    if elsewhere is None:
         raise not_found("Response", name)
-    return found
+    if found is None and await elsewhere.may_have(exchange.key, name):
+        raise ReplicaUnavailable
+    raise not_found("Response", name, elsewhere.loss)
+
+
+def _check_here(job: Job | None, stored: Stored) -> None:
+    """Raise `ReplicaUnavailable` if another process runs a response, and has its events."""
+    if job is None and stored.reply["status"] in RUNNING:
+        raise ReplicaUnavailable
 
 
 def _beyond(after: int) -> InvalidRequest:

@@ -86,6 +86,8 @@ KEPT = 600.0
 MOST = 32 << 20
 # The events before the engine begins.
 _QUEUED = 2
+# The statuses of a response that has not ended.
+RUNNING = frozenset({"queued", "in_progress"})
 
 
 class Job:
@@ -102,6 +104,7 @@ class Job:
 
     Attributes:
         begun, request_id, body: as given.
+        task: the work, if it was started.
         log: the events of the response.
         is_cancelled: True if the client ended it.
         is_deleted: True if it must not be stored.
@@ -130,7 +133,7 @@ class Job:
         self.is_cancelled = self.is_deleted = self.is_ending = self.is_stored = False
         self.begun = begun
         self._ended: Mapping[str, Any] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
@@ -171,8 +174,8 @@ class Job:
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start the work, which ends with a call of `end`."""
-        self._task = asyncio.get_running_loop().create_task(work)
-        return self._task
+        self.task = asyncio.get_running_loop().create_task(work)
+        return self.task
 
     async def cancel(self, delete: bool = False) -> None:
         """End the work for the client.
@@ -186,7 +189,7 @@ class Job:
 
     async def stop(self) -> None:
         """Cancel the work unless it is ending, and wait until it has ended."""
-        task = self._task
+        task = self.task
         if task is not None and not task.done():
             if not self.is_ending:
                 task.cancel()
@@ -194,13 +197,19 @@ class Job:
 
 
 class Elsewhere(Protocol):
-    """Responses in the background of other processes of the server."""
+    """Responses in the background of other processes of the server.
+
+    Attributes:
+        loss: what the error for an unknown response adds.
+    """
+
+    loss: str
 
     async def add(self, job: Job) -> None:
         """Let the other processes find a response that has begun here."""
         ...
 
-    def end(self, name: str) -> None:
+    def end(self, job: Job) -> None:
         """Note that a response has ended here, and can still be streamed."""
         ...
 
@@ -208,8 +217,16 @@ class Elsewhere(Protocol):
         """Note that a response is not here any more."""
         ...
 
-    def runs(self, name: str) -> bool:
-        """Return True if a response runs in another process."""
+    async def find(self, owner: str, name: str) -> Stored | None:
+        """Return a response that another process runs, or that failed with its process."""
+        ...
+
+    async def may_have(self, owner: str, name: str) -> bool:
+        """Return True if a response that is not found may be in another process that runs."""
+        ...
+
+    async def aclose(self) -> None:
+        """Wait until the notes are made."""
         ...
 
 
@@ -218,9 +235,11 @@ class Background:
 
     Attributes:
         elsewhere: what other processes of the server have; None if there are none.
+        mark: the digits of this process in the ids of responses, or empty.
     """
 
     elsewhere: Elsewhere | None = None
+    mark = ""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
@@ -238,7 +257,7 @@ class Background:
         if self.elsewhere is not None:
             await self.elsewhere.add(job)
             if job.log.has_ended:
-                self.elsewhere.end(job.id)
+                self.elsewhere.end(job)
 
     def find(self, owner: str, name: str) -> Job | None:
         """Return the response with an id, if it is here and its owner has this key."""
@@ -254,18 +273,26 @@ class Background:
             if self.elsewhere is not None:
                 self.elsewhere.remove(name)
 
+    async def wait(self, seconds: float) -> None:
+        """Wait until all responses have ended, or for some seconds."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
     async def aclose(self) -> None:
         """End all responses, and forget them."""
         await asyncio.gather(*(job.stop() for job in self._jobs.values()))
         for name in [*self._ended]:
             self.forget(name)
+        if self.elsewhere is not None:
+            await self.elsewhere.aclose()
 
     def keep(self, job: Job) -> None:
         """Keep a response that has ended for a while."""
         self._jobs[job.id] = job
         job.log.end()
         if self.elsewhere is not None:
-            self.elsewhere.end(job.id)
+            self.elsewhere.end(job)
         loop = asyncio.get_running_loop()
         self._ended[job.id] = loop.call_later(KEPT, self.forget, job.id)
         self._size += job.size

@@ -31,6 +31,9 @@ _RANDOM, _PLACE = 30, 4
 # The places of a response's input items follow those of its output items.
 _INPUT = 0x8000
 _ITEM = re.compile(rf"[a-z]+_([0-9a-f]{{44}})([0-9a-f]{{{_PLACE}}})")
+# The random digits before the place of a response may be the mark of the process that made it.
+MARK = 8
+_MARKED = re.compile(rf"resp_[0-9a-f]{{{44 - MARK}}}([0-9a-f]{{{MARK}}})0{{{_PLACE}}}")
 
 
 class Place(NamedTuple):
@@ -41,10 +44,23 @@ class Place(NamedTuple):
     is_input: bool
 
 
-def new_response_id() -> tuple[str, int]:
-    """Return the id of a new response, and its time in microseconds since 1970."""
-    start, created_at = new_id("resp_", _RANDOM)
-    return f"{start}{0:0{_PLACE}x}", created_at
+def new_response_id(mark: str = "") -> tuple[str, int]:
+    """Return the id of a new response, and its time in microseconds since 1970.
+
+    Args:
+        mark: the `MARK` hexadecimal digits of this process, or empty.
+    """
+    start, created_at = new_id("resp_", _RANDOM - len(mark))
+    return f"{start}{mark}{0:0{_PLACE}x}", created_at
+
+
+def mark_of(response: str) -> str:
+    """Return the mark in the id of a response; it is random if the process has none.
+
+    It is empty if the id is not one of ours.
+    """
+    match = _MARKED.fullmatch(response)
+    return "" if match is None else match[1]
 
 
 def item_id(prefix: str, response: str, index: int, is_input: bool = False) -> str:

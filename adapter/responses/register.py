@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from ..store.records import Record, time_of
+from ..store.records import Record, Stored, time_of
 from ..store.store import Store
 from .background import Background, Job
 
@@ -36,6 +36,8 @@ class Register:
         number: the number of this worker.
     """
 
+    loss = ""
+
     def __init__(self, folder: Path, number: int) -> None:
         self._folder = folder
         self._number = number
@@ -51,18 +53,27 @@ class Register:
         }
         await asyncio.to_thread(self._write, job.id, facts)
 
-    def end(self, name: str) -> None:
+    def end(self, job: Job) -> None:
         """See `Elsewhere`."""
-        self._write(name, {"worker": self._number})
+        self._write(job.id, {"worker": self._number})
 
     def remove(self, name: str) -> None:
         """See `Elsewhere`."""
         self._path(name).unlink(missing_ok=True)
 
-    def runs(self, name: str) -> bool:
+    async def find(self, owner: str, name: str) -> Stored | None:
         """See `Elsewhere`."""
-        found = self._read(name)
-        return found is not None and "begun" in found and found["worker"] != self._number
+        facts = self._read(name)
+        if facts is None or facts["worker"] == self._number or facts.get("owner") != owner:
+            return None
+        return running_elsewhere(facts)
+
+    async def may_have(self, owner: str, name: str) -> bool:
+        """See `Elsewhere`. The relay asks the worker that has a response."""
+        return False
+
+    async def aclose(self) -> None:
+        """See `Elsewhere`."""
 
     def worker_of(self, name: str) -> int | None:
         """Return the number of the worker that has a response, or None."""
@@ -78,9 +89,9 @@ class Register:
             if "begun" not in facts:
                 self.remove(name)
                 continue
-            failed = {**facts["begun"], "status": "failed", "error": _FAILURE}
+            failed = failed_with_process(facts)
             if store is not None and failed["store"]:
-                await _store(store, facts, failed)
+                await store_failed(store, facts, failed)
                 self.remove(name)
             else:
                 background.keep(_failed(facts, failed))
@@ -112,16 +123,32 @@ class Register:
         return self._folder / name
 
 
+def failed_with_process(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the response object of a response whose process has ended."""
+    return {**facts["begun"], "status": "failed", "error": _FAILURE}
+
+
+def running_elsewhere(facts: Mapping[str, Any]) -> Stored:
+    """Return a response that another process runs."""
+    job = _job(facts)
+    job.end({**job.begun, "status": "in_progress"})
+    return job.stored()
+
+
+def _job(facts: Mapping[str, Any]) -> Job:
+    return Job(facts["owner"], facts["request_id"], facts["begun"], facts["body"], 0, 0)
+
+
 def _failed(facts: Mapping[str, Any], failed: Mapping[str, Any]) -> Job:
     """Return a response that is not stored, with its last event only."""
-    job = Job(facts["owner"], facts["request_id"], facts["begun"], facts["body"], 0, 0)
+    job = _job(facts)
     event = {"type": "response.failed", "sequence_number": 0, "response": failed}
     job.end(failed)
     job.log.add(b"event: response.failed\ndata: %b\n\n" % orjson.dumps(event))
     return job
 
 
-async def _store(store: Store, facts: Mapping[str, Any], failed: Mapping[str, Any]) -> None:
+async def store_failed(store: Store, facts: Mapping[str, Any], failed: Mapping[str, Any]) -> None:
     """Store a failed response, unless the store has it as it ended."""
     name, kind, owner = failed["id"], failed["object"], facts["owner"]
     if await store.get(owner, kind, name) is not None:

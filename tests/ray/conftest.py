@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from support.ray_server import BIN, CONFIG, free_port, note, program, replicas, until
+from support.postgresql import missing, postgresql
+from support.ray_server import BIN, CONFIG, TWO_HOPS, free_port, note, program, replicas, until
 
 
 @pytest.fixture(scope="session")
@@ -21,11 +21,29 @@ def ray_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(ray_log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def database() -> Iterator[str]:
+    """Run a PostgreSQL, and yield its URL; it is empty if there is none."""
+    if missing():
+        yield ""
+        return
+    with postgresql() as server:
+        yield server.url()
+
+
+@pytest.fixture
+def shared(database: str) -> str:
+    """Return the URL of the store that the replicas share."""
+    if not database:
+        pytest.skip(str(missing()))
+    return database
+
+
+@pytest.fixture(scope="session")
+def served(ray_log: Path, database: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run Ray Serve, and yield the address of its proxy and its driver."""
     port = free_port()
     file = ray_log.with_name("serve.yaml")
-    file.write_text(CONFIG.format(port=port, store=os.environ.get("STORE", "memory")))
+    file.write_text(CONFIG.format(port=port, store=database or "memory") + TWO_HOPS)
     address = f"http://127.0.0.1:{port}"
     begun = time.monotonic()
     command = [sys.executable, "-m", "latimer.adapter.ray_serve", str(file)]

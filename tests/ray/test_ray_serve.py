@@ -14,18 +14,22 @@ from typing import Any
 
 import httpx2
 import openai
+import psycopg
 import pytest
-from support.ray_server import cpu_seconds, note, replicas, until
+from support.ray_server import (
+    LONG,
+    QUESTION,
+    busy_replica,
+    cpu_seconds,
+    is_idle,
+    leave,
+    note,
+    processes,
+    replicas,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(200)
-
-QUESTION = {
-    "model": "demo",
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    "temperature": 0,
-}
-# Many seconds of work, if nobody cancels it.
-LONG = {"model": "demo", "prompt": "One", "max_tokens": 1500, "n": 16, "ignore_eos": True}
 
 
 def events(url: str, body: dict[str, Any], **headers: str) -> list[str]:
@@ -44,36 +48,6 @@ def without_ids(data: list[str]) -> list[Any]:
     """Return events without what differs between two requests."""
     found = [json.loads(one) for one in data[:-1]]
     return [{**one, "id": "", "created": 0} for one in found] + [data[-1]]
-
-
-def is_idle(seconds: float = 0.2) -> bool:
-    """Return True if the replicas use less than a fifth of a core."""
-    before = {pid: cpu_seconds(pid) for pid in replicas()}
-    time.sleep(seconds)
-    return all(cpu_seconds(pid) - used < seconds / 5 for pid, used in before.items())
-
-
-def busy_replica(seconds: float = 0.3) -> int:
-    """Return the replica that uses the most CPU time."""
-    before = {pid: cpu_seconds(pid) for pid in replicas()}
-    time.sleep(seconds)
-    return max(before, key=lambda pid: cpu_seconds(pid) - before[pid])
-
-
-def leave(url: str, body: dict[str, Any], after: float, **headers: str) -> None:
-    """Send a request, and disconnect after some seconds."""
-    timeout = httpx2.Timeout(after, connect=5)
-    try:
-        if body.get("stream"):
-            end = time.monotonic() + after
-            with httpx2.stream("POST", url, json=body, headers=headers, timeout=30) as response:
-                for _ in response.iter_bytes():
-                    if time.monotonic() > end:
-                        return
-        else:
-            httpx2.post(url, json=body, headers=headers, timeout=timeout)
-    except httpx2.TimeoutException:
-        pass
 
 
 def test_streams_are_equal(url: str, plain: str) -> None:
@@ -108,6 +82,33 @@ def test_disconnect_frees_the_slot(url: str, phase: str) -> None:
     for _ in range(4):
         reply = httpx2.post(f"{url}/chat/completions", json=QUESTION, timeout=30)
         assert reply.status_code == 200, reply.text
+
+
+def test_no_error_follows_a_client_that_left(url: str) -> None:
+    """After each of 20 clients that left a plain request, the next ones are served."""
+    for number in range(20):
+        leave(f"{url}/completions", LONG, 0.05 + 0.05 * (number % 5))
+        for _ in range(2):
+            reply = httpx2.post(f"{url}/chat/completions", json=QUESTION, timeout=30)
+            assert reply.status_code == 200, reply.text
+    until(is_idle, 20)
+
+
+def test_waiting_requests_cost_nothing(url: str) -> None:
+    """Requests beyond what the replicas take wait in the proxy, without its time."""
+    until(is_idle, 20)
+    body = {**LONG, "n": 1}
+    (proxy,) = processes("ray::ProxyActor")
+    with ThreadPoolExecutor(80) as pool:
+        for _ in range(80):
+            pool.submit(leave, f"{url}/completions", body, 6)
+        time.sleep(4)
+        before = cpu_seconds(proxy)
+        time.sleep(1)
+        used = cpu_seconds(proxy) - before
+    until(is_idle, 20)
+    note(f"16 requests wait in the proxy: it uses {used:.2f} s of processor time in a second")
+    assert used < 0.3
 
 
 def test_sessions_stay(url: str) -> None:
@@ -145,11 +146,14 @@ def test_overhead(url: str, plain: str) -> None:
     """The cost of Ray for a request and a token is measured against a plain server."""
     short = {"model": "demo", "prompt": "One", "max_tokens": 1, "temperature": 0}
     long = {**short, "max_tokens": 400, "ignore_eos": True}
-    requests: dict[str, list[float]] = {url: [], plain: []}
-    streams: dict[str, list[float]] = {url: [], plain: []}
+    two_hops = url.replace("/v1", "/two-hops/v1")
+    bases = {"plain": plain, "Ray": url, "two hops of Ray": two_hops}
+    until(lambda: httpx2.get(f"{two_hops}/models", timeout=10).status_code == 200, 60)
+    requests: dict[str, list[float]] = {base: [] for base in bases.values()}
+    streams: dict[str, list[float]] = {base: [] for base in bases.values()}
     with httpx2.Client(timeout=60) as client:
         for round_ in range(25):
-            for base in (url, plain):
+            for base in bases.values():
                 begun = time.perf_counter()
                 assert client.post(f"{base}/completions", json=short).status_code == 200
                 requests[base].append(time.perf_counter() - begun)
@@ -157,10 +161,11 @@ def test_overhead(url: str, plain: str) -> None:
                     begun = time.perf_counter()
                     assert len(events(f"{base}/completions", long)) > 300
                     streams[base].append(time.perf_counter() - begun)
-    of_ray, own = (statistics.median(requests[base]) * 1000 for base in (url, plain))
-    note(f"request of one token, median: {of_ray:.1f} ms on Ray, {own:.1f} ms plain")
-    of_ray, own = (statistics.median(streams[base]) * 1e6 / 400 for base in (url, plain))
-    note(f"streamed token, median: {of_ray:.0f} us on Ray, {own:.0f} us plain")
+    for name, base in bases.items():
+        note(
+            f"{name}, medians: request of one token {statistics.median(requests[base]) * 1e3:.1f} "
+            f"ms, streamed token {statistics.median(streams[base]) * 1e6 / 400:.0f} us"
+        )
 
 
 def test_scale(url: str) -> None:
@@ -248,10 +253,12 @@ def test_killed_replica(url: str) -> None:
     )
 
 
-def test_drain(url: str, served: tuple[str, subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to the driver lets a running stream end. It is the last test."""
+def test_drain(url: str, served: tuple[str, subprocess.Popen[bytes]], database: str) -> None:
+    """SIGTERM to the driver lets streams and responses in the background end; the last test."""
     with ThreadPoolExecutor(1) as pool:
         body = {**LONG, "n": 1}
+        work = {"model": "demo", "input": "One", "background": True, "ignore_eos": True}
+        made = httpx2.post(f"{url}/responses", json={**work, "max_output_tokens": 1500}).json()
         stream = pool.submit(events, f"{url}/completions", body)
         time.sleep(1)
         assert not stream.done()
@@ -265,3 +272,9 @@ def test_drain(url: str, served: tuple[str, subprocess.Popen[bytes]]) -> None:
         f"{time.monotonic() - begun:.1f} s after it"
     )
     assert not replicas()
+    if database:
+        with psycopg.connect(database) as connection:
+            query = "SELECT reply FROM latimer_objects WHERE id = %s"
+            row = connection.execute(query, [made["id"]]).fetchone()
+        assert row is not None
+        assert json.loads(row[0])["status"] == "incomplete"

@@ -22,6 +22,7 @@ from latimer.adapter.endpoints.operations import EngineLoading
 from latimer.adapter.errors import (
     LimitsUnavailable,
     RateLimited,
+    ReplicaUnavailable,
     ShuttingDown,
     StoreUnavailable,
     WebSocketRefused,
@@ -83,6 +84,7 @@ OTHERS: tuple[LatimerError, ...] = (
     EngineSilent("The engine at http://127.0.0.1:8080 sent nothing for 60 s."),
     engine_not_found("big", ["small", "tiny"]),
     not_on_demand("small"),
+    ReplicaUnavailable(),
     ShuttingDown(),
     StoreUnavailable("the database is locked by another process"),
     TooComplex(30.0),
