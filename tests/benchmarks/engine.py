@@ -39,6 +39,8 @@ from support import gguf_files
 from support.servers import command, free_port, llama_server_command, wait_for
 
 CONTEXT = 16_384
+# Seconds after which Latimer has imported what its start did not need.
+SETTLED = 2.0
 # OpenAI's defaults, in words that both servers know, and no end before the last token.
 NEUTRAL = {"top_k": 0, "top_p": 1, "min_p": 0, "ignore_eos": True}
 WORDS = ("the", "cat", "and", "dog", "saw", "a", "red", "bird", "one", "day")
@@ -280,6 +282,7 @@ async def measure(given: argparse.Namespace, ours: Server, theirs: Server) -> No
     """Print the rows of the table as they are measured."""
     for server in (ours, theirs):
         await answered(server.address, body_of(MODES["greedy, whole"], "m", "Hello", 4))
+    await asyncio.sleep(SETTLED)
     sys.stdout.write(HEAD)
     for name in given.modes:
         for clients in given.clients:
