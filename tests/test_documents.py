@@ -15,6 +15,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.routes import ROUTES
 from support import servers
 from support.documents import Block, blocks, commands
+from support.hub import DEMO, hub
 from support.reader import Reader
 
 ROOT = Path(__file__).parent.parent
@@ -38,16 +39,28 @@ def default() -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def named() -> Iterator[str]:
+    """Serve a hub, on which the model that the documents name is the demo model."""
+    quants = {f"Qwen3-8B-{quant}.gguf": DEMO for quant in ("Q4_K_M", "Q8_0")}
+    with hub({"Qwen/Qwen3-8B-GGUF": quants}) as (_, address):
+        yield address
+
+
 @pytest.fixture
 def reader(
-    tmp_path: Path, llama_server_url: str, koboldcpp_replay: tuple[str, Any], default: str
+    tmp_path: Path,
+    llama_server_url: str,
+    koboldcpp_replay: tuple[str, Any],
+    default: str,
+    named: str,
 ) -> Reader:
     """A reader with a model, a llama-server and a koboldcpp."""
     engines = {
         **dict.fromkeys((f"http://127.0.0.1:808{n}" for n in range(3)), llama_server_url),
         "http://127.0.0.1:5001": koboldcpp_replay[0],
     }
-    return Reader(tmp_path, engines, default)
+    return Reader(tmp_path, engines, default, named)
 
 
 def executed(block: Block) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -76,9 +76,10 @@ class Reader:
     Args:
         addresses: the running engines' addresses, by those in the document.
         default: the address of a `latimer serve` that runs already, for blocks that start none.
+        hub: the address of a hub with the models that the documents name.
     """
 
-    def __init__(self, folder: Path, addresses: dict[str, str], default: str) -> None:
+    def __init__(self, folder: Path, addresses: dict[str, str], default: str, hub: str) -> None:
         port = free_port()
         self._folder = folder
         self._default = default
@@ -90,6 +91,7 @@ class Reader:
             "LATIMER_PORT": str(port),
             **{f"HF_{name}_OFFLINE": "1" for name in ("HUB", "DATASETS")},
             "HF_HOME": str(folder / "huggingface"),
+            "MODEL_ENDPOINT": hub,
         }
         for name, path in MODELS.items():
             shutil.copy(path, folder / f"{name}.gguf")
@@ -214,6 +216,7 @@ class Reader:
         known: dict[str, Callable[..., None]] = {
             "latimer check": self._check,
             "latimer conform": self._conform,
+            "latimer models": self._models,
             "latimer store": self._store,
             "latimer top": self._top,
             "lm_eval --model": self._lm_eval,
@@ -246,13 +249,16 @@ class Reader:
     def _serving(self, *words: str, **variables: str) -> contextlib.AbstractContextManager[None]:
         if self._address == self._default:
             return contextlib.nullcontext()
-        variables = {**self._variables, **variables}
+        variables = {**self._variables, **_network(words), **variables}
         return program(words, f"{self._address}/health", variables, self._folder)
 
     def _check(self, *words: str) -> None:
         assert "reachable" in self._output(*words)
 
     def _store(self, *words: str) -> None:
+        self._output(*words)
+
+    def _models(self, *words: str) -> None:
         self._output(*words)
 
     def _top(self, *words: str) -> None:
@@ -280,10 +286,16 @@ class Reader:
 
     def _output(self, *words: str) -> str:
         done = subprocess.run(
-            words, cwd=self._folder, env=self._variables, capture_output=True, text=True, timeout=90
-        )
+            words, cwd=self._folder, env={**self._variables, **_network(words)},
+            capture_output=True, text=True, timeout=90,
+        )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}\n{done.stderr[-3000:]}"
         return done.stdout
+
+
+def _network(words: Sequence[str]) -> dict[str, str]:
+    """Return the variable that lets a command use the hub, if it names a model there."""
+    return {"HF_HUB_OFFLINE": "0"} if any(word.startswith("hf:") for word in words) else {}
 
 
 def _asks_the_default(block: Block) -> bool:
