@@ -10,9 +10,10 @@ import os
 import runpy
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 # Seconds between two looks at whether the caller still waits. `communicate` ignores what is ready
 # if its time is over then, so this is longer than a wait for the interpreter lock.
@@ -49,26 +50,30 @@ def run(
     """
     process = _start(str(script), str(cpu), str(memory), *arguments)
     end = time.monotonic() + wait
-    rest: bytes | None = data
+    # A second `communicate` would not write what the first one has left.
+    pipe, process.stdin = process.stdin, None
+    assert pipe is not None
+    writing = threading.Thread(target=_write, args=(pipe, data), daemon=True)
+    writing.start()
     try:
         while time.monotonic() < end:
             # If nobody waits for the result any more, `offload.Abandoned` is raised here.
-            try:
-                output, _ = process.communicate(rest, LOOK)
-            except subprocess.TimeoutExpired:
-                # The next call continues with the same data.
-                rest = None
-            else:
+            with suppress(subprocess.TimeoutExpired):
+                output, _ = process.communicate(timeout=LOOK)
                 return Ended(process.returncode, output)
         return Ended(None)
     finally:
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                # A pipe that the process has closed may have unwritten data.
-                with suppress(OSError):
-                    pipe.close()
+        writing.join()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    # A process that has ended does not read all of it.
+    with suppress(OSError), pipe:
+        pipe.write(data)
 
 
 def _start(*arguments: str) -> subprocess.Popen[bytes]:

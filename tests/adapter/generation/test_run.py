@@ -48,6 +48,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 class Recorder:
     """An observer that keeps what was measured."""
 
+    follows = False
+
     def __init__(self, keeps: bool) -> None:
         self.keeps = keeps
         self.records: list[Record] = []

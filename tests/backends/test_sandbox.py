@@ -1,0 +1,41 @@
+"""Tests of scripts in a process with limits."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from latimer.backends.sandbox import LOOK, Ended, run
+
+MEBIBYTE = 2**20
+LIMITS = {"cpu": 5, "memory": 512 * MEBIBYTE}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Return the file of a script."""
+    return tmp_path / "script.py"
+
+
+def test_a_slow_reader_gets_all(script: Path) -> None:
+    """A script that begins to read late gets all of its input, which fills the pipe many times."""
+    script.write_text(
+        f"import sys, time; time.sleep({4 * LOOK}); print(len(sys.stdin.buffer.read()))"
+    )
+    ended = run(script, bytes(4 * MEBIBYTE), wait=30, **LIMITS)
+    assert ended == Ended(0, b"4194304\n")
+
+
+def test_an_unread_input_is_no_error(script: Path) -> None:
+    """A script may end without reading its input."""
+    script.write_text("print('done')")
+    assert run(script, bytes(4 * MEBIBYTE), wait=30, **LIMITS) == Ended(0, b"done\n")
+
+
+def test_the_time_is_limited(script: Path) -> None:
+    """A script that neither reads nor ends is killed in time."""
+    script.write_text("import time; time.sleep(60)")
+    begin = time.monotonic()
+    assert run(script, bytes(4 * MEBIBYTE), wait=0.5, **LIMITS) == Ended(None)
+    assert time.monotonic() - begin < 20
