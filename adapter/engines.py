@@ -26,7 +26,7 @@ from ..backends.identity import LazyBackend
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
-from ..backends.llama_server.command import find_program
+from ..backends.llama_server.command import find_program, shown_program
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
 from .hub.names import is_name, parse
 from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
@@ -101,6 +101,9 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         if program is None:
             raise WrongSetup(NO_PROGRAM)
         file = DEMO_MODEL if model is None else Path(model)
+        if settings.mmproj is not None and not settings.mmproj.is_file():
+            where = settings.source_of("mmproj")
+            raise WrongSetup(f"There is no projector at {settings.mmproj} ({where}).")
         return child_of(settings, program, file, partial(_llama_server, settings))
     if not all(map(find_spec, EXTRA)):
         raise WrongSetup(MISSING)
@@ -273,13 +276,11 @@ def unused(settings: Settings) -> list[str]:
     if not is_elsewhere(settings) and not is_in_process(settings):
         program = find_program()
         if settings.backend == "auto" and program is not None:
-            lines.append(
-                f"{program[-1]} serves the model in a process of its own, because "
-                "llama-cpp-python is not installed."
-            )
+            lines.append(f"{shown_program(program)} serves the model, in a process of its own.")
         places = unsupported(settings)
-        if places:
-            lines.append(f"Ignored: {', '.join(places)} (not supported by llama-server).")
+        if places and program is not None:
+            kind = shown_program(program)
+            lines.append(f"Ignored: {', '.join(places)} (not supported by {kind}).")
     if settings.store == OFF:
         reasons.append(("a store", "the store is off"))
     unused = [(settings.unused(need), why) for need, why in reasons]

@@ -92,7 +92,7 @@ class Record:
         choices_per_prompt: how many of these each prompt has.
         reply: the response object, if `keeps` is set.
         failed: the status of the error that ended it, also in a stream; 0 without one.
-        error_code: the code of this error.
+        error_code: the code of this error, if it has one.
         param: the field at fault, if the error names one.
         limit: the limit that it exceeded: `requests`, `tokens` or `concurrent` of its key, or the
             `queue`.
@@ -149,6 +149,6 @@ class Record:
     def fail(self, error: Exception) -> None:
         """Note the error that ended the request; the error itself would keep all of it."""
         self.failed = int(getattr(error, "status_code", getattr(error, "status", 500)))
-        self.error_code = str(getattr(error, "code", None) or self.failed)
+        self.error_code = str(getattr(error, "code", None) or "")
         self.param = getattr(error, "param", None) or ""
         self.limit = "queue" if isinstance(error, Busy) else getattr(error, "limit", "")

@@ -214,7 +214,8 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     elif record.begun and any(record.partial):
         event["prompt_tokens"], event["completion_tokens"] = record.partial
     if record.failed:
-        event["error_code"] = record.error_code
+        if record.error_code:
+            event["error_code"] = record.error_code
         if record.param:
             event["param"] = _shown(record.param)
         if record.limit:

@@ -109,8 +109,10 @@ def operation_of(method: str, path: str) -> str:
 
 
 def error_of(record: Record) -> str:
-    """Return the value of `error.type`: the code of an error; empty without one."""
-    return CLIENT_GONE if record.is_left else record.error_code
+    """Return the value of `error.type`: the code or status of an error; empty without one."""
+    if record.is_left:
+        return CLIENT_GONE
+    return record.error_code or str(record.failed or "")
 
 
 def attributes_of(record: Record) -> Attributes:

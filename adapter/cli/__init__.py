@@ -93,8 +93,8 @@ def main() -> None:
 
     \b
     Examples:
-      latimer serve                                 the bundled demo model, in process
-      latimer serve model.gguf --gpu-layers all     your own model, in process
+      latimer serve                                 the bundled demo model
+      latimer serve model.gguf --gpu-layers all     your own model
       latimer serve http://127.0.0.1:8080           in front of llama-server
       latimer serve http://127.0.0.1:5001           in front of koboldcpp
       latimer serve hf:ORG/REPO:Q4_K_M              a model by its name on the hub

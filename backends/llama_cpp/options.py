@@ -21,8 +21,8 @@ ENGINE = "llama.cpp in process"
 EXTRA = frozenset({"llama_cpp", "llguidance", "numpy"})
 MISSING = (
     "llama.cpp in process requires the extra 'llama-cpp': run pip install '.[llama-cpp]' in a "
-    "clone of Latimer. Or install llama-server, which then serves the model: from llama.cpp, or "
-    "with pip install xllamacpp."
+    "clone of Latimer. Without it, 'latimer serve' uses a llama-server: from llama.cpp, or of "
+    "pip install xllamacpp."
 )
 PARALLEL = 16
 BATCH = 512

@@ -65,7 +65,16 @@ _FLAGS: Mapping[str, Callable[[Any], Sequence[str]]] = {
 }
 _ALWAYS = ("context", "parallel")
 # Those that the server of the package xllamacpp knows (`wheel.py`).
-_OF_WHEEL = ("threads", "batch", "gpu_layers", "cache_memory", "mmproj", "embeddings")
+_OF_WHEEL = (
+    "threads", "batch", "gpu_layers", "cache_memory", "mmproj", "embeddings", "pooling",
+)  # fmt: skip
+
+
+def shown_program(program: Sequence[str]) -> str:
+    """Return the name of a program of `find_program`, for people."""
+    if program[-1] == wheel.__file__:
+        return "llama.cpp's prebuilt server (xllamacpp)"
+    return program[-1]
 
 
 def supported_by(program: Sequence[str]) -> frozenset[str]:

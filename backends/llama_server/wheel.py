@@ -30,6 +30,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-tb", type=int)
     parser.add_argument("--kv-unified", action="store_true")
     parser.add_argument("--embeddings", action="store_true")
+    parser.add_argument("--pooling", choices=("none", "mean", "cls", "last"))
+    parser.add_argument("--reranking", action="store_true")
     parser.add_argument("--mmproj")
     for flag in _WHOLE:
         parser.add_argument(flag, type=int)
@@ -57,6 +59,11 @@ def main() -> None:
         parameters.cpuparams.n_threads = values.t
     if values.tb is not None:
         parameters.cpuparams_batch.n_threads = values.tb
+    pooling = "rank" if values.reranking else values.pooling
+    if pooling is not None:
+        parameters.embedding = True
+        kinds = xllamacpp.llama_pooling_type
+        parameters.pooling_type = kinds[f"LLAMA_POOLING_TYPE_{pooling.upper()}"]
     if values.mmproj is not None:
         parameters.mmproj.path = values.mmproj
     key = os.environ.get("LLAMA_API_KEY")

@@ -63,7 +63,7 @@ def test_commands_name_the_missing_extra(
     wanted = f"{feature} requires the extra '{extra}': run pip install '.[{extra}]' in a clone of "
     wanted += "Latimer."
     if extra == "llama-cpp":
-        wanted += " Or install llama-server, which then serves the model: from llama.cpp, or with "
+        wanted += " Without it, 'latimer serve' uses a llama-server: from llama.cpp, or of "
         wanted += "pip install xllamacpp."
     prefix = {"serve": "Latimer cannot start: ", "check": "Latimer cannot check: "}.get(
         words[0], ""

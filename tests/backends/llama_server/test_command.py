@@ -50,7 +50,8 @@ def test_the_wheel_gets_no_flag_that_it_does_not_know() -> None:
     """The command of the prebuilt server omits settings that it has no flag for."""
     options = {"threads": 2, "mlock": True, "cache_type": "q8_0", "pooling": "rank"}
     words = command_of([sys.executable, wheel.__file__], DEMO_MODEL, "demo", options)
-    assert wheel.parse([word.replace("{port}", "8080") for word in words[2:]]).t == 2
+    values = wheel.parse([word.replace("{port}", "8080") for word in words[2:]])
+    assert (values.t, values.reranking) == (2, True)
 
 
 def test_llama_server_on_the_path_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +80,11 @@ def test_llama_server_is_chosen_where_the_extra_is_missing(
     settings = Settings.load(None, model=str(DEMO_MODEL), exact=True)
     assert not is_in_process(settings)
     first, second = unused(settings)
-    assert first.startswith(f"{program} serves the model in a process of its own")
-    assert second == "Ignored: --exact (not supported by llama-server)."
+    assert first == f"{program} serves the model, in a process of its own."
+    assert second == f"Ignored: --exact (not supported by {program})."
+    lacking = Settings.load(None, model=str(DEMO_MODEL), mmproj="nothing.gguf")
+    with pytest.raises(WrongSetup, match=r"There is no projector at nothing\.gguf"):
+        backend_of(lacking)
     assert backend_of(settings).capabilities.engine == "llama-server"
     # Without any llama-server, the error names the extra.
     monkeypatch.setattr(commands, "find_spec", lambda _name: None)
