@@ -66,6 +66,8 @@ _MOST_ROWS = 512
 # The reasons that every model has from the start.
 _REASONS = ("stop", "length", "tool_calls", "error", "abort")
 _LIMITS = ("requests", "tokens", "concurrent", "queue")
+# The place of the time to the first token among the histograms of streams.
+_FIRST = [row.name for row in OF_STREAMS].index("time_to_first_token_seconds")
 
 
 class Series:
@@ -229,6 +231,9 @@ class Metrics(Observer):
             series.prompt += prompt
             series.generated += generated
             series.between.add_gaps(record)
+            if record.arrivals:
+                # Clients leave slow engines, which must not look fast by that.
+                series.of_streams[_FIRST].add([record.arrivals[0] - record.begun_at])
 
     def snapshot(self, service: Service, states: States) -> Snapshot:
         """Return the values now, with those of streams that run."""

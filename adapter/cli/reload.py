@@ -64,6 +64,9 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
     from ..fleet import changes_of
 
     try:
+        if settings.file is not None and settings.file.is_fifo():
+            # To read it would stop the server until somebody writes.
+            raise WrongSettings(f"{settings.file}: it is a pipe, which can be read only once.")
         keys = settings.api_keys()
         new = settings.reloaded()
         _check(settings, new, fleet, keys)

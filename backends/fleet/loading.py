@@ -234,11 +234,23 @@ class EngineLoader(ABC):
             await self.backend.aclose()
 
     def lost(self, reason: str, tail: str = "") -> None:
-        """Note that a ready engine has ended by itself."""
-        if self.state == "ready":
-            if time.monotonic() - self.since > STABLE:
-                self._failures = 0
+        """Note that a ready engine has ended by itself; at first it may be loaded again at once."""
+        if self.state != "ready":
+            return
+        if time.monotonic() - self.since > STABLE:
+            self._failures = 0
+        if self._failures:
             self._fail(reason, tail)
+            return
+        self._failures = 1
+        self.failure, self.tail = reason, tail
+        fields = {"engine": self.name, "reason": reason, "log": tail}
+        self._enter("unloaded")
+        last = f"\n{tail}" if tail else ""
+        log.warning(
+            "engine %s ended: %s; the next request loads it again%s", self.name, reason, last,
+            extra={"event": "engine_lost", "fields": fields},
+        )  # fmt: skip
 
     async def _load(self) -> None:
         try:

@@ -38,6 +38,7 @@ class Place:
         session: the key and the name of its session; None if it has none.
         fingerprint: the pool's model for which it was made; empty if any will do.
         failed: the engines that have failed it.
+        is_reloaded: True if an engine on demand has ended with it, and is loaded for it again.
         replica: the engine that it runs on.
         taken: the places that it has taken there.
         matched: the blocks of its prompt that the engine had.
@@ -51,6 +52,7 @@ class Place:
     """
 
     failed: Set[Replica] = frozenset()
+    is_reloaded = False
     replica: Replica | None = None
     awaited: Replica | None = None
     session: tuple[str, str] | None = None

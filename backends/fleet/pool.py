@@ -671,14 +671,18 @@ class Pool(Backend):
         if isinstance(error, RequestError):
             replica.succeed()
             raise error
-        if not isinstance(error, Busy):
-            self._failed(replica, error)
-        place.failed = {*place.failed, replica}
         place.matched, place.until = 0, 0.0
-        if not self._can_wait(place):
-            await self._revive_for(place, error)
-        if not self._can_wait(place) or not self.budget.take():
-            raise error
+        is_busy = isinstance(error, Busy)
+        if not is_busy and not place.is_reloaded and await replica.has_ended():
+            place.is_reloaded = True
+        else:
+            if not is_busy:
+                self._failed(replica, error)
+            place.failed = {*place.failed, replica}
+            if not self._can_wait(place):
+                await self._revive_for(place, error)
+            if not self._can_wait(place) or not self.budget.take():
+                raise error
         failure = replica.name, reason_of(error)
         self.retries[failure] += 1
         place.party.tries += (failure,)

@@ -169,6 +169,8 @@ class EngineProcess(EngineLoader):
             reading.cancel()
         if self.state == "ready" and self._group is not None:
             self._group.kill()
+            # An engine that counts as unloaded has no record; see `lost`.
+            self._group.forget()
         self.lost(_ended(status), self._last_lines())
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -121,6 +122,9 @@ class Loader(Protocol):
         ...
 
 
+# The connections of a program end a moment before its end is known: how often to look, and the
+# seconds between two looks.
+LOOKS, LOOK = 8, 0.05
 # The weight of the last measurement in a mean.
 NEWEST = 0.2
 # The weight of earlier measurements with each new one, and the number that is needed.
@@ -192,6 +196,16 @@ class Replica:
     def is_loadable(self) -> bool:
         """True if its model can be loaded, or loads now."""
         return self.loader is not None and self.state in ("unloaded", "loading")
+
+    async def has_ended(self) -> bool:
+        """Return True if an engine on demand has ended, so that it can be loaded again."""
+        if self.loader is None:
+            return False
+        for _ in range(LOOKS):
+            if self.is_loadable:
+                break
+            await asyncio.sleep(LOOK)
+        return self.is_loadable
 
     def join(self, changed: Callable[[], None]) -> None:
         """Call a function of a pool whenever a place or the state changes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -303,6 +304,15 @@ def test_an_invalid_file_is_not_followed(servers: list[str], tmp_path: Path) -> 
         said = f"{file}: engines.one.urll: unknown setting (did you mean 'url'?)."
         assert line() == f"Latimer keeps its settings: {said}\n"
         assert httpx2.get(f"{address}/v1/models/two").status_code == 200
+        # To read a pipe would stop the server.
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        file.unlink()
+        file.symlink_to(pipe)
+        process.send_signal(signal.SIGHUP)
+        said = f"{file}: it is a pipe, which can be read only once."
+        assert line() == f"Latimer keeps its settings: {said}\n"
+        file.unlink()
         # A change without a signal is noticed, too.
         written(file, "port = 7\n", f'[engines.one]\nurl = "{servers[0]}"\n')
         assert line() == (

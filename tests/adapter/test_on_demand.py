@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -215,11 +216,28 @@ def test_engines_end_with_a_killed_server(settings: Path, tmp_path: Path) -> Non
         assert chat(url, "one").status_code == 200
         [pid] = children(tmp_path)
         os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + 20
-        while (reply := chat(url, "one")).status_code != 200 and time.monotonic() < end:
-            assert reply.status_code in (502, 503), reply.text
-            time.sleep(0.2)
-        assert reply.status_code == 200
+        assert chat(url, "one").status_code == 200
+        assert children(tmp_path) != {pid}
+
+
+def test_requests_wait_for_an_engine_that_has_ended(settings: Path, tmp_path: Path) -> None:
+    """If an engine on demand is killed, requests that got nothing from it run when it is loaded."""
+    long = {"max_tokens": 400, "ignore_eos": True, "stream": True}
+    with running(settings, tmp_path) as (_, url), ThreadPoolExecutor(12) as pool:
+        assert chat(url, "one").status_code == 200
+        [pid] = children(tmp_path)
+        # More than it has slots.
+        begun = [pool.submit(chat, url, "one", **long) for _ in range(8)]
+        waiting = [pool.submit(chat, url, "one", max_tokens=4) for _ in range(4)]
+        end = time.monotonic() + 10
+        while not states(url)["one"]["running"] and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        assert [one.result().text for one in waiting if one.result().status_code != 200] == []
+        for one in begun:
+            text = one.result().text
+            assert one.result().status_code == 200, text
+            assert "[DONE]" in text or '"error"' in text
         assert children(tmp_path) != {pid}
 
 
