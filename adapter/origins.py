@@ -219,7 +219,9 @@ def _is_localhost(name: str) -> bool:
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = (
     "x-request-id", "openai-processing-ms", "x-latimer-ignored", "x-latimer-inexact",
-    "retry-after-ms",
+    "x-latimer-engine", "x-latimer-affinity", "x-latimer-model", "retry-after", "retry-after-ms",
+    "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
 )  # fmt: skip
 # Seconds that a browser may cache the answer to a preflight.
 MAX_AGE = 600
