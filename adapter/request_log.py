@@ -214,12 +214,7 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     elif record.begun and any(record.partial):
         event["prompt_tokens"], event["completion_tokens"] = record.partial
     if record.failed:
-        if record.error_code:
-            event["error_code"] = record.error_code
-        if record.param:
-            event["param"] = _shown(record.param)
-        if record.limit:
-            event["limit"] = record.limit
+        event.update(_failure_of(record))
     if record.is_left:
         event["client_gone"] = True
     if record.forwarded:
@@ -231,6 +226,13 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     if record.client:
         event["client"] = record.client
     return event
+
+
+def _failure_of(record: Record) -> dict[str, str]:
+    """Return what is known of the error that ended a request."""
+    param = _shown(record.param) if record.param else ""
+    found = {"error_code": record.error_code, "param": param, "limit": record.limit}
+    return {name: value for name, value in found.items() if value}
 
 
 _WORDS = re.compile(r"[^.\[\]]+")

@@ -67,12 +67,7 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         WrongSettings: the vocabulary in the settings does not exist.
         SystemExit: the server could not start.
     """
-    end_at_once()
-    set_log(settings)
-    if starts_engines(settings):
-        end_earlier_engines()
-    _allow_connections()
-    _hide_ends_of_work()
+    _set_up_process(settings)
     way: Door = Listener(settings) if door is None else door
     try:
         if settings.logit_bias_vocabulary is not None:
@@ -124,6 +119,16 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
     writer.close()
     if not server.started:
         sys.exit(EXIT_START)
+
+
+def _set_up_process(settings: Settings) -> None:
+    """Set signals, logs and limits, and end the engines that a killed server has left."""
+    end_at_once()
+    set_log(settings)
+    if starts_engines(settings):
+        end_earlier_engines()
+    _allow_connections()
+    _hide_ends_of_work()
 
 
 def _fleet_of(settings: Settings, progress: Callable[[float], None] | None) -> Fleet:

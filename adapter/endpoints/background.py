@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import orjson
@@ -112,6 +113,25 @@ def _once(fault: Callable[[LatimerError], bytes]) -> Callable[[LatimerError], by
     return first
 
 
+async def _keep(exchange: Exchange, work: Work, job: Job, reply: Any) -> None:
+    """Store the response that has ended, and end its job.
+
+    Raises:
+        StoreUnavailable: the store, which an answer needs, does not take it.
+    """
+    job.is_ending = True
+    try:
+        if work.store is not None and not job.is_deleted:
+            await work.store(exchange, reply)
+            job.is_stored = bool(reply["store"])
+    except StoreUnavailable:
+        if reply["status"] in USABLE:
+            # The store is required, so the response fails.
+            raise
+        reply["store"] = False
+    job.end(reply)
+
+
 async def _run(
     exchange: Exchange,
     service: Service,
@@ -131,20 +151,12 @@ async def _run(
     job.log.add(frames.queued())
     lease = exchange.lease
 
-    async def keep(reply: Any) -> None:
-        job.is_ending = True
-        try:
-            if work.store is not None and not job.is_deleted:
-                await work.store(exchange, reply)
-                job.is_stored = bool(reply["store"])
-        except StoreUnavailable:
-            if reply["status"] in USABLE:
-                # The store is required, so the response fails.
-                raise
-            reply["store"] = False
-        job.end(reply)
+    async def fail(error: LatimerError) -> None:
+        job.log.add(job.fault(error))
+        await _keep(exchange, work, job, dict(frames.failed(error)))
 
     async def respond_once() -> None:
+        keep = partial(_keep, exchange, work, job)
         answer = Answer(frames.whole, work.show, keeps=True, store=keep)
         padded = in_stream(request.stream_options, frames)
         await respond(exchange, work.served, work.plan, answer, padded)
@@ -165,19 +177,15 @@ async def _run(
     except LatimerError as error:
         if exchange.record is not None:
             exchange.record.fail(error)
-        job.log.add(job.fault(error))
-        await keep(dict(frames.failed(error)))
+        await fail(error)
     except asyncio.CancelledError:
         if job.is_cancelled:
-            await keep(work.draft.stopped("cancelled", frames.cut()))
+            await _keep(exchange, work, job, work.draft.stopped("cancelled", frames.cut()))
         else:
-            job.log.add(job.fault(ShuttingDown()))
-            await keep(dict(frames.failed(ShuttingDown())))
+            await fail(ShuttingDown())
     except Exception:
         log.error("response %s failed\n%s", job.id, printable(traceback.format_exc(), keep="\n"))
-        failure = EngineError(unexpected()[1]["error"]["message"])
-        job.log.add(job.fault(failure))
-        await keep(dict(frames.failed(failure)))
+        await fail(EngineError(unexpected()[1]["error"]["message"]))
     finally:
         if lease is not None:
             lease.release()

@@ -29,6 +29,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from support.clients import client_of
+from support.collector import PARENT, SAMPLED, TRACE
 from support.engines.fleet import Engine, pool_of
 from support.servers import serving
 
@@ -39,8 +40,6 @@ CHAT = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
 }
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 
 class Kept:

@@ -15,6 +15,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+# The parent of a client's requests, and the headers that name it: those of the W3C's examples.
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+
 
 def value_of(value: Any) -> Any:
     """Return the value of an attribute."""

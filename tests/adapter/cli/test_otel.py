@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from latimer.adapter.cli import otel
 from latimer.adapter.settings import Settings
-from support.collector import Collector, collecting, pairs
+from support.collector import PARENT, SAMPLED, TRACE, Collector, collecting, pairs
 from support.servers import command
 from support.workers import workers
 
@@ -25,8 +25,6 @@ CHAT = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
 }
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 
 @pytest.fixture(autouse=True)
