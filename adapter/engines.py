@@ -31,7 +31,8 @@ from ..backends.llama_server.router import is_router, names_in, not_an_engine
 from .hub.names import is_name, parse
 from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
 from .option import Need
-from .settings import BackendName, Settings, reason_of
+from .settings import BackendName, Settings
+from .settings_file import reason_of
 from .store.config import OFF, StoreConfig
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store

@@ -7,14 +7,12 @@ engines are made from the fields.
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -26,7 +24,6 @@ from pydantic import (
     create_model,
     field_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from ..backends.base import Pooling
@@ -43,7 +40,6 @@ from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
 from .auth import UnusableKey, check_key, keys_of
 from .chat.instruct import FORMATS
-from .errors import printable
 from .limits.config import AdmissionConfig, KeyConfig, wrong_keys
 from .option import (
     ENGINE,
@@ -61,6 +57,7 @@ from .option import (
     table_setting,
     type_of,
 )
+from .settings_file import MOST, WrongSettings, in_words, read_file, reason_of
 from .store.config import (
     LARGEST,
     MEMORY,
@@ -74,8 +71,6 @@ from .store.config import (
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 
 ENVIRONMENT = "LATIMER_"
-# The largest settings file, in bytes.
-MOST_FILE = 2**20
 # What may wait in front of an engine of a fleet, whose requests wait in one queue before it.
 _UNLIMITED = 2**20
 # The most processes of a server.
@@ -84,10 +79,6 @@ MOST_WORKERS = 64
 DAY = 86_400
 # The shortest `keepalive`, in seconds.
 SHORTEST = 0.1
-
-
-class WrongSettings(ValueError):
-    """Settings that cannot be used; the message is one line and shows no secret."""
 
 
 def _bytes_of(mib: int | None) -> int | None:
@@ -555,7 +546,7 @@ class Settings(FlatSettings, defer_build=False):
             settings = cls.model_validate({**values, **_environment(cls.model_fields), **given})
         except ValidationError as error:
             place = partial(_place, given=frozenset(given), file=file)
-            raise WrongSettings(f"{in_words(error, place, file)}.") from None
+            raise WrongSettings(f"{in_words(error, cls.model_fields, place, file)}.") from None
         settings._file, settings._given, settings._flags = file, frozenset(given), given
         settings.store_place()
         settings._check_tables()
@@ -606,7 +597,7 @@ class Settings(FlatSettings, defer_build=False):
                 where = self.source_of(name)
                 found.append(f"{where}: it has no meaning with the tables of {self._file}; omit it")
         if found:
-            raise WrongSettings("; ".join(found[:_MOST]) + ".")
+            raise WrongSettings("; ".join(found[:MOST]) + ".")
 
     def served(self) -> Mapping[str, ModelConfig]:
         """Return the models of the fleet; empty without tables."""
@@ -726,33 +717,6 @@ def schema_of_file() -> dict[str, Any]:
     return schema
 
 
-def read_file(file: Path) -> dict[str, Any]:
-    """Return the values in a TOML file.
-
-    Raises:
-        WrongSettings: the file cannot be read, or is not valid TOML; the message names the line.
-    """
-    try:
-        with file.open("rb") as opened:
-            data = opened.read(MOST_FILE + 1)
-        if len(data) > MOST_FILE:
-            raise WrongSettings(
-                f"{file} is too large for settings; at most {MOST_FILE} bytes are allowed."
-            )
-        return tomllib.loads(data.decode())
-    except tomllib.TOMLDecodeError as error:
-        raise WrongSettings(f"{file} is not valid TOML: {error}.") from None
-    except RecursionError:
-        raise WrongSettings(f"{file} is nested too deeply; settings are not nested.") from None
-    except (OSError, UnicodeError) as error:
-        raise WrongSettings(f"{file} cannot be read: {reason_of(error)}.") from None
-    except WrongSettings:
-        raise
-    except ValueError:
-        # Python parses no integer of more than 4,300 digits.
-        raise WrongSettings(f"{file} contains an invalid number or date.") from None
-
-
 def _environment(names: Iterable[str]) -> dict[str, str]:
     """Return the settings in environment variables; the case of their names does not matter."""
     found = {variable.lower(): value for variable, value in os.environ.items()}
@@ -768,131 +732,3 @@ def _place(name: str, given: frozenset[str], file: Path | None) -> str:
         if variable.lower() == (ENVIRONMENT + name).lower():
             return variable
     return name if file is None else f"{file}: {name}"
-
-
-# The most errors to describe.
-_MOST = 3
-_LONGEST = 60
-
-_KINDS: Mapping[str, str] = {
-    "bool": "true or false",
-    "dict": "a table",
-    "float": "a number",
-    "finite": "a number",
-    "int": "a whole number",
-    "list": "a list of strings",
-    "path": "the path of a file",
-    "string": "a string",
-    "tuple": "a list of strings",
-}
-_BOUNDS = {
-    "greater_than": "more than",
-    "greater_than_equal": "at least",
-    "less_than": "less than",
-    "less_than_equal": "at most",
-}
-
-
-def reason_of(error: Exception) -> str:
-    """Return the reason why a file could not be read, without Python's own prefix."""
-    if isinstance(error, UnicodeError):
-        return "it is not UTF-8 text"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error)
-
-
-def in_words(error: ValidationError, place: Callable[[str], str], file: Path | None) -> str:
-    """Return one line that describes the errors in settings.
-
-    Args:
-        place: returns the flag, the variable or the key in the file that a setting came from.
-        file: the file that unknown settings came from.
-    """
-    details = error.errors(include_url=False)
-    lines = [_line(detail, place, file) for detail in details[:_MOST]]
-    if len(details) > _MOST:
-        lines.append(f"and {len(details) - _MOST} more")
-    return "; ".join(lines)
-
-
-def _line(detail: Mapping[str, Any], place: Callable[[str], str], file: Path | None) -> str:
-    steps: list[Any] = [*detail["loc"]]
-    kind, value = detail["type"], detail["input"]
-    where, fields = "", Settings.model_fields
-    field = fields.get(name := str(steps.pop(0)))
-    where = place(name) if field is not None else ""
-    while field is not None and steps and (table := _table_of(field)) is not None:
-        if get_origin(field.annotation) is dict:
-            where += f".{printable(str(steps.pop(0))[:_LONGEST])}"
-        if not steps:
-            break
-        fields = table.model_fields
-        field = fields.get(name := str(steps.pop(0)))
-        if field is not None:
-            where += f".{name}"
-    if field is None:
-        near = difflib.get_close_matches(name, fields, 1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
-        if not where:
-            return f"{file}: unknown setting '{printable(name[:_LONGEST])}'{hint}"
-        return f"{where}.{printable(name[:_LONGEST])}: unknown setting{hint}"
-    where += "".join(f"[{step}]" for step in steps if isinstance(step, int))
-    if kind == "value_error":
-        return f"{where}: {detail['ctx']['error']}"
-    if kind == "missing":
-        return f"{where} is missing"
-    if kind in ("string_too_short", "too_short"):
-        return f"{where} must not be empty"
-    hides = option_of(field).is_secret or type_of(field) is SecretStr or not field.repr
-    shown = "" if hides else _shown(value)
-    if _table_of(field) is not None and kind in (
-        "dict_type",
-        "model_type",
-        "model_attributes_type",
-    ):
-        return f"{where} must be a table{shown}"
-    return f"{where} must be {_expected(field, kind, detail.get('ctx') or {})}{shown}"
-
-
-def _table_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the class of a field's table, or of its tables by name; None if it has none."""
-    kind = (
-        get_args(field.annotation)[-1] if get_origin(field.annotation) is dict else type_of(field)
-    )
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
-def _expected(field: FieldInfo, kind: str, context: Mapping[str, Any]) -> str:
-    if kind in _BOUNDS:
-        bound = next(value for key, value in context.items() if key in ("gt", "ge", "lt", "le"))
-        return f"{_BOUNDS[kind]} {bound}"
-    if expected := option_of(field).expected:
-        return expected
-    if kind == "literal_error":
-        return "one of " + ", ".join(get_args(type_of(field)))
-    if kind == "string_unicode":
-        return "valid UTF-8"
-    if kind == "string_too_long":
-        return f"at most {context['max_length']} characters"
-    if kind == "int_parsing_size":
-        return "a smaller number"
-    return _KINDS.get(kind.partition("_")[0], "another value")
-
-
-def _shown(value: Any) -> str:
-    """Return the value that was given, or an empty string if it is long."""
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return ", not a table"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", not a list"
-    if isinstance(value, bool):
-        return f", not {str(value).lower()}"
-    if isinstance(value, int) and value.bit_length() > 64:
-        return ""
-    text = str(value)
-    if len(text) > _LONGEST:
-        return ""
-    return f", not '{printable(text)}'" if isinstance(value, str) else f", not {text}"

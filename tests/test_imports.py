@@ -65,7 +65,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "__init__", "admin", "app", "engines", "fleet", "on_demand", "option", "routes",
-            "settings",
+            "settings", "settings_file",
         )
     ),
     ("adapter/cli/*.py",),

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from ..errors import printable
-from ..settings import Settings, WrongSettings
+from ..settings import Settings
+from ..settings_file import WrongSettings
 from . import imports, options
 from .terminal import EXIT_CHECK, EXIT_START, Download, WrongUse, end_at_once, fail, say
 

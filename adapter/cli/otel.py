@@ -15,7 +15,8 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from ..settings import Settings, WrongSettings
+from ..settings import Settings
+from ..settings_file import WrongSettings
 from .terminal import fail, say
 
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ from typing import Any, NoReturn
 
 from ..auth import UnusableKey
 from ..routes import load_endpoints
-from ..settings import Settings, WrongSettings
+from ..settings import Settings
+from ..settings_file import WrongSettings
 from . import serve
 from .listener import Listener
 from .reload import fixed_in

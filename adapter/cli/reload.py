@@ -15,7 +15,8 @@ from ..app import OpenAIAdapter
 from ..auth import UnusableKey
 from ..engines import starts_engines
 from ..option import option_of
-from ..settings import OF_ENGINE, OF_MODEL, Settings, WrongSettings
+from ..settings import OF_ENGINE, OF_MODEL, Settings
+from ..settings_file import WrongSettings
 from .listener import Door
 from .sharing import check_shared
 from .terminal import say

@@ -25,7 +25,8 @@ from ..limits.leases import LimitsError
 from ..origins import LocalRules, is_loopback
 from ..request_log import JsonFormatter, RequestLog, TextFormatter, Writer, form_of
 from ..service import Observer
-from ..settings import Settings, WrongSettings
+from ..settings import Settings
+from ..settings_file import WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from . import otel
 from .listener import Door, Listener

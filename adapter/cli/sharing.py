@@ -12,7 +12,8 @@ from typing import Any
 from ..engines import ONE_CALL, is_elsewhere, is_koboldcpp
 from ..limits.config import grants_of, kind_of
 from ..limits.leases import NO_RATES
-from ..settings import Settings, WrongSettings
+from ..settings import Settings
+from ..settings_file import WrongSettings
 from ..store.config import StoreConfig
 
 _MIB = 1 << 20

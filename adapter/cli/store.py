@@ -21,7 +21,8 @@ import orjson
 
 from ..auth import owner_of
 from ..errors import printable
-from ..settings import Settings, WrongSettings
+from ..settings import Settings
+from ..settings_file import WrongSettings
 from ..store.config import LARGEST, StoreConfig, bytes_of, seconds_of
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from . import options, terminal

@@ -15,7 +15,8 @@ from latimer.adapter.app import DEFAULTS, Options
 from latimer.adapter.cli.commands import check, serve
 from latimer.adapter.cli.options import option
 from latimer.adapter.option import FLEET, SERVER, option_of
-from latimer.adapter.settings import FlatSettings, Settings, WrongSettings
+from latimer.adapter.settings import FlatSettings, Settings
+from latimer.adapter.settings_file import WrongSettings
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer

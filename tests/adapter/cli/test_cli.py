@@ -21,7 +21,8 @@ from latimer.adapter.auth import UnusableKey
 from latimer.adapter.cli import main
 from latimer.adapter.cli.listener import bound
 from latimer.adapter.engines import backend_of
-from latimer.adapter.settings import Settings, WrongSettings
+from latimer.adapter.settings import Settings
+from latimer.adapter.settings_file import WrongSettings
 from latimer.backends.identity import LazyBackend
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer

@@ -20,7 +20,8 @@ import httpx2
 import pytest
 from latimer.adapter.cli.sharing import check_shared, shared
 from latimer.adapter.limits.config import digest_of
-from latimer.adapter.settings import Settings, WrongSettings
+from latimer.adapter.settings import Settings
+from latimer.adapter.settings_file import WrongSettings
 from support.prometheus import Scrape, scrape
 from support.servers import canned, free_port
 from support.workers import Running, chat, double, ended, has_ended, streams, workers
