@@ -1,7 +1,7 @@
 """Compare the CPU time of a request with that of another checkout.
 
     git worktree add ../before COMMIT
-    python tests/benchmarks/cpu.py --before ../before [--turns 10] [--fleet N]
+    python tests/benchmarks/cpu.py --before ../before [--turns 10] [--fleet N] [--unseen]
 
 A turn starts `latimer serve` of both checkouts in front of one fake llama-server. It sends both of
 them blocks of requests of one kind in random order, one request after the other, so that other work
@@ -9,7 +9,8 @@ on the machine affects both. The time is the time on a core of all threads of a 
 of a turn is the median of its blocks.
 
 With `--fleet`, this checkout serves a model of N engines, with a key that has limits. The other one
-has one engine and no keys.
+has one engine and no keys. With `--unseen`, this checkout has neither metrics nor the log of
+requests.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ WARM_UP = 400
 # The number of blocks per checkout, and of requests per block.
 BLOCKS, REQUESTS = 12, 400
 KEY = "unused"
+UNSEEN = ("--no-metrics", "--no-log-requests")
 
 
 def with_key(request: bytes) -> bytes:
@@ -93,16 +95,20 @@ def fleet_file(folder: Path, engines: Sequence[int]) -> Path:
     return file
 
 
-def turn(trees: Mapping[str, Path], engine: int, kind: str, fleet: Path | None) -> dict[str, float]:
-    """Return the microseconds per request of a kind, by checkout."""
+def turn(
+    trees: Mapping[str, Path], engine: int, kind: str, fleet: Path | None, flags: Sequence[str]
+) -> dict[str, float]:
+    """Return the microseconds per request of a kind, by checkout; `flags` are this checkout's."""
     request, end = KINDS[kind]
     found: dict[str, list[float]] = {name: [] for name in trees}
     with contextlib.ExitStack() as stack:
         servers = {
             name: stack.enter_context(
-                served(tree, None, "--config", str(fleet))
-                if fleet is not None and tree == HERE
-                else served(tree, engine)
+                served(tree, engine)
+                if tree != HERE
+                else served(tree, engine, *flags)
+                if fleet is None
+                else served(tree, None, "--config", str(fleet), *flags)
             )
             for name, tree in trees.items()
         }
@@ -123,16 +129,19 @@ def main() -> None:
     options.add_argument("--before", type=Path, required=True, help="another checkout")
     options.add_argument("--turns", type=int, default=10)
     options.add_argument("--fleet", type=int, help="the number of this checkout's engines")
+    options.add_argument("--unseen", action="store_true", help="no metrics and no log")
+    options.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     arguments = options.parse_args()
+    flags = UNSEEN if arguments.unseen else ()
     trees = {"before": arguments.before, "now": HERE}
-    for kind in KINDS:
+    for kind in arguments.kinds:
         with contextlib.ExitStack() as stack:
             engines = [
                 stack.enter_context(fake_engine(max(CORES))) for _ in range(arguments.fleet or 1)
             ]
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             fleet = fleet_file(folder, engines) if arguments.fleet else None
-            turns = [turn(trees, engines[0], kind, fleet) for _ in range(arguments.turns)]
+            turns = [turn(trees, engines[0], kind, fleet, flags) for _ in range(arguments.turns)]
         for name in trees:
             times = sorted(one[name] for one in turns)
             middle = statistics.median(times)
