@@ -188,7 +188,7 @@ test-deploy: $(VENV)/test
 # The wheel is built from the source archive, so both are complete. `make test-install` installs it.
 dist: .venv-dist/ready
 	rm -rf dist latimer.egg-info
-	.venv-dist/bin/pyproject-build
+	.venv-dist/bin/pyproject-build --quiet
 	rm -rf latimer.egg-info
 	.venv-dist/bin/twine check --strict dist/*
 	.venv-dist/bin/cffconvert --validate
