@@ -10,13 +10,16 @@ BIN := $(VENV)/bin
 export CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
 	-DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF
 
+# Make would compile on one core; Ninja uses all of them anyway.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+
 # A module that is new has to be linked into the environment: a strict editable install is a tree
 # of links, which is what type checkers understand.
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
 .PHONY: help serve test lint types unit test-all types-all test-full test-browser test-install clients test-ray faults fuzz soak cancels bench record conformance \
-	conform-koboldcpp image test-deploy lock cmake-args clean
+	conform-koboldcpp image test-deploy dist lock cmake-args clean
 
 help:
 	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1;"
@@ -46,6 +49,7 @@ help:
 	@echo "                   record the responses of a running engine for the tests"
 	@echo "make image         build container images with buildah: latimer, and latimer-engine with an engine"
 	@echo "make test-deploy   check the chart, the units and the images of examples/deploy"
+	@echo "make dist          build the wheel and the source archive in dist, and check them"
 	@echo "make lock          choose new versions for requirements.lock"
 	@echo "make cmake-args    print the options that llama.cpp is built with"
 	@echo "make clean         delete the environment and everything that was built"
@@ -181,6 +185,19 @@ test-deploy: $(VENV)/test
 	$(BIN)/pip install -q helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
 	$(call run_tests,tests/examples/deploy,-rs)
 
+# The wheel is built from the source archive, so both are complete. `make test-install` installs it.
+dist: .venv-dist/ready
+	rm -rf dist latimer.egg-info
+	.venv-dist/bin/pyproject-build --quiet
+	rm -rf latimer.egg-info
+	.venv-dist/bin/twine check --strict dist/*
+	.venv-dist/bin/cffconvert --validate
+
+.venv-dist/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install -q build==1.6.1 cffconvert==2.0.0 twine==7.0.0
+	touch $@
+
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
 	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
@@ -192,7 +209,7 @@ cmake-args:
 	@echo "$(CMAKE_ARGS)"
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-ray build *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-dist .venv-ray build dist *.egg-info
 
 # Only what serving needs; the engine comes from the lock too.
 $(VENV)/serve-in-process: $(VENV)/engine pyproject.toml setup.py $(SOURCES)
@@ -207,8 +224,9 @@ $(VENV)/serve-prebuilt: requirements.lock pyproject.toml setup.py $(SOURCES) | $
 
 $(VENV)/engine: requirements.lock | $(VENV)/pip
 	@echo "==> Installing llama-cpp-python; it compiles llama.cpp, which takes about 5 minutes the"
-	@echo "    first time (CMAKE_ARGS: $(CMAKE_ARGS))"
-	$(BIN)/pip install -c requirements.lock "llama-cpp-python>=0.3.36,<0.4"
+	@echo "    first time, on $(CMAKE_BUILD_PARALLEL_LEVEL) cores (CMAKE_ARGS: $(CMAKE_ARGS))"
+	@$(BIN)/python tests/install/progress.py $(VENV)/engine.log \
+		$(BIN)/pip install -v -c requirements.lock "llama-cpp-python>=0.3.36,<0.4"
 	touch $@
 
 $(VENV)/test: $(VENV)/engine requirements.lock pyproject.toml setup.py $(SOURCES)

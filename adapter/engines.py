@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import threading
 import time
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from .hub.download import Report
 
 T = TypeVar("T")
+
+log = logging.getLogger("latimer")
 
 
 class WrongSetup(LatimerError):
@@ -139,19 +142,38 @@ def with_files(settings: Settings, report: Report) -> Settings:
     return settings.model_copy(update=update)
 
 
-def named_backend(
-    settings: Settings, progress: Callable[[float], None] | None, report: Report
+def background_backend(
+    settings: Settings, progress: Callable[[float], None] | None, place: str
 ) -> Backend:
-    """Return the backend of a model that is named `hf:ORG/REPO`, which is downloaded when it is
-    first asked for.
+    """Return the backend that the settings name, for a server that runs meanwhile.
 
-    The event loop runs meanwhile.
+    A model that is named `hf:ORG/REPO` is downloaded when it is first asked for, without holding
+    the event loop.
+
+    Args:
+        place: where the settings are from, for the log of downloads.
 
     Raises:
+        WrongSetup: see `backend_of`.
         HubError: it is not a name.
     """
+    if not is_name(settings.model):
+        return backend_of(settings, progress)
     parse(settings.model or "")
-    return LazyBackend(_NamedModel(settings, progress, report), "llama.cpp")
+    return LazyBackend(_NamedModel(settings, progress, _Log(place)), "llama.cpp")
+
+
+class _Log:
+    """The log as a receiver of what is said about a download."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def say(self, line: str) -> None:
+        log.warning("%s: %s", self._place, line)
+
+    def show(self, label: str, done: int, total: int) -> None:
+        return
 
 
 class _NamedModel:

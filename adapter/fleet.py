@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,14 +17,12 @@ from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.responses import ResponseRequest
 from .app import policy_of
-from .engines import WrongSetup, backend_of, member_of, named_backend
-from .hub.names import HubError, is_name
+from .engines import WrongSetup, background_backend, member_of
+from .hub.names import HubError
 from .on_demand import machines_of, update_machines
 from .service import ModelEntry
 from .settings import OF_ENGINE, Settings
 from .validation import parse
-
-log = logging.getLogger("latimer")
 
 # Seconds that the waiting requests of a removed model get.
 _REMOVED = 60
@@ -38,19 +35,6 @@ _REQUESTS: Mapping[type[BaseModel], Mapping[str, Any]] = {
     ResponseRequest: {"input": "Hello"},
 }
 _FIELDS = frozenset(name for request in _REQUESTS for name in request.model_fields)
-
-
-class _Log:
-    """The log as a receiver of what is said about a download."""
-
-    def __init__(self, engine: str) -> None:
-        self._engine = engine
-
-    def say(self, line: str) -> None:
-        log.warning("engines.%s: %s", self._engine, line)
-
-    def show(self, label: str, done: int, total: int) -> None:
-        return
 
 
 class Fleet:
@@ -159,10 +143,7 @@ class Fleet:
                 loader = member_of(settings, name, machines)
                 return Replica(name, loader.backend, table.places, loader)
             own = settings.for_engine(name)
-            if is_name(own.model):
-                backend = named_backend(own, self._progress, _Log(name))
-            else:
-                backend = backend_of(own, self._progress)
+            backend = background_backend(own, self._progress, f"engines.{name}")
         except (WrongSetup, HubError) as error:
             raise WrongSetup(f"engines.{name}: {error.message}") from None
         return Replica(name, backend, table.places)

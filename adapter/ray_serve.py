@@ -38,7 +38,7 @@ from .admission import SESSION_HEADERS
 from .cli.reload import end_earlier_engines
 from .cli.serve import adapter_of
 from .cli.terminal import say
-from .engines import backend_of, starts_engines
+from .engines import background_backend, starts_engines
 from .errors import ReplicaUnavailable
 from .fleet import Fleet
 from .request import REQUEST_ID
@@ -152,7 +152,9 @@ class Ingress:
 
     def __init__(self, settings: Settings) -> None:
         self._fleet = Fleet(settings) if settings.engines else None
-        self._backend = backend_of(settings) if self._fleet is None else None
+        self._backend = None
+        if self._fleet is None:
+            self._backend = background_backend(settings, None, "model")
         self._adapter = adapter_of(settings, self._fleet or self._backend)
         self._releases = self._adapter.lifespan_context
         self._adapter.lifespan_context = self._lifespan

@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from latimer.backends.llama_cpp import DEMO_MODEL
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +72,13 @@ def test_the_demo_model_is_the_one_of_the_recordings() -> None:
 
 
 DEMO_SHA256 = "2b7fe019de7479d7ab1082ce814ef9d0a4cf1bc79e5a84d82144b6637c86110d"
+
+
+def test_the_citation_has_the_version() -> None:
+    """CITATION.cff has the version and the licence of pyproject.toml."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
 
 
 @pytest.fixture(scope="session")

@@ -155,8 +155,9 @@ def get(name: str, context: int | None, dry_run: bool, as_json: bool) -> None:
 
 @models.command("rm")
 @_name
+@_json
 @_reporting
-def remove(name: str) -> None:
+def remove(name: str, as_json: bool) -> None:
     """Delete a model from the cache; its projector goes with the last model of the repository."""
     wanted = parse(name)
     repo = Repo(wanted.repo)
@@ -169,6 +170,10 @@ def remove(name: str) -> None:
     if len(models_of(files)) == 1:
         gone = files
     freed = repo.remove(gone)
+    if as_json:
+        paths = [file.path for file in gone]
+        click.echo(json.dumps({"name": str(wanted), "files": paths, "freed": freed}))
+        return
     say(f"Deleted {described(choice)}; {in_units(freed)} are free again.")
 
 

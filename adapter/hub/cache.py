@@ -23,6 +23,8 @@ from .names import MAIN, HubError, HubFile, is_safe
 UNFINISHED = ".downloadInProgress"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TREE_VERSION = 1
+# What the clients of the hub keep in the folder of a repository.
+_FOLDERS = ("snapshots", "blobs", "refs", "trees", ".no_exist")
 
 
 def folder() -> Path:
@@ -148,8 +150,22 @@ class Repo:
                     freed += blob.stat().st_size
                     blob.unlink()
             if not any(path.is_file() for path in snapshots.rglob("*")):
-                shutil.rmtree(self.root)
+                self._remove_all()
         return freed
+
+    def _remove_all(self) -> None:
+        """Delete the repository, but nothing else in a folder of the user that it is a link to."""
+        if not self.root.is_symlink():
+            shutil.rmtree(self.root)
+            return
+        place = self.root.resolve()
+        for name in _FOLDERS:
+            if (place / name).is_dir():
+                shutil.rmtree(place / name)
+        self.root.unlink()
+        with contextlib.suppress(OSError):
+            # The user has more in it.
+            place.rmdir()
 
     def commits(self) -> Mapping[str, str]:
         """Return the commits with files in the cache, and the revision that names each."""

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,8 @@ _TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 _CHUNK = 1 << 20
 # Attempts to continue a download that made no progress.
 _ATTEMPTS = 3
+# Seconds between looks at a download that another process makes.
+_LOOK = 0.5
 # The bytes at the beginning of a file that are read for its metadata, and the most.
 _HEAD, _MOST_HEAD = 1 << 18, 1 << 23
 # The most pages of a list of files.
@@ -152,7 +155,8 @@ class Hub:
     ) -> Path:
         """Download a file, unless its content is there, and return its path in the cache.
 
-        A download that was cut is continued, also by another process.
+        A download that was cut is continued, also by another process. One that another process
+        makes is waited for.
 
         Raises:
             HubError: the content is not that of the checksum, the disk is full, or no permission.
@@ -160,12 +164,23 @@ class Hub:
         """
         blob = repo.blob(file)
         draft = blob.with_name(blob.name + UNFINISHED)
-        if not (blob.is_file() and blob.stat().st_size == file.size):
-            with writing(repo.root):
-                blob.parent.mkdir(parents=True, exist_ok=True)
-                with draft.open("ab", buffering=0) as output, _only_one(output, file):
-                    self._complete(name, commit, file, draft, output, report, label)
-                draft.replace(blob)
+        has_waited = False
+        with writing(repo.root):
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            while not (blob.is_file() and blob.stat().st_size == file.size):
+                with draft.open("a+b", buffering=0) as output:
+                    is_alone = _is_alone(output)
+                    if is_alone:
+                        self._complete(name, commit, file, draft, output, report, label)
+                if is_alone:
+                    with contextlib.suppress(FileNotFoundError):
+                        # One that has waited for this process may have renamed it.
+                        draft.replace(blob)
+                    continue
+                if not has_waited:
+                    report.say(f"Another process downloads {file.name}; this one waits for it.")
+                    has_waited = True
+                time.sleep(_LOOK)
         return repo.link(commit, file)
 
     def _complete(
@@ -174,12 +189,12 @@ class Hub:
     ) -> None:  # fmt: skip
         """Append to a draft what is missing, and check the whole."""
         digest, done = _digest(file), 0
-        if draft.stat().st_size > file.size:
+        if os.fstat(output.fileno()).st_size > file.size:
             output.truncate(0)
-        with draft.open("rb") as earlier:
-            while chunk := earlier.read(_CHUNK):
-                digest.update(chunk)
-                done += len(chunk)
+        output.seek(0)
+        while chunk := output.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
         if done:
             report.say(f"Continues {file.name} at {in_units(done)} of {in_units(file.size)}.")
         report.show(label, done, file.size)
@@ -213,7 +228,7 @@ class Hub:
                     break
         if done != file.size or digest.hexdigest() != file.oid:
             output.truncate(0)
-            draft.unlink()
+            draft.unlink(missing_ok=True)
             raise HubError(
                 f"{file.name} from {self.address} does not have its checksum: it was changed on "
                 "the way, or the hub is damaged. It was deleted; try again."
@@ -306,25 +321,21 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-@contextlib.contextmanager
-def _only_one(output: Any, file: HubFile) -> Iterator[None]:
-    """Hold a lock, so that no other process appends to the same file."""
+def _is_alone(output: Any) -> bool:
+    """Return False if another process appends to the same file; else this one holds its lock."""
     try:
         import fcntl
     except ImportError:
         # Windows.
-        yield
-        return
+        return True
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise HubError(
-            f"Another process downloads {file.name}. Start again when it is there."
-        ) from None
+        return False
     except OSError:
         # A file system without locks.
-        pass
-    yield
+        return True
+    return True
 
 
 def _digest(file: HubFile) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .cache import Repo, is_commit
 from .download import Hub, Report, Unreachable, free_disk, is_offline, left_of, missing_of
-from .memory import Estimate, estimate, free_memory, trained_context
+from .memory import Estimate, estimate, free_memory, read_metadata, trained_context
 from .names import (
     PREFERRED,
     Choice,
@@ -91,7 +91,8 @@ def locate(name: HubName, report: Report, needs: Needs | None = None, *, offline
     A name that is in the cache makes no request. A newer commit is found by `download` only.
 
     Raises:
-        HubError: there is no such model, no permission, or too little disk or memory.
+        HubError: there is no such model, no permission, or too little disk or memory. The memory is
+            checked for a model of the cache, too.
     """
     needs = needs or Needs()
     is_alone = offline or is_offline()
@@ -110,6 +111,7 @@ def locate(name: HubName, report: Report, needs: Needs | None = None, *, offline
             "--offline and HF_HUB_OFFLINE to download it."
         )
     report.say(f"{name}: {described(found.choice)}, from the cache.")
+    _check_cached(found, needs)
     return found
 
 
@@ -234,17 +236,38 @@ def check(made: Plan, files: Sequence[HubFile], needs: Needs) -> None:
         )
     memory, free = made.memory, made.free_memory
     if needs.checks_memory and free is not None and memory.total > free:
-        rest = memory.total - memory.weights
-        fits = _largest(made, files, min(room, free - rest))
-        raise HubError(
-            f"{what} needs about {in_units(memory.total)} of memory: {in_units(memory.weights)} "
-            f"for weights, {in_units(memory.kv)} for the KV cache of {memory.context} tokens, "
-            f"{in_units(memory.compute)} to compute; {in_units(free)} are free. {fits} Or use a "
-            f"smaller --context, or download it anyway with `latimer models get {made.name}`."
-        )
+        fits = _largest(made, files, min(room, free - memory.total + memory.weights))
+        anyway = f"download it anyway with `latimer models get {made.name}`, and serve its path"
+        raise _too_large(what, memory, free, fits, anyway)
 
 
-def _largest(made: Plan, files: Sequence[HubFile], room: int) -> str:
+def _check_cached(found: Located, needs: Needs) -> None:
+    """Check that a model of the cache fits in memory.
+
+    Raises:
+        HubError: it does not; the message names the largest one of its repository that does.
+    """
+    free = needs.free_memory() if needs.checks_memory else None
+    memory = memory_of(read_metadata(found.parts[0]), found.choice.size, needs)
+    if free is None or memory.total <= free:
+        return
+    repo = Repo(found.name.repo)
+    files = repo.tree(found.commit) or repo.files(found.commit)
+    fits = _largest(found, files, free - memory.total + memory.weights)
+    anyway = f"serve it anyway by its path, {found.parts[0]}"
+    raise _too_large(f"{found.name} ({found.parts[0].name})", memory, free, fits, anyway)
+
+
+def _too_large(what: str, memory: Estimate, free: int, fits: str, anyway: str) -> HubError:
+    return HubError(
+        f"{what} needs about {in_units(memory.total)} of memory: {in_units(memory.weights)} "
+        f"for weights, {in_units(memory.kv)} for the KV cache of {memory.context} tokens, "
+        f"{in_units(memory.compute)} to compute; {in_units(free)} are free. {fits} Or use a "
+        f"smaller --context, or {anyway}."
+    )
+
+
+def _largest(made: Plan | Located, files: Sequence[HubFile], room: int) -> str:
     """Return the largest other model that fits, in words."""
     best: tuple[int, HubFile] | None = None
     projector = made.choice.projector.size if made.choice.projector is not None else 0

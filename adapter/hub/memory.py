@@ -169,10 +169,18 @@ def free_memory() -> int | None:
         free = int(rows["MemAvailable"].split()[0]) << 10
     except (OSError, KeyError, ValueError):
         return None
-    group = Path("/sys/fs/cgroup")
+    group = left_of_group(Path("/sys/fs/cgroup"))
+    return free if group is None else min(free, group)
+
+
+def left_of_group(folder: Path) -> int | None:
+    """Return the bytes that a control group (version 2) may still use; None without a limit."""
     try:
-        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):
+        most, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        rows = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+        # Files that were read, such as the model itself, count as used, but make room.
+        files = int(rows["active_file"]) + int(rows["inactive_file"])
+    except (OSError, ValueError, KeyError):
         # `max` is the word for no limit.
-        return free
-    return min(free, max(most - used, 0))
+        return None
+    return max(most - used + files, 0)

@@ -132,6 +132,8 @@ class EngineConfig(Table):
         given = [name for name in ("url", "file", "command") if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
+            if not given and self.model is not None and self.model.startswith("hf:"):
+                raise ValueError(f'write file = "{self.model}" for a model of the hub')
             raise ValueError(f"expected one of url, file and command, but got {found}")
         if self.model is not None and self.url is None:
             raise ValueError("model needs url: it names one model of a llama-server's router")

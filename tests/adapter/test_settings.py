@@ -117,6 +117,10 @@ def complaint(file: Path) -> str:
             "[engines.a]",
             "FILE: engines.a: expected one of url, file and command, but got none of them.",
         ),
+        (
+            "[engines.a]\nmodel = 'hf:a/b:Q8_0'",
+            'FILE: engines.a: write file = "hf:a/b:Q8_0" for a model of the hub.',
+        ),
         ("engines = 3", "FILE: engines must be a table, not 3."),
         ("[engines]\na = 3", "FILE: engines.a must be a table, not 3."),
         (

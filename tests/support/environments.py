@@ -65,13 +65,13 @@ class Environment:
     folder: Path
 
     @classmethod
-    def made(cls, folder: Path) -> Environment:
-        """Create an environment in a folder."""
+    def made(cls, folder: Path, python: Path | None = None) -> Environment:
+        """Create an environment in a folder, of this Python or another one."""
         for name in ("home", "work"):
             (folder / name).mkdir(parents=True)
         made = cls(folder)
-        python = str(Path(sys.executable).resolve())
-        made.run(python, "-m", "venv", str(folder / "venv"))
+        program = str((python or Path(sys.executable)).resolve())
+        made.run(program, "-m", "venv", str(folder / "venv"))
         return made
 
     @property

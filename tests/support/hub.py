@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import gguf
 from latimer.backends.llama_cpp import DEMO_MODEL
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from support import gguf_files
+from support.projector import projector
+from support.reader import DEMO_WIDTH
 from support.servers import serving
 
 # What opens the gated and the private repository.
@@ -42,6 +45,7 @@ def repositories(folder: Path) -> dict[str, dict[str, bytes]]:
     The quantizations of `test/quants` are the demo model under several names. A byte behind the
     tensors, which llama.cpp ignores, makes each file another blob.
     """
+    eye = projector(folder / "mmproj.gguf", DEMO_WIDTH).read_bytes()
     names = ("BF16", "IQ4_XS", "Q2_K", "Q4_K_M", "Q8_0", "UD-Q4_K_M")
     quants = {f"demo-{name}.gguf": DEMO + name.encode() for name in names}
     return {
@@ -49,7 +53,7 @@ def repositories(folder: Path) -> dict[str, dict[str, bytes]]:
                         **quants, "imatrix.gguf": b"GGUF"},
         "test/split": {f"Q8_0/{name}": data for name, data in split_demo(folder).items()},
         "test/vision": {"demo-Q4_K_M.gguf": DEMO, "demo-Q8_0.gguf": DEMO + b"8",
-                        "mmproj-demo-BF16.gguf": b"GGUF16", "mmproj-demo-Q8_0.gguf": b"GGUF8"},
+                        "mmproj-demo-BF16.gguf": eye + b"16", "mmproj-demo-Q8_0.gguf": eye},
         "test/gated": {"demo-Q8_0.gguf": DEMO},
         "test/private": {"demo-F16.gguf": DEMO},
     }  # fmt: skip
@@ -68,7 +72,9 @@ class TestHub:
     Attributes:
         repos: the files of each repository, by path.
         asked: the methods and paths of all requests.
-        cut: bytes after which the body of a large file ends, once; None for whole files.
+        ranges: the ranges of the requests for the content of large files; None for whole files.
+        cut: bytes after which the body of a large file ends; None for whole files.
+        stalls: True if such a body then sends nothing more until this is False, and then the rest.
         wrong: paths of files whose content is not that of their checksum.
         range_ignored: True if ranges are answered with whole files.
     """
@@ -78,7 +84,9 @@ class TestHub:
     def __init__(self, repos: Repos) -> None:
         self.repos = {repo: dict(files) for repo, files in repos.items()}
         self.asked: list[str] = []
+        self.ranges: list[str | None] = []
         self.cut: int | None = None
+        self.stalls = False
         self.wrong: set[str] = set()
         self.range_ignored = False
         self.app = Starlette(
@@ -150,6 +158,7 @@ class TestHub:
         self.asked.append(f"{request.method} {request.url.path}")
         if "authorization" in request.headers:
             return _error(400, "", "A token must not be sent to another host")
+        self.ranges.append(request.headers.get("range"))
         path = request.path_params["path"]
         data = self.repos[_repo(request)][path]
         if path in self.wrong:
@@ -169,8 +178,17 @@ class TestHub:
             return Response(status_code=status, headers={**more, "content-length": str(len(data))})
         cut = self.cut
         if cut is not None and len(data) > cut and "bytes=0-" not in (wanted or ""):
+            if self.stalls:
+                more["content-length"] = str(len(data))
+                return StreamingResponse(self._halting(data, cut), status, more)
             return _Cut(data[:cut], status_code=status, headers=more, length=len(data))
         return Response(data, status_code=status, headers=more)
+
+    async def _halting(self, data: bytes, cut: int) -> AsyncIterator[bytes]:
+        yield data[:cut]
+        while self.stalls:
+            await asyncio.sleep(0.02)
+        yield data[cut:]
 
 
 class _Cut(Response):

