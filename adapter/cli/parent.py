@@ -84,7 +84,7 @@ def run(settings: Settings) -> None:
     folder = _folder()
     try:
         (folder / REGISTER).mkdir()
-        says_key = settings.reasoning_key is None
+        says_key = settings.reasoning_key is None and not sys.stderr.isatty()
         code = _Parent(shared(settings, folder), listener, folder, says_key).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
