@@ -91,7 +91,7 @@ def rows_of(server: Server, model: Model, engine: str) -> Iterator[Row]:
     if files:
         free = free_memory()
         room = "" if free is None else f"; {in_units(free)} are free now"
-        yield "memory", f"{in_words(needed_by(settings, files))}{room}"
+        yield "memory", f"{in_words(needed_by(settings, files, model.context))}{room}"
     yield from _addresses(server)
 
 

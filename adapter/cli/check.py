@@ -120,7 +120,7 @@ def _report(settings: Settings, rows: Sequence[Row], error: str) -> str:
     files = files_of(settings)
     facts = [(f"{row.of}.{row.name}".lstrip("."), row.value) for row in rows]
     sections = [
-        ("", [*heading()]),
+        ("versions", [*heading()]),
         ("model file", [*facts_of(settings, files)] if files else []),
         ("check", [("error", error)] if error else facts),
         ("settings", [*settings_of(settings)] or [("", "none")]),
@@ -195,7 +195,7 @@ def _memory(settings: Settings) -> Row | None:
     files = files_of(settings)
     if not files:
         return None
-    needed, free = needed_by(settings, files), free_memory()
+    needed, free = needed_by(settings, files, settings.context), free_memory()
     room = "" if free is None else f"; {in_units(free)} are free"
     numbers = {**asdict(needed), "total": needed.total, "free": free}
     row = Row(name="memory", value=f"{in_words(needed)}{room}", numbers=numbers)
@@ -306,5 +306,7 @@ async def _model(fleet: Fleet, name: str, broken: Collection[str]) -> list[Row]:
         if one.is_loadable:
             state = "cannot be loaded" if one.name in broken else ON_DEMAND
         is_ready = one.state == "ready" or one.is_loadable
-        rows.append(Row(of=of, name=one.name, value=state, status="ok" if is_ready else "failed"))
+        row = Row(of=of, name=one.name, value=state)
+        failed = replace(row, status="failed", advice=f"See engines.{one.name} above.")
+        rows.append(row if is_ready else failed)
     return rows

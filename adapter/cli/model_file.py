@@ -52,13 +52,13 @@ def facts_of(settings: Settings, files: Files) -> Iterator[tuple[str, str]]:
         yield "projector", settings.mmproj.name
 
 
-def needed_by(settings: Settings, files: Files) -> Estimate:
-    """Return the memory that a model needs for the context of the settings."""
+def needed_by(settings: Settings, files: Files, context: int | None) -> Estimate:
+    """Return the memory that a model needs for a context; None for the default one."""
     weights = [*files, *(Path(path) for path, _ in settings.adapters())]
     weights += [file for file in (settings.mmproj, settings.draft_model) if file is not None]
     # An exact engine has no other.
     cache_type = "f32" if settings.exact else settings.cache_type
-    return estimate(read_metadata(files[0]), size_of(weights), settings.context, cache_type)
+    return estimate(read_metadata(files[0]), size_of(weights), context, cache_type)
 
 
 def in_words(memory: Estimate) -> str:

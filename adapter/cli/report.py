@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import printable
+
 if TYPE_CHECKING:
     from ..settings import Settings
 
@@ -139,19 +141,15 @@ def settings_of(settings: Settings) -> Iterator[tuple[str, str]]:
             shown = shown_address(str(value))
         else:
             shown = str(value)
-        yield f"{name} = {_at_home(shown)}", settings.source_of(name)
-
-
-def _at_home(text: str) -> str:
-    """Return a text without the name of the user in paths."""
-    home = str(Path.home())
-    return text.replace(home, "~") if len(home) > 1 else text
+        yield name, f"{printable(shown)}  ({settings.source_of(name)})"
 
 
 def block(sections: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
     """Return rows under headings as a text block for Markdown."""
+    home = str(Path.home())
     lines = ["```text"]
     for title, rows in sections:
-        lines.append(f"{title}:" if title else "")
+        lines.append(f"{title}:")
         lines += [f"  {name}: {value}" if name else f"  {value}" for name, value in rows]
-    return "\n".join([*lines, "```"])
+    # The name of the user is part of the paths.
+    return "\n".join([*lines, "```"]).replace(home, "~" if len(home) > 1 else home)
