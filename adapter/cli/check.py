@@ -1,4 +1,4 @@
-"""The command `latimer check`: what an engine supports, what a model needs, and what to mend."""
+"""The command `latimer check`: the features of an engine, the memory of a model, and advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ...backends.errors import EngineUnavailable, LatimerError
+from ...backends.errors import LatimerError
 from ..errors import printable
 from ..settings import Settings
 from ..settings_file import WrongSettings
@@ -174,16 +174,17 @@ def _reached(pairs: Pairs, advice: str | None, of: str = "") -> Iterator[Row]:
 
 
 def _advice(error: LatimerError, model: str | None) -> str:
-    if not isinstance(error, EngineUnavailable):
-        return "Check the address, and that a llama-server or koboldcpp with a model listens there."
-    if "loading" in error.message:
+    """Return what to do about an engine that cannot be used; messages of others have a hint."""
+    if "is loading" in error.message:
         return "Wait until the engine has loaded its model, and check again."
     if model is None or "://" not in model:
         return "Try a smaller --context, or read what the engine printed."
-    return (
-        "Start the engine, or correct the address. latimer serve can start before its engine: it "
-        "answers 503 until then."
-    )
+    if "cannot be reached" in error.message:
+        return (
+            "Start the engine, or correct the address. latimer serve can start before its engine: "
+            "it answers 503 until then."
+        )
+    return "Check the address, and that a llama-server or koboldcpp with a model listens there."
 
 
 def _memory(settings: Settings) -> Row | None:

@@ -1,4 +1,4 @@
-"""What `latimer --version` and `latimer check --report` say about this installation."""
+"""The facts about an installation, for `latimer --version` and `latimer check --report`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _FIRST = 1.0
 _AGAIN = 0.5
 # Seconds between attempts to open a store that was not available at the start.
 _REOPEN = 2.0
-# What a log says; on a terminal it is no news.
+# For logs only: on a terminal it would be repeated at each start.
 RANDOM_KEY = (
     "Clients of /v1/responses can send encrypted reasoning back until this server ends. Set "
     "--reasoning-key SECRET if they must be able to after a restart, too."
