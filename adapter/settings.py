@@ -179,9 +179,19 @@ class FlatSettings(Checked):
     )
 
     context: int | None = file_setting(
-        None, "Size of the KV cache in tokens, shared by parallel choices.", ge=1, le=2**24
+        None,
+        "Size of the KV cache in tokens, shared by parallel choices.",
+        default="the model's, at most 8192",
+        ge=1,
+        le=2**24,
     )
-    parallel: int = file_setting(PARALLEL, "Choices that run in parallel.", ge=1, le=256)
+    parallel: int = file_setting(
+        PARALLEL,
+        "Choices that run in parallel.",
+        default="in process 16, else 4",
+        ge=1,
+        le=256,
+    )
     # llama.cpp aborts with more than 512 threads (GGML_MAX_N_THREADS).
     threads: int | None = file_setting(None, "Number of CPU threads.", ge=1, le=512)
     batch: int = file_setting(BATCH, "Batch size in tokens.", ge=1, le=2**20)

@@ -404,7 +404,7 @@ def _say_context(settings: Settings, model: Model) -> None:
 
 def say_key(settings: Settings) -> None:
     """Say in a log that the secret of reasoning is random."""
-    if settings.reasoning_key is None and not sys.stderr.isatty():
+    if settings.reasoning_key is None and not is_read():
         say(RANDOM_KEY, START)
 
 
