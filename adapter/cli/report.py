@@ -132,8 +132,8 @@ def settings_of(settings: Settings) -> Iterator[tuple[str, str]]:
             isinstance(one, SecretStr) for one in (value if isinstance(value, list) else [value])
         )
         if name == "store":
-            place = settings.store_place()
-            shown = "off" if place is None else place.describe()
+            stored = settings.store_place()
+            shown = "off" if stored is None else stored.describe()
         elif is_secret:
             shown = "(not shown)"
         elif name == "model" and "://" in str(value):
