@@ -59,10 +59,10 @@ def completion(shell: str) -> None:
 
 
 def models_or_files(
-    _context: click.Context, _parameter: click.Parameter, incomplete: str
+    context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Return the names of models in the hub's cache that begin so, or else ask for files."""
-    names = models_only(_context, _parameter, incomplete) if incomplete else []
+    names = models_only(context, parameter, incomplete) if incomplete else []
     return names or [CompletionItem(incomplete, type="file")]
 
 

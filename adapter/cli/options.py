@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from ..option import ENGINE, MODEL_FILE, STORE, is_list, option_of, type_of
 from ..settings import Settings
-from .completion import models_or_files
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
@@ -54,7 +53,7 @@ def option(name: str, field: FieldInfo) -> Decorator:
     own, kind = option_of(field), type_of(field)
     if name == "model":
         return click.argument(
-            name, required=False, metavar=own.metavar, shell_complete=models_or_files
+            name, required=False, metavar=own.metavar, shell_complete=_models_or_files
         )
     flags = ["--" + one.replace("_", "-") for one in (name, own.alias) if one is not None]
     named: dict[str, Any] = {"help": help_of(field), "metavar": own.metavar}
@@ -85,6 +84,13 @@ def help_of(field: FieldInfo) -> str:
     if own.default is None and default not in (None, False, []):
         return f"{text}  [{default:g}]" if isinstance(default, float) else f"{text}  [{default}]"
     return f"{text}  [{own.default}]" if own.default else text
+
+
+def _models_or_files(*place: Any) -> Any:
+    # A start does not need it.
+    from .completion import models_or_files
+
+    return models_or_files(*place)
 
 
 serve = options(
