@@ -29,6 +29,7 @@ from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
 from ..backends.llama_server import LlamaServer
 from ..backends.llama_server.command import find_program, shown_program
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
+from .errors import printable
 from .hub.names import is_name, parse
 from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
 from .option import Need
@@ -52,7 +53,6 @@ class WrongSetup(LatimerError):
 
 # A URL without its scheme: `localhost:8080`, `[::1]:8080`, `10.0.0.5:80/x`.
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/.*)?")
-_EXAMPLES = {"koboldcpp": "http://127.0.0.1:5001"}
 _EXAMPLE = "http://127.0.0.1:8080"
 _ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
 # The first bytes of a GGUF file.
@@ -67,6 +67,8 @@ NO_PROGRAM = (
 ON_DEMAND = "loads on demand"
 # Seconds before a download that failed is tried again.
 _RETRY_DOWNLOAD = 30.0
+# The most characters of an engine's version that are shown.
+_MOST_BUILD = 40
 # Seconds that detecting the engine may take.
 _PROBE_SECONDS = 10.0
 # Seconds that an engine gets to say what it is before several processes serve it.
@@ -92,11 +94,15 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
             raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
         name = "unknown" if settings.backend == "auto" else settings.backend
         return LazyBackend(_finder(settings, model), name)
-    if settings.backend not in ("auto", "llama-cpp") and not _is_file_of_server(settings):
-        address = _EXAMPLES.get(settings.backend, _EXAMPLE)
-        wanted = f"The backend {settings.backend} needs the URL of its engine, such as {address}"
+    if settings.backend == "koboldcpp":
+        wanted = "The backend koboldcpp needs the URL of its engine, such as http://127.0.0.1:5001"
         raise WrongSetup(
             f"{wanted}." if model is None else f"{wanted}, not '{shown_address(model)}'."
+        )
+    if settings.backend == "llama-server" and model is None:
+        raise WrongSetup(
+            "The backend llama-server needs a model: a GGUF file, hf:ORG/REPO, or the URL of a "
+            f"running llama-server, such as {_EXAMPLE}."
         )
     if model is not None:
         _check_file(model)
@@ -223,12 +229,6 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, daemon=True, name="latimer-download").start()
     return await result
-
-
-def _is_file_of_server(settings: Settings) -> bool:
-    """Return True if a llama-server that Latimer starts has to serve a file."""
-    model = settings.model
-    return settings.backend == "llama-server" and model is not None and Path(model).exists()
 
 
 def _llama_server(settings: Settings, address: str, key: str) -> Backend:
@@ -441,8 +441,8 @@ async def _get(client: HttpClient, path: str) -> tuple[int, dict[str, Any]]:
     return status, body if isinstance(body, dict) else {}
 
 
-async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
-    """Return True if a backend is reachable, and the rows of a table of its capabilities."""
+async def describe(backend: Backend) -> tuple[LatimerError | None, list[tuple[str, str]]]:
+    """Return why a backend cannot be reached, and the rows of a table of its capabilities."""
     try:
         await backend.health()
         model = await backend.model()
@@ -453,17 +453,23 @@ async def describe(backend: Backend) -> tuple[bool, list[tuple[str, str]]]:
         ]
     except LatimerError as error:
         rows = [("engine", backend.capabilities.engine)]
-        return False, [*rows, ("reachable", f"no: {error.message}")]
+        return error, [*rows, ("reachable", f"no: {error.message}")]
     rows = [
-        ("engine", backend.capabilities.engine),
+        ("engine", shown_engine(backend.capabilities.engine, model)),
         ("reachable", "yes"),
         ("model", model.name),
         ("fingerprint", model.fingerprint),
     ]
     if facts is not None and not facts.generates:
         task = "ranks documents" if facts.pooling == "rank" else "embeds"
-        return True, [*rows, ("chat, completions", f"no: the model only {task}"), *vectors]
-    return True, [*rows, *_generation(model, backend.capabilities), *vectors]
+        return None, [*rows, ("chat, completions", f"no: the model only {task}"), *vectors]
+    return None, [*rows, *_generation(model, backend.capabilities), *vectors]
+
+
+def shown_engine(name: str, model: Model) -> str:
+    """Return the name of an engine with its version."""
+    build = printable(model.build)[:_MOST_BUILD]
+    return f"{name} ({build})" if build else name
 
 
 async def describe_loader(loader: EngineLoader) -> tuple[bool, list[tuple[str, str]]]:
@@ -491,6 +497,7 @@ async def describe_store(place: StoreConfig | None) -> tuple[bool, tuple[str, st
 def _generation(model: Model, capabilities: Capabilities) -> list[tuple[str, str]]:
     return [
         ("context", f"{model.context} tokens"),
+        ("parallel", f"{model.places} calls" if model.places > 1 else "1 call"),
         ("chat template", "the model's own" if model.template else "none: Alpaca is used"),
         ("adds BOS", f"yes ({model.bos_token})" if model.adds_bos else "no"),
         ("native responses", "yes (oai_compat: false)" if capabilities.native else "no"),
@@ -500,6 +507,10 @@ def _generation(model: Model, capabilities: Capabilities) -> list[tuple[str, str
             "control tokens are text"
             if capabilities.plain_text
             else "control tokens are text, split by a zero-width space",
+        ),
+        (
+            "logprobs",
+            "at the end of a response" if capabilities.late_logprobs else "with each token",
         ),
         ("media", ", ".join(sorted(model.media)) or "-"),
         ("grammars", ", ".join(sorted(capabilities.grammars)) or "-"),

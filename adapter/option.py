@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 Need: TypeAlias = Literal["a GGUF file", "an engine at a URL", "a store"]
 
 # The groups of settings, in the order of the help.
-ENGINE, IN_PROCESS, STORE = "Engine", "In-process engine", "Store"
+ENGINE, MODEL_FILE, STORE = "Engine", "Model file", "Store"
 CLIENTS, REQUESTS, SERVER = "Clients", "Requests", "Server"
 # The tables of the file, which are not options of the commands.
 FLEET = "Fleet"
@@ -28,6 +28,7 @@ class Option:
     Args:
         group: the group of settings that it belongs to.
         needs: what it has no effect without.
+        in_process: True if a llama-server that Latimer starts for a file has no such option.
         to: what gets its value: `adapter` (`OpenAIAdapter`), or the names of engines.
         argument: the keyword argument that gets it; by default its own name.
         value: returns the value of the argument; by default its own.
@@ -44,6 +45,7 @@ class Option:
 
     group: str
     needs: Need | None = None
+    in_process: bool = False
     to: tuple[str, ...] = ()
     argument: str | None = None
     value: Callable[[Any], object] | None = None
@@ -86,7 +88,7 @@ def setting(initial: Any, description: str, **properties: Any) -> Any:
 
 
 engine_setting = partial(setting, group=ENGINE)
-process_setting = partial(setting, group=IN_PROCESS, needs="a GGUF file", to=("llama-cpp",))
+file_setting = partial(setting, group=MODEL_FILE, needs="a GGUF file", to=("llama-cpp",))
 store_setting = partial(setting, group=STORE, to=("adapter",))
 client_setting = partial(setting, group=CLIENTS)
 request_setting = partial(setting, group=REQUESTS, to=("adapter",))

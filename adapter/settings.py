@@ -43,14 +43,14 @@ from .chat.instruct import FORMATS
 from .limits.config import AdmissionConfig, KeyConfig, wrong_keys
 from .option import (
     ENGINE,
-    IN_PROCESS,
+    MODEL_FILE,
     REQUESTS,
     Need,
     client_setting,
     engine_setting,
+    file_setting,
     is_list,
     option_of,
-    process_setting,
     request_setting,
     server_setting,
     store_setting,
@@ -178,31 +178,41 @@ class FlatSettings(Checked):
         allow_inf_nan=False,
     )
 
-    context: int | None = process_setting(
-        None, "size of the KV cache in tokens, shared by parallel choices.", ge=1, le=2**24
+    context: int | None = file_setting(
+        None,
+        "Size of the KV cache in tokens, shared by parallel choices.",
+        default="the model's, at most 8192",
+        ge=1,
+        le=2**24,
     )
-    parallel: int = process_setting(PARALLEL, "choices that run in parallel.", ge=1, le=256)
+    parallel: int = file_setting(
+        PARALLEL,
+        "Choices that run in parallel.",
+        default="in process 16, else 4",
+        ge=1,
+        le=256,
+    )
     # llama.cpp aborts with more than 512 threads (GGML_MAX_N_THREADS).
-    threads: int | None = process_setting(None, "number of CPU threads.", ge=1, le=512)
-    batch: int = process_setting(BATCH, "batch size in tokens.", ge=1, le=2**20)
-    gpu_layers: int = process_setting(
+    threads: int | None = file_setting(None, "Number of CPU threads.", ge=1, le=512)
+    batch: int = file_setting(BATCH, "Batch size in tokens.", ge=1, le=2**20)
+    gpu_layers: int = file_setting(
         -1,
-        "number of layers on the GPU, or all.",
+        "Number of layers on the GPU, or all.",
         default="all",
         convert=lambda value: -1 if value == "all" else value,
         expected="a whole number of layers, or all",
         ge=-1,
         le=2**20,
     )
-    cache_type: CacheType | None = process_setting(
+    cache_type: CacheType | None = file_setting(
         None,
         "KV cache type: f32, f16, bf16, q8_0, q4_0 …",
         metavar="TYPE",
         default="f16",
     )
-    cache_memory: int | None = process_setting(
+    cache_memory: int | None = file_setting(
         None,
-        "host memory for saved prompts; -1 for no limit.",
+        "Host memory for saved prompts; -1 for no limit.",
         alias="cache_ram",
         metavar="MIB",
         default="a quarter of the free memory, at most 8192",
@@ -210,65 +220,71 @@ class FlatSettings(Checked):
         ge=-1,
         le=2**30,
     )
-    cache_dir: Path | None = process_setting(
+    cache_dir: Path | None = file_setting(
         None,
-        "folder for saved prompts that leave host memory, which lasts across restarts.",
+        "Folder for saved prompts that leave host memory, which lasts across restarts.",
+        in_process=True,
         metavar="FOLDER",
     )
-    cache_disk: int = process_setting(
+    cache_disk: int = file_setting(
         CACHE_DISK >> 20,
-        "size of this folder.",
+        "Size of this folder.",
+        in_process=True,
         metavar="MIB",
         value=lambda self: self.cache_disk << 20,
         ge=1,
         le=2**30,
     )
-    flash_attention: bool | None = process_setting(
+    flash_attention: bool | None = file_setting(
         None,
-        "flash attention.",
+        "Flash attention.",
         choices=("auto", "on", "off"),
         default="auto",
         convert=lambda value: None if value == "auto" else value,
         expected="auto, on or off",
     )
-    mmap: bool | None = process_setting(
-        None, "memory-map the model file.", default="where it helps"
+    mmap: bool | None = file_setting(None, "Memory-map the model file.", default="where it helps")
+    mlock: bool = file_setting(False, "Lock the weights in RAM.")
+    mmproj: Path | None = file_setting(
+        None, "Multimodal projector, for images or audio.", metavar="FILE"
     )
-    mlock: bool = process_setting(False, "lock the weights in RAM.")
-    mmproj: Path | None = process_setting(
-        None, "multimodal projector, for images or audio.", metavar="FILE"
-    )
-    lora: list[str] = process_setting(
+    lora: list[str] = file_setting(
         [],
         "LoRA adapter; repeatable.",
         metavar="FILE[=SCALE]",
         value=lambda self: self.adapters(),
     )
-    embeddings: bool | None = process_setting(
-        None, "serve embeddings.", default="for models made for them"
+    embeddings: bool | None = file_setting(
+        None, "Serve embeddings.", default="for models made for them"
     )
-    pooling: Pooling | None = process_setting(
-        None, "pooling of embeddings.", default="the model's own"
+    pooling: Pooling | None = file_setting(
+        None, "Pooling of embeddings.", default="the model's own"
     )
-    exact: bool = process_setting(False, "logprobs that are independent of other requests; slower.")
-    prompt_lookup: bool | None = process_setting(
+    exact: bool = file_setting(
+        False, "Logprobs that are independent of other requests; slower.", in_process=True
+    )
+    prompt_lookup: bool | None = file_setting(
         None,
-        "draft tokens that repeat earlier ones.",
+        "Draft tokens that repeat earlier ones.",
+        in_process=True,
         default="on",
         value=lambda self: self.prompt_lookup is not False,
     )
-    draft_model: Path | None = process_setting(
-        None, "smaller model with the same vocabulary, which drafts tokens.", metavar="FILE"
+    draft_model: Path | None = file_setting(
+        None,
+        "Smaller model with the same vocabulary, which drafts tokens.",
+        in_process=True,
+        metavar="FILE",
     )
-    trace: Path | None = process_setting(
-        None, "trace of the engine's steps, for Perfetto.", metavar="FILE"
+    trace: Path | None = file_setting(
+        None, "Trace of the engine's steps, for Perfetto.", in_process=True, metavar="FILE"
     )
 
     # A URL can contain a password.
     store: str = store_setting(
         MEMORY,
-        "Where responses, conversations, and chat completions with store: true are kept: memory, a "
-        "file such as FILE.db, postgresql://USER:PASSWORD@HOST/NAME, or off.",
+        "Where responses, conversations and stored chat completions are kept: memory, FILE.db, "
+        "postgresql://…, or off.",
         metavar="STORE",
         check=target_of,
         is_secret=True,
@@ -328,7 +344,7 @@ class FlatSettings(Checked):
     )
     cors_origin: list[str] = client_setting(
         [],
-        "Origin of web pages that may call the server: https://chat.example, null, *; repeatable.",
+        "Origin of web pages that may call the server, null, or *; repeatable.",
         to=("adapter",),
         argument="cors_origins",
         value=lambda self: self.cors_origin or ["*"],
@@ -375,7 +391,10 @@ class FlatSettings(Checked):
         False, "Cut vectors to the dimensions of a request; only for models trained for it."
     )
     share_prefixes: bool = request_setting(
-        False, "share the prompt cache across API keys.", needs="a GGUF file"
+        False,
+        "Share the prompt cache across API keys.",
+        needs="a GGUF file",
+        in_process=True,
     )
 
     workers: int = server_setting(
@@ -463,7 +482,7 @@ class FlatSettings(Checked):
     )
     otel: bool | None = server_setting(
         None,
-        "Send spans and metrics of requests by OpenTelemetry, whose variables OTEL_… say where.",
+        "Send spans and metrics of requests by OpenTelemetry.",
         default="on if an OTEL_EXPORTER_OTLP_…ENDPOINT is set",
     )
     wait: bool = server_setting(
@@ -490,7 +509,7 @@ def _in_group(*groups: str) -> list[str]:
 
 
 # The settings that a table of an engine, and one of a model, can have for itself.
-OF_ENGINE = _in_group(ENGINE, IN_PROCESS)
+OF_ENGINE = _in_group(ENGINE, MODEL_FILE)
 OF_MODEL = [
     *(name for name in _in_group(REQUESTS) if name not in ("limits", "share_prefixes")),
     "keepalive",

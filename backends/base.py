@@ -355,6 +355,7 @@ class Model:
         sizes: the sizes of the model that are known, by llama-server's names for them: `n_params`,
             `n_vocab`, `n_ctx_train` …
         places: the number of calls that the engine runs at a time.
+        build: the version of the engine; empty if unknown.
     """
 
     name: str
@@ -369,6 +370,7 @@ class Model:
     # Facts for clients only; models are keys of caches on the path of every request.
     sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
     places: int = field(default=1, compare=False)
+    build: str = field(default="", compare=False)
 
 
 class Load(NamedTuple):

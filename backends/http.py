@@ -15,6 +15,7 @@ is sent once more on a new connection. Only the headers given here are sent, and
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import ssl
@@ -93,6 +94,14 @@ def shown_address(address: str) -> str:
     start = scheme.group() if scheme else ""
     rest = address.removeprefix(start).rpartition("@")[2]
     return start + re.split("[?#]", rest, maxsplit=1)[0].rstrip("/")
+
+
+def reason_of(error: OSError) -> str:
+    """Return why a connection failed, without the number of the system's error."""
+    if isinstance(error, ConnectionError) and error.errno:
+        # asyncio's own text has the address, which messages have already.
+        return os.strerror(error.errno)
+    return (error.strerror if isinstance(error, socket.gaierror) else None) or str(error)
 
 
 # The largest number of bytes to read of an error's body, and of any other body: the largest
@@ -660,7 +669,7 @@ class ConnectionPool:
                     lambda: Connection(loop), self._host, self._port, ssl=self._ssl
                 )
         except (OSError, TimeoutError) as error:
-            reason = str(error) or f"no response within {CONNECT_SECONDS} s"
+            reason = reason_of(error) or f"no response within {CONNECT_SECONDS} s"
             raise EngineUnavailable(
                 f"The engine at {self.address} cannot be reached: {reason}. Is it running?"
             ) from error

@@ -1,4 +1,4 @@
-"""The commands `latimer serve`, `check`, `config`, `models`, `conform` and `store`.
+"""The command `latimer`, whose commands are in modules that are imported on use.
 
 Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start.
 """
@@ -83,11 +83,30 @@ class _Conform(_Lazy):
         return super().make_context(*args, **kwargs)
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        from .report import versions
+
+        (name, own), *engines = versions()
+        # Scripts read the first line.
+        click.echo(f"{name}, version {own}")
+        for engine, build in engines:
+            click.echo(f"{engine}: {build}")
+        ctx.exit()
+
+
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="latimer")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the versions of Latimer and of llama.cpp, and exit.",
+)
 def main() -> None:
     """Every OpenAI client over local LLM engines, through their native interfaces.
 
@@ -105,6 +124,7 @@ def main() -> None:
       latimer top                                   what a running server does now
       latimer store stats --store latimer.db        what a store contains
       latimer config digest                         the digest of a key, for its table
+      latimer completion bash                       the completion of a shell
     """
 
 
@@ -112,7 +132,7 @@ for _command in (
     _Lazy("serve", ".commands", help="Serve OpenAI's API over a model or an engine."),
     _Lazy(
         "check",
-        ".commands",
+        ".check",
         help="Show the capabilities of an engine, and the store, as a table.",
     ),
     _Conform(
@@ -120,6 +140,7 @@ for _command in (
         "...conformance.command",
         short_help="Test any server for conformance with OpenAI's API.",
     ),
+    _Lazy("completion", ".completion", short_help="Print the completion script of a shell."),
     _Lazy("config", ".commands", short_help="Print the schema of the settings file, or a digest."),
     _Lazy("models", ".models", short_help="List, download and delete models of the hub."),
     _Lazy("ps", ".admin", short_help="List the engines of a running server."),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +13,7 @@ import click
 import orjson
 
 from ..errors import printable
+from .client import DEFAULT, Unreachable, ask, base_of
 from .terminal import EXIT_CHECK, WrongUse, end_at_once, say
 
 _PATH = "/admin/engines"
@@ -25,12 +25,19 @@ _COLUMNS = ("engine", "state", "models", "running", "waiting", "memory", "reason
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option(
+    """Add the address of the server, as an argument or an option, and the key."""
+
+    @click.argument("address", metavar="[URL]", required=False)
+    @click.option("--url", default=DEFAULT, show_default=True, help="Address of the server.")
+    @click.option(
         "--admin-key", envvar="LATIMER_ADMIN_KEY", help="The key of the server's --admin-key."
-    )(command)
-    return click.option(
-        "--url", default="http://127.0.0.1:8000", show_default=True, help="Address of the server."
-    )(command)
+    )
+    @functools.wraps(command)
+    def run(address: str | None, url: str, **others: Any) -> None:
+        end_at_once()
+        command(url=address or url, **others)
+
+    return run
 
 
 @click.command()
@@ -38,7 +45,6 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--json", "as_json", is_flag=True, help="Print the server's response.")
 def ps(url: str, admin_key: str | None, as_json: bool) -> None:
     """List the engines of a running server, with their states."""
-    end_at_once()
     engines = _ask("GET", url, "", admin_key)["data"]
     if as_json:
         click.echo(orjson.dumps(engines, option=orjson.OPT_INDENT_2).decode())
@@ -71,7 +77,6 @@ def _row(engine: dict[str, Any]) -> tuple[str, ...]:
 @_options
 def load(name: str, url: str, admin_key: str | None) -> None:
     """Load the model of an engine, or use a drained engine again."""
-    end_at_once()
     _say(_ask("POST", url, f"/{quote(name, safe='')}/load", admin_key))
 
 
@@ -80,7 +85,6 @@ def load(name: str, url: str, admin_key: str | None) -> None:
 @_options
 def unload(name: str, url: str, admin_key: str | None) -> None:
     """Unload the model of an engine when its requests have ended."""
-    end_at_once()
     _say(_ask("POST", url, f"/{quote(name, safe='')}/unload", admin_key))
 
 
@@ -89,7 +93,6 @@ def unload(name: str, url: str, admin_key: str | None) -> None:
 @_options
 def drain(name: str, url: str, admin_key: str | None) -> None:
     """Send no more requests to an engine, and wait until it runs none."""
-    end_at_once()
     engine = _ask("POST", url, f"/{quote(name, safe='')}/drain", admin_key)
     while engine["running"]:
         time.sleep(_LOOK)
@@ -109,27 +112,24 @@ def _reason(engine: dict[str, Any]) -> str:
 def _ask(method: str, url: str, path: str, key: str | None) -> Any:
     """Return the JSON of a response; end the process with the reason if it is an error."""
     if not key:
-        raise WrongUse("--admin-key is missing: send the key that the server was started with.")
-    if not url.startswith(("http://", "https://")):
-        raise WrongUse(f"--url: {url} is not an address such as http://127.0.0.1:8000.")
-    request = urllib.request.Request(  # noqa: S310
-        url.rstrip("/") + _PATH + path, method=method, headers={"Authorization": f"Bearer {key}"}
-    )
+        raise WrongUse(
+            "--admin-key is missing: send the key that the server was started with, or set "
+            "LATIMER_ADMIN_KEY."
+        )
     try:
-        with urllib.request.urlopen(request) as reply:  # noqa: S310
-            return orjson.loads(reply.read())
-    except urllib.error.HTTPError as error:
-        reason = _message(error.read()) or f"status {error.code}"
-        if error.code == 404 and "engine" not in reason:
-            reason = "the server has no admin path: it needs --admin-key, and tables of engines"
-    except (OSError, ValueError) as error:
-        reason = f"the server at {url} cannot be reached: {getattr(error, 'reason', error)}"
+        status, body = ask(method, base_of(url) + _PATH + path, key)
+        reply = orjson.loads(body)
+        if status < 400:
+            return reply
+        reason = str(reply["error"]["message"])
+    except Unreachable as error:
+        reason = f"{error}."
+    except (ValueError, LookupError, TypeError):
+        reason = f"{url} does not answer like Latimer. Correct the address."
+    if reason.startswith("Invalid URL"):
+        reason = (
+            "The server has no paths for operators. Start it with --admin-key and with tables of "
+            "engines in the file of --config."
+        )
     say(reason)
     sys.exit(EXIT_CHECK)
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(orjson.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return ""

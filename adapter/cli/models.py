@@ -16,8 +16,8 @@ import click
 from ...backends.errors import LatimerError
 from ..errors import printable
 from ..hub.cache import Repo, folder, repos
-from ..hub.locate import Needs, cached, described, locate, memory_of, plan
-from ..hub.memory import free_memory, read_metadata, trained_context
+from ..hub.locate import Needs, cached, described, locate, plan
+from ..hub.memory import estimate, free_memory, read_metadata, trained_context
 from ..hub.names import (
     HubError,
     HubFile,
@@ -30,6 +30,7 @@ from ..hub.names import (
     parts_of,
     tag_of,
 )
+from .completion import models_only
 from .terminal import EXIT_START, Download, end_at_once, say
 
 Command = Callable[..., None]
@@ -64,7 +65,7 @@ def _reporting(command: Command) -> Command:
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_name = click.argument("name")
+_name = click.argument("name", shell_complete=models_only)
 _context = click.option(
     "--context", type=click.IntRange(1, 2**24), help="Tokens of the KV cache to estimate for."
 )
@@ -108,7 +109,7 @@ def show(name: str, context: int | None, as_json: bool) -> None:
         _show_plan(wanted, needs, as_json)
         return
     metadata = read_metadata(found.parts[0])
-    memory = memory_of(metadata, found.choice.size, needs)
+    memory = estimate(metadata, found.choice.size, needs.context, needs.cache_type)
     _print(
         {
             "name": str(wanted),

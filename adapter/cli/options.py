@@ -8,12 +8,30 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 from pydantic.fields import FieldInfo
+from typing_extensions import override
 
-from ..option import ENGINE, IN_PROCESS, STORE, is_list, option_of, type_of
+from ..option import ENGINE, MODEL_FILE, STORE, is_list, option_of, type_of
 from ..settings import Settings
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
+
+
+class Sectioned(click.Command):
+    """A command whose help has a section for each group of settings."""
+
+    @override
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            field = Settings.model_fields.get(parameter.name or "")
+            if record is not None:
+                group = "Options" if field is None else option_of(field).group
+                sections.setdefault(group, []).append(record)
+        for group, records in sections.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
 
 
 def options(names: Sequence[str]) -> Decorator:
@@ -34,7 +52,9 @@ def option(name: str, field: FieldInfo) -> Decorator:
     """Return the option of a setting; the model is an argument."""
     own, kind = option_of(field), type_of(field)
     if name == "model":
-        return click.argument(name, required=False, metavar=own.metavar)
+        return click.argument(
+            name, required=False, metavar=own.metavar, shell_complete=_models_or_files
+        )
     flags = ["--" + one.replace("_", "-") for one in (name, own.alias) if one is not None]
     named: dict[str, Any] = {"help": help_of(field), "metavar": own.metavar}
     if is_list(field):
@@ -59,11 +79,18 @@ def help_of(field: FieldInfo) -> str:
     """Return the help of a setting, which ends with its default."""
     own, default = option_of(field), field.default
     text = field.description or ""
-    if own.needs == "a GGUF file":
-        text = f"In process: {text}"
+    if own.in_process:
+        text = f"In process: {text[:1].lower()}{text[1:]}"
     if own.default is None and default not in (None, False, []):
         return f"{text}  [{default:g}]" if isinstance(default, float) else f"{text}  [{default}]"
     return f"{text}  [{own.default}]" if own.default else text
+
+
+def _models_or_files(*place: Any) -> Any:
+    # A start does not need it.
+    from .completion import models_or_files
+
+    return models_or_files(*place)
 
 
 serve = options(
@@ -73,7 +100,7 @@ check = options(
     [
         name
         for name, field in Settings.model_fields.items()
-        if option_of(field).group in (ENGINE, IN_PROCESS, STORE) or name in ("workers", "otel")
+        if option_of(field).group in (ENGINE, MODEL_FILE, STORE) or name in ("workers", "otel")
     ]
 )
 storage = options(["store", "store_age", "store_size", "store_media"])

@@ -38,7 +38,7 @@ from .listener import Listener
 from .reload import fixed_in
 from .server import END, waits_for
 from .sharing import check_shared, one_call_engine, shared
-from .terminal import ALL, EXIT_START, START, WrongUse, fail, mute, say
+from .terminal import ALL, EXIT_START, START, WrongUse, fail, is_read, mute, say
 from .worker import (
     CLOSED,
     CONNECTION,
@@ -84,7 +84,7 @@ def run(settings: Settings) -> None:
     folder = _folder()
     try:
         (folder / REGISTER).mkdir()
-        says_key = settings.reasoning_key is None
+        says_key = settings.reasoning_key is None and not is_read()
         code = _Parent(shared(settings, folder), listener, folder, says_key).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ...backends.base import Backend
+from ...backends.base import Backend, EmbeddingModel, Model
 from ...backends.errors import LatimerError, shortened
 from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
@@ -31,7 +31,7 @@ from ..store.errors import StoreError, StoreUnavailable, in_words
 from . import otel
 from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
-from .terminal import EXIT_START, START, Download, end_at_once, fail, print_json, say
+from .terminal import EXIT_START, START, Download, end_at_once, fail, is_read, print_json, say
 
 if TYPE_CHECKING:
     from ..fleet import Fleet
@@ -42,6 +42,7 @@ _FIRST = 1.0
 _AGAIN = 0.5
 # Seconds between attempts to open a store that was not available at the start.
 _REOPEN = 2.0
+# For logs only: on a terminal it would be repeated at each start.
 RANDOM_KEY = (
     "Clients of /v1/responses can send encrypted reasoning back until this server ends. Set "
     "--reasoning-key SECRET if they must be able to after a restart, too."
@@ -76,8 +77,10 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         progress = _Progress() if sys.stderr.isatty() else None
         fleet = _fleet_of(settings, progress) if settings.engines else None
         backend = None
+        placed = settings
         if fleet is None:
-            backend = backend_of(with_files(settings, Download()), progress)
+            placed = with_files(settings, Download())
+            backend = backend_of(placed, progress)
         for line in unused(settings) if fleet is None else ():
             say(line, START)
         writer = Writer()
@@ -98,7 +101,7 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
     listens = asyncio.Event()
     if fleet is None:
         assert backend is not None
-        starting = _listen_when_ready(settings, backend, way, listens)
+        starting = _listen_when_ready(placed, backend, way, listens)
     else:
         starting = _serve_fleet(settings, fleet, app, way, listens)
     readiness = asyncio.create_task(starting)
@@ -307,14 +310,22 @@ async def _listen_when_ready(
             await asyncio.sleep(_AGAIN)
             asking = asyncio.ensure_future(backend.model())
     names = ", ".join(settings.model_name or [model.name])
-    engine = (
-        f"{backend.capabilities.engine}, {model.context} tokens{await _task(settings, backend)}"
-    )
+    # An engine at a URL would be asked what it can do, which a start does not wait for.
+    task = None if is_elsewhere(settings) else await backend.embedding_model()
+    engine = backend.capabilities.engine
     if settings.wait:
         door.listen()
-    say(f"Latimer serves {names} ({engine}) at {address}", START)
-    if settings.reasoning_key is None:
-        say(RANDOM_KEY, START)
+    say(
+        f"Latimer serves {names} ({engine}, {model.context} tokens{_made_for(task)}) at {address}",
+        START,
+    )
+    _say_context(settings, model)
+    say_key(settings)
+    if is_read():
+        from . import banner
+
+        server = banner.Server(settings, address, is_local(settings.host))
+        banner.show([*banner.rows_of(server, model, engine)], banner.command_of(server, None, task))
     listens.set()
 
 
@@ -335,8 +346,13 @@ async def _serve_fleet(
     names = shortened(", ".join(fleet.pools))
     count = f"{engines} engine{'s' * (engines > 1)}"
     say(f"Latimer serves {names} over {count} at {door.address}", START)
-    if settings.reasoning_key is None:
-        say(RANDOM_KEY, START)
+    say_key(settings)
+    if is_read():
+        from . import banner
+
+        server = banner.Server(settings, door.address, is_local(settings.host))
+        command = banner.command_of(server, next(iter(fleet.pools)), None)
+        banner.show([*banner.rows_of_fleet(server, fleet)], command)
     listens.set()
     # A signal to read the file again may come at once.
     warning = asyncio.create_task(_warn(fleet, "its requests get a 503"))
@@ -361,12 +377,35 @@ async def _warn(fleet: Fleet, until: str) -> None:
             say(words, START, "warning", model=name, engines=[one.name for one in pool.replicas])
 
 
-async def _task(settings: Settings, backend: Backend) -> str:
-    """Return what a model in process is made for, unless it generates."""
-    facts = None if is_elsewhere(settings) else await backend.embedding_model()
-    if facts is None or facts.generates:
+def _made_for(task: EmbeddingModel | None) -> str:
+    """Return what a model is made for, unless it generates."""
+    if task is None or task.generates:
         return ""
-    return ", reranking only" if facts.pooling == "rank" else ", embeddings only"
+    return ", reranking only" if task.pooling == "rank" else ", embeddings only"
+
+
+def _say_context(settings: Settings, model: Model) -> None:
+    """Say which context is used if --context asks for more than the model was trained for."""
+    trained = model.sizes.get("n_ctx_train")
+    if settings.context is None or is_elsewhere(settings) or trained is None:
+        return
+    where = settings.source_of("context")
+    if settings.context > trained:
+        used = (
+            "its text gets worse beyond them"
+            if model.context > trained
+            else f"the context is {model.context:,} tokens"
+        )
+        say(
+            f"{where}: the model was trained for {trained:,} tokens, not {settings.context:,}, so "
+            f"{used}.", START, "warning",
+        )  # fmt: skip
+
+
+def say_key(settings: Settings) -> None:
+    """Say in a log that the secret of reasoning is random."""
+    if settings.reasoning_key is None and not is_read():
+        say(RANDOM_KEY, START)
 
 
 def adapter_of(
@@ -411,9 +450,13 @@ class _Progress:
 
 def local_rules(host: str, origins: Iterable[str], hosts: Iterable[str]) -> LocalRules:
     """Return the rules of a server without a key that listens on a host; see `LocalRules`."""
+    return LocalRules(origins, hosts, socket.gethostname(), not is_local(host))
+
+
+def is_local(host: str) -> bool:
+    """Return True if only programs of this machine can reach a host, or if it has no address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
-        found = []
-    beyond = not all(is_loopback(str(address[0])) for *_, address in found)
-    return LocalRules(origins, hosts, socket.gethostname(), beyond)
+        return True
+    return all(is_loopback(str(address[0])) for *_, address in found)

@@ -70,6 +70,11 @@ def say(line: str, event: str = "server", level: str = "info", **fields: Any) ->
         _print(line, level, event, fields)
 
 
+def is_read() -> bool:
+    """Return True if a person reads the lines of the start on a terminal."""
+    return not _muted and not _is_json and sys.stderr.isatty()
+
+
 def fail(message: str) -> NoReturn:
     """Print why the server cannot start, and end the process."""
     _print(f"Latimer cannot start: {message}", "error", "server", {})

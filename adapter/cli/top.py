@@ -10,8 +10,6 @@ import shutil
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -21,7 +19,8 @@ import click
 import orjson
 
 from ..errors import printable
-from .terminal import EXIT_CHECK, WrongUse, say
+from .client import DEFAULT, Unreachable, ask, base_of
+from .terminal import EXIT_CHECK, say
 
 # Seconds that the server may take to answer.
 _PATIENCE = 5.0
@@ -235,34 +234,25 @@ def _rate_text(rate: float | None) -> str:
     return f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
 
 
-class Unreachable(Exception):
-    """A server without metrics; the message says why."""
-
-
 def fetch(url: str, key: str | None) -> str:
     """Return the metrics of a server.
 
     Raises:
         Unreachable: it does not answer, or has none.
     """
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE) as reply:  # noqa: S310
-            return str(reply.read().decode())
-    except urllib.error.HTTPError as error:
-        if error.code == 401:
-            raise Unreachable("the server needs an API key: send one with --api-key") from None
-        if error.code == 403:
-            raise Unreachable("the API key may use some models only: send one for all") from None
-        hint = ": is it started with --no-metrics?" if error.code == 404 else ""
-        raise Unreachable(f"{url} answers with status {error.code}{hint}") from None
-    except (OSError, ValueError) as error:
-        raise Unreachable(f"{url}: {getattr(error, 'reason', error)}") from None
+    status, body = ask("GET", url, key, _PATIENCE)
+    if status == 401:
+        raise Unreachable("the server needs an API key: send one with --api-key")
+    if status == 403:
+        raise Unreachable("the API key may use some models only: send one for all")
+    if status != 200:
+        hint = ": is it started with --no-metrics?" if status == 404 else ""
+        raise Unreachable(f"{url} answers with status {status}{hint}")
+    return body.decode()
 
 
 @click.command()
-@click.argument("url", default="http://127.0.0.1:8000")
+@click.argument("url", default=DEFAULT)
 @click.option("--api-key", envvar="LATIMER_API_KEY", help="An API key of the server.")
 @click.option("--once", is_flag=True, help="Print one table and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows of one table as JSON.")
@@ -296,11 +286,9 @@ def top(url: str, api_key: str | None, once: bool, as_json: bool, interval: floa
       latimer top http://10.0.0.5:8000 --api-key secret
       latimer top --json | jq '.rows[].output'
     """
-    if not url.startswith(("http://", "https://")):
-        raise WrongUse(f"{url} is not an address such as http://127.0.0.1:8000.")
+    place = base_of(url) + "/metrics"
     # LATIMER_API_KEY can have several keys, for the server.
     key = api_key.partition(",")[0].strip() if api_key else None
-    place = url.rstrip("/").removesuffix("/v1") + "/metrics"
     if as_json or once or not sys.stdout.isatty():
         _print_once(place, key, as_json, interval)
     else:

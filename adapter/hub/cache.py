@@ -17,7 +17,7 @@ from pathlib import Path
 
 import orjson
 
-from .names import MAIN, HubError, HubFile, is_safe
+from .names import MAIN, HubError, HubFile, HubName, is_safe, label_of, models_of
 
 # The name of a part of a download; llama-server's own, which continues it.
 UNFINISHED = ".downloadInProgress"
@@ -193,6 +193,15 @@ def repos() -> Iterator[Repo]:
         kind, _, rest = name.partition("--")
         if kind == "models" and rest.count("--") == 1:
             yield Repo(rest.replace("--", "/"))
+
+
+def names_of_models() -> Iterator[HubName]:
+    """Yield the names of the models in the cache."""
+    for repo in repos():
+        for commit, revision in repo.commits().items():
+            files = repo.files(commit)
+            for model in models_of(files):
+                yield label_of(repo.name, model, files, revision)
 
 
 def _file_of(path: str, row: Mapping[str, object]) -> HubFile:

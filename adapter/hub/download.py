@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,8 @@ _HEAD, _MOST_HEAD = 1 << 18, 1 << 23
 # The most pages of a list of files.
 _PAGES = 100
 _FALSE = ("", "0", "false", "no", "off")
+# The beginning of the text of a system's error.
+_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 _TRANSIENT = (httpx2.TransportError,)
 
 
@@ -365,4 +369,10 @@ def _read(response: httpx2.Response) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    return f"{str(error) or type(error).__name__}."
+    """Return the reason of a failed connection, without the number of the system's error."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, socket.gaierror):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        return "its name cannot be resolved, so there is no network, or the name is wrong."
+    return f"{_NUMBER.sub('', str(error)) or type(error).__name__}."

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .cache import Repo, is_commit
 from .download import Hub, Report, Unreachable, free_disk, is_offline, left_of, missing_of
@@ -24,8 +23,6 @@ from .names import (
     tag_of,
 )
 
-# The context length if none is set, unless the model was trained for less.
-_CONTEXT = 8192
 # Bytes of the disk that stay free.
 _MARGIN = 64 << 20
 
@@ -178,16 +175,9 @@ def plan(hub: Hub, name: HubName, needs: Needs) -> tuple[Plan, list[HubFile]]:
     missing = missing_of(repo, commit, choice.files)
     left = sum(left_of(repo, file) for file in missing)
     metadata = hub.metadata(name, commit, choice.parts[0])
-    memory = memory_of(metadata, choice.size, needs)
+    memory = estimate(metadata, choice.size, needs.context, needs.cache_type)
     disk, free = needs.free_disk(repo.root), needs.free_memory()
     return Plan(name, commit, choice, tuple(missing), left, disk, memory, free), files
-
-
-def memory_of(metadata: dict[str, Any] | None, weights: int, needs: Needs) -> Estimate:
-    """Return the memory of a model for the context that is asked for."""
-    trained = trained_context(metadata or {})
-    context = needs.context or min(trained or _CONTEXT, _CONTEXT)
-    return estimate(metadata, weights, context, needs.cache_type)
 
 
 def download(name: HubName, report: Report, needs: Needs) -> Located:

@@ -22,7 +22,18 @@ _SCALARS: Final = {
     12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+# Quantizations by the number in `general.file_type`, as llama.cpp names them (`llama_ftype`).
+_FILE_TYPES: Final = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+    40: "Q1_0",
+}  # fmt: skip
 _VOCABULARY = "tokenizer.ggml.tokens"
+# The context length if none is set, unless the model was trained for less.
+_CONTEXT = 8192
 # The cells of the KV cache are a multiple of this.
 _CELLS = 256
 # The tokens of a step of the graph, in llama.cpp's defaults.
@@ -120,17 +131,26 @@ def trained_context(metadata: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def quantization(metadata: Mapping[str, Any]) -> str:
+    """Return the quantization of a model, such as Q4_K_M; empty if it is unknown."""
+    # 1024 marks a type that was guessed from the tensors.
+    kind = metadata.get("general.file_type")
+    return _FILE_TYPES.get(kind % 1024, "") if isinstance(kind, int) else ""
+
+
 def estimate(
-    metadata: Mapping[str, Any] | None, weights: int, context: int, cache_type: str | None
+    metadata: Mapping[str, Any] | None, weights: int, context: int | None, cache_type: str | None
 ) -> Estimate:
     """Return the memory of a model.
 
     Args:
         metadata: of the file; without it only the weights are counted.
         weights: the bytes of all its files.
-        context: the tokens of the KV cache.
+        context: the tokens of the KV cache; None for the default.
         cache_type: the type of its elements; None for f16.
     """
+    if context is None:
+        context = min(trained_context(metadata or {}) or _CONTEXT, _CONTEXT)
     if metadata is None:
         return Estimate(weights, 0, 0, context)
     prefix = metadata.get("general.architecture")

@@ -309,6 +309,7 @@ class Server:
             fingerprint="fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10],
             modified=int(time.time()),
             media=identity.media,
+            build=identity.version,
         )
 
     async def _probe(self, context: int, bos: TokenIds) -> tuple[bool, str]:

@@ -231,4 +231,5 @@ def _model(
         media=media,
         sizes=model.sizes(),
         places=options.limit,
+        build=f"llama-cpp-python {llama_cpp.__version__}",
     )

@@ -70,16 +70,21 @@ _OF_WHEEL = (
 )  # fmt: skip
 
 
+def is_wheel(program: Sequence[str]) -> bool:
+    """Return True if a program of `find_program` is the server of the package `xllamacpp`."""
+    return program[-1] == wheel.__file__
+
+
 def shown_program(program: Sequence[str]) -> str:
     """Return the name of a program of `find_program`, for people."""
-    if program[-1] == wheel.__file__:
+    if is_wheel(program):
         return "llama.cpp's prebuilt server (xllamacpp)"
     return program[-1]
 
 
 def supported_by(program: Sequence[str]) -> frozenset[str]:
     """Return the arguments of the in-process engine that a program has flags for."""
-    return frozenset({*(_OF_WHEEL if program[-1] == wheel.__file__ else _FLAGS), *_ALWAYS})
+    return frozenset({*(_OF_WHEEL if is_wheel(program) else _FLAGS), *_ALWAYS})
 
 
 def command_of(

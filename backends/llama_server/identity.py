@@ -111,6 +111,7 @@ class Identity(NamedTuple):
             media=self.media,
             sizes=self.sizes,
             places=self.slots,
+            build=self.build,
         )
 
 

@@ -68,7 +68,11 @@ def test_backends_that_do_not_fit() -> None:
     """A remote backend requires a URL, and the in-process backend a GGUF file."""
     with pytest.raises(WrongSetup, match="needs the URL of its engine, such as http://"):
         backend_of(Settings.load(None, backend="koboldcpp"))
-    with pytest.raises(WrongSetup, match=r"8080, not 'x\.gguf'"):
+    with pytest.raises(WrongSetup, match="5001, not '/x'"):
+        backend_of(Settings.load(None, backend="koboldcpp", model="/x"))
+    with pytest.raises(WrongSetup, match="llama-server needs a model: a GGUF file, hf:ORG/REPO"):
+        backend_of(Settings.load(None, backend="llama-server"))
+    with pytest.raises(WrongSetup, match=r"There is no model at x\.gguf"):
         backend_of(Settings.load(None, backend="llama-server", model="x.gguf"))
     with pytest.raises(WrongSetup, match="needs a GGUF file"):
         backend_of(Settings.load(None, backend="llama-cpp", model="http://127.0.0.1:1"))
@@ -108,14 +112,16 @@ async def test_what_answers_but_is_not_ready(
         backend = backend_of(Settings.load(None, model=address + path))
         with pytest.raises(EngineUnavailable, match=said):
             await backend.model()
-        assert (await describe(backend))[0] is False
+        error, rows = await describe(backend)
+        assert isinstance(error, EngineUnavailable)
+        assert rows[-1] == ("reachable", f"no: {error.message}")
         await backend.aclose()
 
 
 async def table_of(backend: Any) -> dict[str, str]:
     """Return the rows of the table of an engine that is reachable."""
-    reachable, rows = await describe(backend)
-    assert reachable
+    error, rows = await describe(backend)
+    assert error is None
     return dict(rows)
 
 

@@ -321,5 +321,10 @@ def test_the_commands_of_the_operator(url: str) -> None:
     assert "exit code 1" in failed.stderr
     unknown = latimer(url, "drain", "none")
     assert (unknown.returncode, "There is no engine 'none'" in unknown.stderr) == (1, True)
+    address = subprocess.run(
+        ["latimer", "ps", f"{url}/v1"], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "LATIMER_ADMIN_KEY": KEY},
+    )  # fmt: skip
+    assert address.stdout.startswith("engine")
     wrong = latimer(url, "ps", key="wrong")
     assert (wrong.returncode, "--admin-key" in wrong.stderr) == (1, True)

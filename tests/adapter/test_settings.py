@@ -12,7 +12,8 @@ from typing import Any, get_args, get_origin
 import click
 import pytest
 from latimer.adapter.app import DEFAULTS, Options
-from latimer.adapter.cli.commands import check, serve
+from latimer.adapter.cli.check import check
+from latimer.adapter.cli.commands import serve
 from latimer.adapter.cli.options import option
 from latimer.adapter.option import FLEET, SERVER, option_of
 from latimer.adapter.settings import FlatSettings, Settings
@@ -270,7 +271,7 @@ def test_every_setting_is_a_flag() -> None:
     tables = {name for name, one in Settings.model_fields.items() if option_of(one).is_table}
     assert flags == Settings.model_fields.keys() - tables
     assert tables
-    assert {one.name for one in check.params} <= flags | {"config"}
+    assert {one.name for one in check.params} <= flags | {"config", "as_json", "report"}
 
 
 def test_the_cache_has_the_option_of_llama_server() -> None:

@@ -199,6 +199,10 @@ def test_a_hub_that_is_gone(test_hub: TestHub, monkeypatch: pytest.MonkeyPatch) 
     assert "does not answer" in lines.said[0]
     with pytest.raises(HubError, match="Check the network and HF_ENDPOINT"):
         found("hf:test/split")
+    for address, reason in (("127.0.0.1:9", "Connection refused"), ("nowhere.invalid", "its name")):
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
+        with pytest.raises(HubError, match=rf"{address} does not answer: {reason}[^\[]*$"):
+            found("hf:test/split")
 
 
 @pytest.mark.parametrize(

