@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from .browser import Browser
 
 SECONDS = 20
 
@@ -22,7 +23,7 @@ class Playground:
         address: the address of the page.
     """
 
-    def __init__(self, driver: webdriver.Chrome, address: str) -> None:
+    def __init__(self, driver: Browser, address: str) -> None:
         self.driver, self.address = driver, address
 
     def open(self) -> None:
@@ -45,8 +46,7 @@ class Playground:
 
     def size(self, width: int, height: int = 900) -> None:
         """Set the width and the height of the page in CSS pixels."""
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.driver.resize(width, height)
 
     def js(self, script: str, *arguments: Any) -> Any:
         """Run a script and return its value."""
@@ -133,6 +133,16 @@ class Playground:
         """Return the texts of the alternatives in the pop-over, most likely first."""
         return [one.get_attribute("data-text") or "" for one in self.all("#popover .row")]
 
+    def exported(self, button: str) -> str:
+        """Click a button, by its id, that gives the user a file; return its text."""
+        return self.driver.execute_async_script(  # type: ignore[no-any-return, no-untyped-call]
+            "const done = arguments[1], make = URL.createObjectURL;"
+            "URL.createObjectURL = (blob) => {"
+            "  URL.createObjectURL = make; blob.text().then(done); return make(blob) };"
+            "document.getElementById(arguments[0]).click()",
+            button,
+        )
+
     def view(self, name: str) -> None:
         """Show one of the views."""
         self.click(f"#tab-{name}")
@@ -144,7 +154,7 @@ class Playground:
 
     def console(self) -> list[str]:
         """Return what the console has logged since the last call."""
-        return [one["message"] for one in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
+        return self.driver.console()
 
 
 __all__ = ["Keys", "Playground"]
