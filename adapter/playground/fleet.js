@@ -117,7 +117,7 @@ function draw(now) {
       el("th", { scope: "row" }, visible(row.model)), el("td", {}, visible(row.engine)),
       ...cells.map((cell, index) => el(index ? "td.number" : "td", {}, cell))));
     charts.push(el("section", { "aria-label": `${visible(row.model)} on ${visible(row.engine)}` },
-      el("h3", {}, `${visible(row.model)} on ${visible(row.engine)}`),
+      el("h2", {}, `${visible(row.model)} on ${visible(row.engine)}`),
       el("div.charts", {}, chart("running", series.running, 0), chart("waiting", series.waiting, 0), chart("tokens/s", series.output, 1))));
   }
   for (const key of past.keys()) if (!now.rows.has(key)) past.delete(key);

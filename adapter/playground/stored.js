@@ -200,10 +200,10 @@ async function open(name) {
   ];
   $("stored-open").dataset.id = name;
   $("stored-open").replaceChildren(
-    el("h3", {}, visible(one.id)),
+    el("h2", {}, visible(one.id)),
     el("table", {}, ...facts.map(([key, value]) => el("tr", {}, el("th", { scope: "row" }, key), el("td", {}, visible(value))))),
-    el("h4", {}, "Messages"), ...input.map(shown),
-    el("h4", {}, "Reply"), ...kind().replies(one).map(shown),
+    el("h3", {}, "Messages"), ...input.map(shown),
+    el("h3", {}, "Reply"), ...kind().replies(one).map(shown),
     el("details", {}, el("summary", {}, "Object"), el("pre", {}, visible(JSON.stringify(one, null, 2)))),
   );
   $("stored-open").scrollIntoView({ block: "nearest" });

@@ -60,7 +60,7 @@ def ids_of(entries: Any) -> list[int]:
 
 
 async def test_ids_continue_exactly(scorer: httpx2.AsyncClient) -> None:
-    """A reply that begins with the ids of another one goes on as that one did."""
+    """A reply that begins with the ids of another one continues as that one did."""
     body = {"messages": CAPITAL, "temperature": 0, "logprobs": True, "logprobs_token_ids": True}
     whole = await chat(scorer, **body, top_logprobs=3)
     entries = whole["logprobs"]["content"]

@@ -1,4 +1,4 @@
-"""Tests of the playground over real engines: reasoning and calls of a scripted model, and images."""
+"""Tests of the playground over real engines: reasoning, calls and images."""
 
 from __future__ import annotations
 

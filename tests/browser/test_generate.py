@@ -11,18 +11,13 @@ import pytest
 from latimer.backends.base import Model
 from support.browser import Browser
 from support.engines.echo import Echo
-from support.playground import Keys, Playground
+from support.playground import HOSTILE, Keys, Playground
 
 pytestmark = pytest.mark.slow
 
 QUESTION = "What is the capital of France?"
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
-HOSTILE = (
-    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
-    "<a href='javascript:hacked=1'>x</a> ![i](http://evil.example/i.png) "
-    "\x1b[31mred\x07 \u202egnp.exe\u202c \u200b 😀 </pre></article><style>*{display:none}</style>"
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from support.engines.echo import Echo
-from support.playground import Playground
+from support.playground import HOSTILE, Playground
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_a_completion_is_opened(filled: tuple[Playground, httpx2.Client]) -> Non
     assert "12 degrees" in texts[3]
     assert texts[4] == "assistant\nCold."
     assert "project=even, number=0" in page.find("#stored-open table").text
-    name = page.find("#stored-open h3").text
+    name = page.find("#stored-open h2").text
     own = client.get(f"/v1/chat/completions/{name}").json()["choices"][0]["logprobs"]["content"]
     for index, entry in enumerate(own):
         page.token(index).click()
@@ -162,6 +162,37 @@ def test_a_long_list_has_more(page_of: Callable[..., Playground]) -> None:
     page.until(lambda: page.status() == "23 completions.")
     assert not page.find("#stored-more").is_displayed()
     assert len({one.get_attribute("data-id") for one in page.all("#stored-list li")}) == 23
+
+
+def test_hostile_text_stays_text(page_of: Callable[..., Playground]) -> None:
+    """Markup and control characters in messages, calls, metadata and replies stay characters."""
+    page = page_of(Echo(HOSTILE))
+    call = {"id": HOSTILE[:40], "type": "function"}
+    call["function"] = {"name": "f", "arguments": json.dumps({"a": HOSTILE})}
+    messages = [
+        {"role": "user", "content": HOSTILE},
+        {"role": "assistant", "content": HOSTILE, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": HOSTILE[:40], "content": HOSTILE},
+    ]
+    body: dict[str, Any] = {"model": "demo", "messages": messages, "store": True}
+    body["metadata"] = {"<b>x</b>": HOSTILE}
+    with httpx2.Client(base_url=page.address) as client:
+        assert client.post("/v1/chat/completions", json=body).is_success
+        more = {"logprobs": True, "top_logprobs": 2}
+        assert client.post("/v1/chat/completions", json={**body, **more}).is_success
+    page.open()
+    page.view("stored")
+    page.until(lambda: page.status() == "2 completions.")
+    for row in (1, 2):
+        page.press("Open", f"#stored-list li:nth-child({row})")
+        page.until(lambda: len(page.all("#stored-open article")) == 4)
+        text = page.js("return document.getElementById('stored-open').textContent")
+        assert text.count("<script>window.hacked = 1</script>") >= 5
+        assert "\u202e" not in text
+        page.js("document.getElementById('stored-open').replaceChildren()")
+    assert page.js("return window.hacked") is None
+    assert not page.all("#stored script, #stored img, #stored a, #stored style")
+    assert page.console() == []
 
 
 def test_what_the_page_stores(page: Playground) -> None:

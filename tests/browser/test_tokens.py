@@ -129,7 +129,7 @@ def test_another_token_in_a_text(page: Playground) -> None:
 
 
 def test_another_token_in_a_chat(page: Playground) -> None:
-    """In chat, too, the reply goes on from exact ids, and the page says so."""
+    """In chat, too, the reply continues from exact ids, and the page says so."""
     page.fill("#p-temperature", "0")
     page.send("What is the capital of France?")
     page.token(1).click()

@@ -88,7 +88,7 @@ def test_a_server_without_metrics(page_of: Callable[..., Playground]) -> None:
 
 
 def test_the_status_ends_with_its_action(page: Playground) -> None:
-    """What the status line says of an action is gone with the next one."""
+    """The status line of an action is empty after the next one."""
     page.fill("#p-max_tokens", "1")
     page.send("Hello")
     assert page.status() == "The reply is complete."

@@ -13,6 +13,12 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from .browser import Browser
 
 SECONDS = 20
+# A text that would do harm if it became markup, or if its controls were obeyed.
+HOSTILE = (
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+    "<a href='javascript:hacked=1'>x</a> ![i](http://evil.example/i.png) "
+    "\x1b[31mred\x07 \u202egnp.exe\u202c \u200b 😀 </pre></article><style>*{display:none}</style>"
+)
 
 
 class Playground:
@@ -157,4 +163,4 @@ class Playground:
         return self.driver.console()
 
 
-__all__ = ["Keys", "Playground"]
+__all__ = ["HOSTILE", "Keys", "Playground"]
