@@ -154,7 +154,7 @@ const popover = {
   row(map, index, token, other, place) {
     const meter = el("meter", { min: 0, max: 1, value: Math.exp(other.logprob), "aria-hidden": "true" });
     const isSame = same(other, token);
-    const label = `${isSame ? "● " : ""}${spelled(other.text)}`;
+    const label = `${isSame ? "● " : ""}${other.text ? spelled(other.text) : "(no text)"}`;
     const parts = [
       el("span.place", {}, String(place + 1)), el("span.spelling", {}, label), meter,
       el("span.number", {}, percent(Math.exp(other.logprob))),
@@ -192,6 +192,12 @@ export const closePopover = () => popover.close();
 
 export function listen() {
   const box = $("popover");
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    // The keyboard of a phone changes the height only.
+    if (innerWidth !== width) popover.close();
+    width = innerWidth;
+  });
   box.addEventListener("pointerenter", () => clearTimeout(popover.timer));
   box.addEventListener("pointerleave", () => popover.leave());
   document.addEventListener("pointerover", (event) => {

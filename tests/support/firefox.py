@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
+from selenium.webdriver.remote.client_config import ClientConfig
 from selenium.webdriver.remote.command import Command
 from selenium.webdriver.remote.remote_connection import RemoteConnection
 from typing_extensions import override
@@ -80,7 +81,7 @@ class Marionette(RemoteConnection):
     """
 
     def __init__(self, port: int) -> None:
-        super().__init__(f"http://127.0.0.1:{port}")
+        super().__init__(client_config=ClientConfig(f"http://127.0.0.1:{port}"))
         self._socket = socket.create_connection(("127.0.0.1", port), SECONDS)
         self._file = self._socket.makefile("rb")
         self._count = 0
