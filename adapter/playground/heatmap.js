@@ -6,6 +6,8 @@ import { Joiner, MEASURES, bits, levelOf, percent, probability, rankOf, restOf, 
 let measure = localStorage.getItem("latimer.measure") ?? "probability";
 if (!(measure in MEASURES)) measure = "probability";
 const maps = new Set();
+// Marks and joiners, which have no width of their own.
+const THIN = /^[\p{M}\p{Cf}]+$/u;
 
 export function measureSelect() {
   const select = el("select", {
@@ -51,6 +53,7 @@ export class HeatMap {
       node.tabIndex = this.tokens.length ? -1 : 0;
       node.dataset.index = this.tokens.length;
       if (token.bytes === null) node.classList.add("control");
+      if (THIN.test(text)) node.classList.add("thin");
       if (token.chosen) node.classList.add("chosen");
       this.tokens.push(token);
       this.#colour(node, token);

@@ -61,10 +61,10 @@ def test_reasoning(
     assert details.get_attribute("open") is None
     assert "Let me see." in (page.find("details.reasoning pre").get_attribute("textContent") or "")
     assert page.tokens() == ["Par", "is", "!"]
-    page.token(1).click()
+    page.click_token(1)
     other = page.find("#popover button.row")
     text = other.get_attribute("data-text") or ""
-    other.click()
+    page.click_on(other)
     page.finished()
     assert page.tokens()[:2] == ["Par", text.replace("\n", "↵\n")]
     assert page.find("#popover").is_displayed() is False
@@ -112,8 +112,8 @@ def test_llama_server(
     page.click("#new")
     page.send("Where?")
     assert json.loads(page.replies()[1])["city"] == "Rome"
-    page.token(1).click()
-    page.find("#popover button.row").click()
+    page.click_token(1)
+    page.click("#popover button.row")
     page.finished()
     assert "not bound to the JSON schema" in page.find("article.assistant footer").text
     page.fill("#p-response_format", "")
@@ -144,8 +144,8 @@ def test_an_image(page_of: Callable[..., Playground], engine_of: Any, tmp_path: 
     page.send("What is it?")
     assert page.find("article.user img").is_displayed()
     before = page.tokens()
-    page.token(1).click()
-    page.find("#popover button.row").click()
+    page.click_token(1)
+    page.click("#popover button.row")
     page.finished()
     assert page.tokens()[0] == before[0]
     assert page.tokens()[1] != before[1]

@@ -90,7 +90,7 @@ def test_a_completion_is_opened(filled: tuple[Playground, httpx2.Client]) -> Non
     name = page.find("#stored-open h2").text
     own = client.get(f"/v1/chat/completions/{name}").json()["choices"][0]["logprobs"]["content"]
     for index, entry in enumerate(own):
-        page.token(index).click()
+        page.click_token(index)
         assert f"logprob {entry['logprob']:.4f}" in page.find("#popover").text
         assert len(page.all("#popover .row")) == 2
         assert not page.all("#popover button")

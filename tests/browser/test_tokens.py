@@ -48,7 +48,7 @@ def test_the_numbers_are_those_of_the_reply(page: Playground, mode: str) -> None
     entries = [entry for event in raw(page) for entry in entries_of(event, mode)]
     assert len(entries) == len(page.tokens()) > 3
     for index, (text, logprob, token, top) in enumerate(entries):
-        page.token(index).click()
+        page.click_token(index)
         shown = page.find("#popover").text
         assert f"logprob {logprob:.4f}" in shown
         assert f"{-logprob / math.log(2):.2f} bits" in shown
@@ -109,10 +109,10 @@ def test_another_token_in_a_text(page: Playground) -> None:
     """The chosen token follows exactly the ids before it, in a version of its own."""
     completed(page)
     before = page.tokens()
-    page.token(2).click()
+    page.click_token(2)
     other = page.find("#popover button.row")
     text = other.get_attribute("data-text") or ""
-    other.click()
+    page.click_on(other)
     page.finished()
     after = page.tokens()
     assert after[:2] == before[:2]
@@ -132,11 +132,11 @@ def test_another_token_in_a_chat(page: Playground) -> None:
     """In chat, too, the reply continues from exact ids, and the page says so."""
     page.fill("#p-temperature", "0")
     page.send("What is the capital of France?")
-    page.token(1).click()
+    page.click_token(1)
     assert "exactly these token ids" in page.find("#popover").text
     other = page.find("#popover button.row")
     text = other.get_attribute("data-text") or ""
-    other.click()
+    page.click_on(other)
     page.finished()
     assert page.tokens()[:2] == ["The", text]
     assert "continued from exact token ids" in page.find("article.assistant footer").text
@@ -159,9 +159,9 @@ def test_a_conversation_without_ids_continues_from_its_text(page: Playground) ->
         json.dumps(kept),
     )
     page.until(lambda: page.status() == "Imported.")
-    page.token(1).click()
+    page.click_token(1)
     assert "may split the text" in page.find("#popover").text
-    page.find("#popover button.row").click()
+    page.click("#popover button.row")
     page.finished()
     assert "continued from text" in page.find("article.assistant footer").text
 
@@ -227,7 +227,7 @@ def test_parts_of_characters(page_of: Callable[..., Playground]) -> None:
     page.open()
     page.send("Hi")
     assert page.tokens()[:7] == ["a", "·", "·", "·", "😀", "·", "é"]
-    page.token(2).click()
+    page.click_token(2)
     assert "bytes 9f" in page.find("#popover").text
     assert page.console() == []
 
@@ -306,7 +306,7 @@ def test_the_picture_of_the_readme(page: Playground) -> None:
     page.send("Tell me a story.")
     page.choose("#measure", "surprise")
     levels = [one.get_attribute("class") or "" for one in page.all("article .t")]
-    page.token(next(index for index, one in enumerate(levels) if "h5" in one)).click()
+    page.click_token(next(index for index, one in enumerate(levels) if "h5" in one))
     page.js("scrollTo(0, 0)")
     data = page.driver.get_screenshot_as_png()
     assert len(data) > 10_000

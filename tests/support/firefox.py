@@ -53,6 +53,7 @@ COMMANDS = {
     Command.FIND_ELEMENTS: "FindElements",
     Command.GET: "Navigate",
     Command.GET_CURRENT_URL: "GetCurrentURL",
+    Command.GET_ELEMENT_ATTRIBUTE: "GetElementAttribute",
     Command.GET_ELEMENT_PROPERTY: "GetElementProperty",
     Command.GET_ELEMENT_RECT: "GetElementRect",
     Command.GET_ELEMENT_TAG_NAME: "GetElementTagName",

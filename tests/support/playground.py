@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -72,15 +73,44 @@ class Playground:
 
     def click(self, selector: str) -> None:
         """Click an element by a real pointer, in the middle of the page."""
-        element = self.find(selector)
-        self.js("arguments[0].scrollIntoView({block: 'center'})", element)
+        self.click_on(self.find(selector))
+
+    def click_on(self, element: WebElement) -> None:
+        """Click an element as `click` does.
+
+        Firefox can handle a click after the driver has returned. So the status is emptied before,
+        and not by the click alone.
+        """
+        self.js(
+            "document.getElementById('status').textContent = '';"
+            "arguments[0].scrollIntoView({block: 'center'})",
+            element,
+        )
         element.click()
+
+    def click_token(self, index: int) -> None:
+        """Click a token of the last message.
+
+        A token can be on two lines. The pointer moves to its larger part.
+        """
+        element = self.token(index)
+        x, y = self.js(
+            "arguments[0].scrollIntoView({block: 'center'});"
+            "const [most] = [...arguments[0].getClientRects()]"
+            "  .sort((a, b) => b.width * b.height - a.width * a.height);"
+            "return [most.x + most.width / 2, most.y + most.height / 2].map(Math.round)",
+            element,
+        )
+        actions = ActionBuilder(self.driver)
+        actions.pointer_action.move_to_location(x, y)  # type: ignore[no-untyped-call]
+        actions.pointer_action.click()  # type: ignore[no-untyped-call]
+        actions.perform()
+        self.until(lambda: "open" in (element.get_attribute("class") or ""))
 
     def press(self, name: str, within: str = "") -> None:
         """Click the button with this text."""
         found = next(one for one in self.all(f"{within} button") if one.text == name)
-        self.js("arguments[0].scrollIntoView({block: 'center'})", found)
-        found.click()
+        self.click_on(found)
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field as typing does."""
@@ -104,9 +134,9 @@ class Playground:
         self.finished()
 
     def finished(self) -> None:
-        """Wait for the end of a reply."""
+        """Wait for the end of a reply, which a click has begun."""
+        self.until(lambda: self.status() not in ("", "The model generates …"))
         self.until(lambda: self.js("return document.getElementById('stop').hidden"))
-        self.until(lambda: self.status() != "The model generates …")
 
     def status(self) -> str:
         """Return the line of the page's status."""
