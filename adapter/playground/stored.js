@@ -249,8 +249,9 @@ export function listen() {
   $("stored-export").addEventListener("click", () => guarded(exported));
   $("stored-delete").addEventListener("click", () => guarded(() => remove([...ticked])));
   $("stored-all").addEventListener("change", () => {
+    const { checked } = $("stored-all");
     for (const box of document.querySelectorAll("#stored-list input")) {
-      box.checked = $("stored-all").checked;
+      box.checked = checked;
       tick(box, box.closest("li").dataset.id);
     }
   });

@@ -258,7 +258,7 @@ def test_a_text_is_analysed(page: Playground) -> None:
     page.fill("#text-b", "Paris France the of is capital.")
     page.click("#analyse")
     page.until(lambda: len(page.all("#analysis table")) == 2)
-    values = [one.text for one in page.all("#analysis tr:nth-child(2) td")]
+    values = [one.text for one in page.all("#analysis tr:nth-of-type(2) td")]
     assert float(values[0]) < float(values[1])
     page.view("request")
     reply = json.loads(page.js("return document.getElementById('raw').textContent"))

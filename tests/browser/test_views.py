@@ -81,7 +81,7 @@ def test_metrics_are_live(page: Playground) -> None:
 
 def test_a_server_without_metrics(page_of: Callable[..., Playground]) -> None:
     """Without metrics, the view Live says so."""
-    page = page_of(Echo())
+    page = page_of(Echo(), metrics=False)
     page.open()
     page.view("fleet")
     page.until(lambda: "no metrics" in page.find("#fleet-error").text)
