@@ -272,33 +272,38 @@ async def _begun(
     backend = served.backend
     pieces = await backend.token_bytes()
     if pieces is None:
-        text = (await backend.detokenize(tuple(reply))).decode(errors="replace")
-        whole = f"{prompt.text}{text}"
-        ids = [
-            await backend.tokenize(one, add_special=False, parse_special=True)
-            for one in (prompt.text, whole)
-        ]
-        if not isinstance(prompt.prompt, Text) or ids[1] != (*ids[0], *reply):
-            raise Unsupported(
-                "reply_token_ids",
-                served.capabilities.engine,
-                "Its tokenizer does not preserve these tokens. Send their text as the last "
-                "message, with the role 'assistant'.",
-            )
-        data = text.encode()
-        return prompt._replace(prompt=Text(whole)), Echo(data, pieces=((data, False),))
-    check_ids("reply_token_ids", reply, len(pieces))
-    spelled = {
-        (await backend.tokenize(mark, add_special=False, parse_special=True))[-1]: mark.encode()
-        for mark in marks
-    }
-    begun = await as_ids(prompt, backend, has_media)
-
-    def echo() -> Echo:
-        shown = [(spelled.get(one, pieces[one]), one in spelled) for one in reply]
-        return Echo(b"".join(data for data, _ in shown), pieces=shown)
-
-    return begun._replace(prompt=(*begun.prompt, *reply)), await offload.run(16 * len(reply), echo)
+        shown = [(await backend.detokenize(tuple(reply)), False)]
+    else:
+        check_ids("reply_token_ids", reply, len(pieces))
+        spelled = {
+            (await backend.tokenize(mark, add_special=False, parse_special=True))[-1]: mark.encode()
+            for mark in marks
+        }
+        size = 16 * len(reply)
+        shown = await offload.run(
+            size, lambda: [(spelled.get(one, pieces[one]), one in spelled) for one in reply]
+        )
+    echo = Echo(b"".join(data for data, _ in shown), pieces=shown)
+    takes_ids = pieces is not None and (not has_media or served.capabilities.media_among_ids)
+    if takes_ids:
+        begun = await as_ids(prompt, backend, has_media)
+        return begun._replace(prompt=(*begun.prompt, *reply)), echo
+    text = echo.data.decode(errors="replace")
+    # Text up to an image is not split together with text after it.
+    last = prompt.text.rpartition(MEDIA)[2]
+    before, after = [
+        await backend.tokenize(one, add_special=False, parse_special=True)
+        for one in (last, f"{last}{text}")
+    ]
+    if not isinstance(prompt.prompt, Text) or after != (*before, *reply):
+        what = "With images or audio, it" if has_media else "It"
+        raise Unsupported(
+            "reply_token_ids",
+            served.capabilities.engine,
+            f"{what} takes text only, which it splits into other tokens. Send the text of these "
+            "as the last message, with the role 'assistant'.",
+        )
+    return prompt._replace(prompt=Text(f"{prompt.text}{text}")), echo
 
 
 async def _prompt(

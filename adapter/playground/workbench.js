@@ -160,10 +160,16 @@ async function generate(parent, kept = []) {
     node.exact = haveIds(kept);
     node.unbound = Boolean(sampling.parameters(talk.mode).response_format);
   }
-  await receive(node, made);
+  const error = await receive(node, made);
+  if (error?.param !== "reply_token_ids" || textOf(joined(kept)) === null) return;
+  // The engine takes text only here, and would split it into other tokens.
+  Object.assign(node, { exact: false, content: begins, error: undefined });
+  await receive(node, reply.chatRequest(page.model(), talk, parent?.id ?? null, kept.map((token) => ({ ...token, id: null }))));
 }
 
+/** Send a request, and show its reply as it comes; returns the error of one that failed. */
 async function receive(node, made) {
+  let failed = null;
   running = new AbortController();
   node.isPartial = true;
   draw();
@@ -183,6 +189,7 @@ async function receive(node, made) {
     await reply.run(made, node, running.signal, shown);
     say(node.finish === "stopped" ? "Stopped." : "The reply is complete.");
   } catch (error) {
+    failed = error;
     node.error = error.id ? `${error.message} (${error.id})` : error.message;
     page.failed(error);
     say(error.message, true);
@@ -190,6 +197,7 @@ async function receive(node, made) {
   running = null;
   delete node.isPartial;
   await changed();
+  return failed;
 }
 
 /** Return the text before a completion: a prompt, and completions that were continued. */

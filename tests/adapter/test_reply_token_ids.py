@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.backends.base import Finish, Model, Piece, TokenIds
+from latimer.backends.base import Finish, Model, Piece, Text, TokenIds
 from support.clients import client_of
 from support.engines.echo import Echo
 from support.engines.model import CONTROL
+from support.projector import png
 from support.replies import chunks_in
 from typing_extensions import override
 
@@ -26,6 +29,7 @@ TOOLS = [
         },
     }
 ]
+PIXEL = base64.b64encode(png(255, 0, 0, size=1)).decode()
 REASONS = "{{ messages[-1].content }}{# <think> </think> #}"
 
 
@@ -145,7 +149,23 @@ async def test_an_engine_that_takes_text() -> None:
         assert choice["message"]["content"] == "Hi there"
         error = await refused(client, reply_token_ids=[0xC3])
         assert error["param"] == "reply_token_ids"
-        assert "does not preserve" in error["message"]
+        assert "splits into other tokens" in error["message"]
+
+
+async def test_an_image_before_the_reply() -> None:
+    """An engine that takes no ids beside images gets the text, if it has these tokens."""
+    backend = _Sees(" dot.")
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+    async with client_of(OpenAIAdapter(backend)) as client:
+        choice = await chat(client, messages=messages, reply_token_ids=list(b"A red"))
+        assert choice["message"]["content"] == "A red dot."
+        content = backend.jobs[-1].prompt.content
+        assert isinstance(content, Text)
+        assert content.text.endswith("<|im_start|>assistant\nA red")
+        error = await refused(client, messages=messages, reply_token_ids=[0xC3])
+        assert error["param"] == "reply_token_ids"
+        assert "With images" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +187,16 @@ async def test_wrong_ids(echo: httpx2.AsyncClient, body: Any, message: str) -> N
 async def test_ids_need_log_probabilities(echo: httpx2.AsyncClient) -> None:
     """`logprobs_token_ids` without `logprobs` is a 400 that names it."""
     assert (await refused(echo, logprobs_token_ids=True))["param"] == "logprobs_token_ids"
+
+
+class _Sees(Echo):
+    """A backend that sees images, but not in prompts of ids."""
+
+    capabilities = replace(Echo.capabilities, media_among_ids=False)
+
+    def __init__(self, script: str) -> None:
+        super().__init__(script)
+        self.facts = replace(self.facts, media=frozenset({"image"}))
 
 
 class _Texts(Echo):
