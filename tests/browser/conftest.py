@@ -15,18 +15,30 @@ from support.playground import Playground
 from support.servers import command, serving
 
 BROWSERS = [
-    pytest.param(chromium, marks=needs_chromium, id="chromium"),
-    pytest.param(firefox, marks=needs_firefox, id="firefox"),
+    pytest.param("chromium_driver", marks=needs_chromium, id="chromium"),
+    pytest.param("firefox_driver", marks=needs_firefox, id="firefox"),
 ]
 
 
-@pytest.fixture(scope="session", params=BROWSERS)
-def driver(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Browser]:
-    """Run each browser."""
-    with request.param(tmp_path_factory.mktemp("profile")) as driver:
+@pytest.fixture(scope="session")
+def chromium_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Run a Chromium."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
         yield driver
+
+
+@pytest.fixture(scope="session")
+def firefox_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Run a Firefox."""
+    with firefox(tmp_path_factory.mktemp("firefox")) as driver:
+        yield driver
+
+
+@pytest.fixture(params=BROWSERS)
+def driver(request: pytest.FixtureRequest) -> Browser:
+    """Return each browser; both run to the end, whatever the order of tests is."""
+    found: Browser = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ def test_metrics_are_live(page: Playground) -> None:
     page.driver.execute_async_script(
         "const done = arguments[0];"
         "fetch('v1/completions', {method: 'POST', headers: {'content-type': 'application/json'},"
-        " body: JSON.stringify({model: 'demo', prompt: 'Hi', max_tokens: 40})})"
+        " body: JSON.stringify({model: 'demo', prompt: 'Hi', max_tokens: 40, ignore_eos: true})})"
         ".then((one) => one.text()).then(done)"
     )
     page.until(lambda: "tokens/s: now 0.0, at most 0.0" not in page.find("#fleet-charts").text)

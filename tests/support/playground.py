@@ -14,6 +14,11 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from .browser import Browser
 
 SECONDS = 20
+# The tokens of the last message that is shown.
+_LAST = (
+    "[...document.querySelectorAll('article .tokens')]"
+    ".filter((one) => one.checkVisibility()).at(-1)"
+)
 # A text that would do harm if it became markup, or if its controls were obeyed.
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
@@ -153,16 +158,13 @@ class Playground:
     def tokens(self) -> list[str]:
         """Return the tokens of the last message."""
         return self.js(  # type: ignore[no-any-return]
-            "return [...[...document.querySelectorAll('article .tokens')].at(-1).children]"
-            ".map((one) => one.textContent)"
+            f"return [...{_LAST}.children].map((one) => one.textContent)"
         )
 
     def token(self, index: int) -> WebElement:
         """Return a token of the last message."""
         return self.js(  # type: ignore[no-any-return]
-            "return [...document.querySelectorAll('article .tokens')].at(-1)"
-            ".children[arguments[0]]",
-            index,
+            f"return {_LAST}.children[arguments[0]]", index
         )
 
     def alternatives(self) -> list[str]:
