@@ -206,7 +206,7 @@ async function open(name) {
     el("h3", {}, "Reply"), ...kind().replies(one).map(shown),
     el("details", {}, el("summary", {}, "Object"), el("pre", {}, visible(JSON.stringify(one, null, 2)))),
   );
-  $("stored-open").scrollIntoView({ block: "nearest" });
+  $("stored-open").scrollIntoView({ block: "start" });
 }
 
 /** Return the lines of an object: an example in OpenAI's format for fine-tuning for each reply, or itself. */
