@@ -298,7 +298,7 @@ def test_it_fits(page: Playground, width: int, scheme: str) -> None:
 
 def test_the_picture_of_the_readme(page: Playground) -> None:
     """The heat map is drawn; LATIMER_PICTURE=1 writes it to docs/playground.png."""
-    page.size(1000, 700)
+    page.size(1000, 760)
     page.fill("#p-seed", "3")
     page.js("document.getElementById('settings').open = false")
     page.js("document.getElementById('history').open = false")
