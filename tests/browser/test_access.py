@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,11 +24,12 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Download axe-core; it is never part of the project."""
     folder = tmp_path_factory.mktemp("axe")
     package = f"axe-core@{VERSION}"
-    command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, package]
+    flags = ["--silent", "--no-audit", "--no-fund", "--prefix", str(folder)]
+    command = ["npm", "install", *flags, package]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode:
         pytest.skip(f"npm cannot get {package}: {done.stderr[-200:]}")
-    return (Path(folder) / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
 
 
 def filled(page: Playground) -> None:

@@ -31,7 +31,7 @@ def filled(page_of: Callable[..., Playground]) -> Iterator[tuple[Playground, htt
         body: dict[str, Any] = {"messages": TALK, "tools": TOOLS, "store": True}
         for number in range(4):
             metadata = {"project": "even" if number % 2 == 0 else "odd", "number": str(number)}
-            more = {"model": "a" if number < 3 else "b", "metadata": metadata}
+            more: dict[str, Any] = {"model": "a" if number < 3 else "b", "metadata": metadata}
             more |= {"logprobs": True, "top_logprobs": 2} if number == 0 else {}
             assert client.post("/v1/chat/completions", json={**body, **more}).is_success
         for number in range(2):
@@ -167,7 +167,7 @@ def test_a_long_list_has_more(page_of: Callable[..., Playground]) -> None:
 def test_hostile_text_stays_text(page_of: Callable[..., Playground]) -> None:
     """Markup and control characters in messages, calls, metadata and replies stay characters."""
     page = page_of(Echo(HOSTILE))
-    call = {"id": HOSTILE[:40], "type": "function"}
+    call: dict[str, Any] = {"id": HOSTILE[:40], "type": "function"}
     call["function"] = {"name": "f", "arguments": json.dumps({"a": HOSTILE})}
     messages = [
         {"role": "user", "content": HOSTILE},

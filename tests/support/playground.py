@@ -107,7 +107,7 @@ class Playground:
             element,
         )
         actions = ActionBuilder(self.driver)
-        actions.pointer_action.move_to_location(x, y)  # type: ignore[no-untyped-call]
+        actions.pointer_action.move_to_location(x, y)
         actions.pointer_action.click()  # type: ignore[no-untyped-call]
         actions.perform()
         self.until(lambda: "open" in (element.get_attribute("class") or ""))
@@ -173,7 +173,7 @@ class Playground:
 
     def exported(self, button: str) -> str:
         """Click a button, by its id, that gives the user a file; return its text."""
-        return self.driver.execute_async_script(  # type: ignore[no-any-return, no-untyped-call]
+        return self.driver.execute_async_script(  # type: ignore[no-any-return]
             "const done = arguments[1], make = URL.createObjectURL;"
             "URL.createObjectURL = (blob) => {"
             "  URL.createObjectURL = make; blob.text().then(done); return make(blob) };"
