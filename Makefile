@@ -30,7 +30,7 @@ help:
 	@echo "make types         run the type checker on the sources"
 	@echo "make unit          run the quick tests, without lint and types"
 	@echo "make test-full     run every check against every fault, every session, and large samples (30 minutes)"
-	@echo "make test-browser  use the playground in Chromium (1 minute)"
+	@echo "make test-browser  use the playground in Chromium and Firefox (5 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
 	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
 	@echo "make test-ray      install Ray, start it ten times, and serve over two replicas on it"
@@ -93,7 +93,7 @@ test-all: types-all $(VENV)/browser $(VENV)/postgresql $(VENV)/redis
 	$(call run_tests,-m "slow and not timed and not clients",-n auto --dist worksteal --durations 10 -rs)
 	$(call run_tests,-m timed,--durations 10)
 
-# Without Chromium they are skipped. PICTURE=1 draws docs/playground.png again.
+# In Chromium and in Firefox; a browser that is missing is skipped. PICTURE=1 draws docs/playground.png again.
 test-browser: $(VENV)/test $(VENV)/browser
 	$(if $(PICTURE),LATIMER_PICTURE=1) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -rs tests/browser
 
@@ -249,10 +249,10 @@ $(VENV)/libgomp: | $(VENV)/pip
 # The tests of the HTML report and of the playground need Chromium and its driver; without either
 # they are skipped.
 $(VENV)/browser: | $(VENV)/pip
-	@if ! { command -v chromium && command -v chromedriver; } >/dev/null \
+	@if ! { command -v chromium && command -v chromedriver && command -v firefox-esr; } >/dev/null \
 			&& command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo "==> Installing Chromium and its driver, for the tests of the HTML report and of the playground"; \
-		apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
+		echo "==> Installing Chromium with its driver, and Firefox, for the tests of pages"; \
+		apt-get update -qq && apt-get install -y -qq chromium chromium-driver firefox-esr >/dev/null; \
 	fi
 	touch $@
 

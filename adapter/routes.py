@@ -80,7 +80,10 @@ ROUTES: Mapping[str, Methods] = {
     },
     "/chat/completions/{id}/messages": {"GET": Later("stored", "list_messages")},
     "/completions": {"POST": completions.create_completion},
-    "/responses": {"POST": Later("responses", "create_response")},
+    "/responses": {
+        "GET": Later("stored", "list_responses"),
+        "POST": Later("responses", "create_response"),
+    },
     "/responses/compact": {"POST": refuse},
     "/responses/input_tokens": {"POST": Later("responses", "count_input_tokens")},
     "/responses/{name}": {

@@ -61,7 +61,7 @@ CHOICES = Limit(
 IDS = Limit(
     1_048_576,
     "token ids",
-    "all of `prompt`, `input` or `tokens`",
+    "all of `prompt`, `input`, `tokens` or `reply_token_ids`",
     "More than any model's context holds.",
 )
 TEXT = Limit(

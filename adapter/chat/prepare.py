@@ -22,12 +22,12 @@ from ...backends.base import (
     Stops,
     Text,
 )
-from ...backends.errors import Unsupported, check_length
+from ...backends.errors import Unsupported, check_ids, check_length
 from ...backends.grammar.gbnf import UnsupportedSchema
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest, wrong_value
-from ..generation.choice import MessageFormat, Parser
+from ..generation.choice import NO_ECHO, Echo, MessageFormat, Parser
 from ..service import ServedModel
 from . import instruct
 from .conversation import Style, plain_turns, turns_of
@@ -38,7 +38,7 @@ from .message import Shape
 from .parsers import StrictCallParser, TextParser
 from .profile import TemplateProfile, known_profile, known_profiles
 from .reasoning import ReasoningParser, Tags
-from .special_tokens import LIKELY, Rendered, prompt_of, spellings_of
+from .special_tokens import LIKELY, Rendered, as_ids, prompt_of, spellings_of
 from .templates import AS_USUAL, Conversation, Reasoning, TemplateError, render, variables_of
 from .tools import ToolSet, enforceable, unenforced, wrong_schema
 
@@ -61,6 +61,7 @@ class ChatTurn(NamedTuple):
         reasoning: the reasoning that the request asks for.
         opening: the end of the prompt, if the request names it.
         is_plain: True if each message is known to be a role and a text (`are_plain`).
+        reply: the ids of the tokens that the reply begins with.
     """
 
     messages: Sequence[Message]
@@ -78,6 +79,7 @@ class ChatTurn(NamedTuple):
     reasoning: Reasoning = AS_USUAL
     opening: instruct.Opening | None = None
     is_plain: bool = False
+    reply: Sequence[int] = ()
 
 
 class ChatJob(NamedTuple):
@@ -88,6 +90,7 @@ class ChatJob(NamedTuple):
         shape: the shape of the messages in the response.
         inexact: names of the API's fields that are only approximated.
         dropped: names of the API's fields for which the model's template has no setting.
+        echo: the beginning of the reply that the request has sent.
     """
 
     job: Generation
@@ -95,6 +98,7 @@ class ChatJob(NamedTuple):
     shape: Shape
     inexact: Sequence[str]
     dropped: Sequence[str] = ()
+    echo: Echo = NO_ECHO
 
 
 @dataclass(slots=True)
@@ -146,6 +150,7 @@ def prepare_plain(turn: ChatTurn, served: ServedModel) -> ChatJob | None:
         or turn.tool_set is not None
         or turn.format is not None
         or turn.opening is not None
+        or turn.reply
         or turn.variables
         or turn.reasoning is not AS_USUAL
         or served.policy.parse_content
@@ -182,6 +187,8 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     Raises:
         LatimerError: the request is invalid, or cannot be served.
     """
+    if turn.reply:
+        _check_reply(turn)
     if turn.format is not None:
         served = replace(served, model=replace(served.model, template=None))
     model = served.model
@@ -211,6 +218,9 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
         grammar, enforced = await _grammar(turn, served, special, inputs)
         inexact += unenforced(turn.tool_set, inputs if enforced else {})
         form, preserved_tokens = _form(special, turn.tool_set, enforced), special.preserved_tokens
+    echo = NO_ECHO
+    if turn.reply:
+        prompt, echo = await _begun(turn.reply, prompt, served, preserved_tokens, bool(media))
     job = Generation(
         Prompt(prompt.prompt, media=media, bos_count=prompt.bos_count),
         turn.max_tokens,
@@ -229,7 +239,71 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
         shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom, field)
     if media and not served.capabilities.counts_media:
         inexact.append("usage")
-    return ChatJob(job, form, shape, inexact, dropped)
+    return ChatJob(job, form, shape, inexact, dropped, echo)
+
+
+def _check_reply(turn: ChatTurn) -> None:
+    """Refuse a reply that has begun and follows a grammar, which would begin again inside it."""
+    forced = turn.tool_set is not None and turn.tool_set.mode != "auto"
+    if turn.answer is not None or forced:
+        other = "tool_choice" if turn.answer is None else turn.answer.param
+        raise wrong_value(
+            "reply_token_ids",
+            f"not supported together with '{other}', whose grammar would begin again inside the "
+            "reply. Omit one of them.",
+        )
+
+
+async def _begun(
+    reply: Sequence[int],
+    prompt: Rendered,
+    served: ServedModel,
+    marks: Sequence[str],
+    has_media: bool,
+) -> tuple[Rendered, Echo]:
+    """Return a prompt that ends with the tokens that a reply begins with, and their text.
+
+    Args:
+        marks: the tokens whose spelling is part of the reply.
+
+    Raises:
+        Unsupported: the engine takes text only, which it would split into other tokens.
+    """
+    backend = served.backend
+    pieces = await backend.token_bytes()
+    if pieces is None:
+        shown = [(await backend.detokenize(tuple(reply)), False)]
+    else:
+        check_ids("reply_token_ids", reply, len(pieces))
+        spelled = {
+            (await backend.tokenize(mark, add_special=False, parse_special=True))[-1]: mark.encode()
+            for mark in marks
+        }
+        size = 16 * len(reply)
+        shown = await offload.run(
+            size, lambda: [(spelled.get(one, pieces[one]), one in spelled) for one in reply]
+        )
+    echo = Echo(b"".join(data for data, _ in shown), pieces=shown)
+    takes_ids = pieces is not None and (not has_media or served.capabilities.media_among_ids)
+    if takes_ids:
+        begun = await as_ids(prompt, backend, has_media)
+        return begun._replace(prompt=(*begun.prompt, *reply)), echo
+    text = echo.data.decode(errors="replace")
+    # Text up to an image is not split together with text after it.
+    last = prompt.text.rpartition(MEDIA)[2]
+    before, after = [
+        await backend.tokenize(one, add_special=False, parse_special=True)
+        for one in (last, f"{last}{text}")
+    ]
+    if not isinstance(prompt.prompt, Text) or after != (*before, *reply):
+        what = "With images or audio, it" if has_media else "It"
+        raise Unsupported(
+            "reply_token_ids",
+            served.capabilities.engine,
+            f"{what} takes text only, which it splits into other tokens. Send the text of these "
+            "as the last message, with the role 'assistant'.",
+        )
+    return prompt._replace(prompt=Text(f"{prompt.text}{text}")), echo
 
 
 async def _prompt(
@@ -364,7 +438,7 @@ async def _grammar(
     """
     tool_set, size = turn.tool_set, turn.size
     answer = None if turn.answer is None else turn.answer._replace(after=special.preamble)
-    if tool_set is None:
+    if tool_set is None or turn.reply:
         return answer, False
     form = special.style.form
     forced = tool_set.mode != "auto"

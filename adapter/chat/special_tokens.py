@@ -104,6 +104,30 @@ async def prompt_of(
     return Rendered(bos + ids, text, len(bos))
 
 
+async def as_ids(prompt: Rendered, backend: Backend, has_media: bool) -> Rendered:
+    """Return a prompt as token ids, those which the engine makes of its text."""
+    if not isinstance(prompt.prompt, Text):
+        return prompt
+    bos = await backend.tokenize("", add_special=True, parse_special=True)
+    ids = await tokenized(prompt.text, backend, True, has_media)
+    return prompt._replace(prompt=bos + ids, bos_count=len(bos))
+
+
+async def tokenized(
+    text: str, backend: Backend, parse_special: bool, has_media: bool = False
+) -> TokenIds:
+    """Return the ids of a part of a prompt, with `MEDIA_ID` for each `MEDIA`."""
+    parts = text.split(MEDIA) if has_media else [text]
+    ids: list[int] = []
+    for index, part in enumerate(parts):
+        ids += (MEDIA_ID,) if index else ()
+        if part:
+            # With an engine in process, nothing else here yields to the event loop.
+            await asyncio.sleep(0)
+            ids += await backend.tokenize(part, add_special=False, parse_special=parse_special)
+    return tuple(ids)
+
+
 def _rendered_if_plain(
     model: Model, conversation: Conversation, form: InstructFormat | None
 ) -> str | None:
@@ -303,18 +327,4 @@ class _Cutter:
         return await self._tokenized(text, False)
 
     async def _tokenized(self, text: str, parse_special: bool) -> TokenIds:
-        if not self._has_media:
-            return await self._ids(text, parse_special)
-        ids: list[int] = []
-        parts = text.split(MEDIA)
-        for index, part in enumerate(parts):
-            ids += (MEDIA_ID,) if index else ()
-            ids += await self._ids(part, parse_special)
-        return tuple(ids)
-
-    async def _ids(self, text: str, parse_special: bool) -> TokenIds:
-        if not text:
-            return ()
-        # With an engine in process, nothing else here yields to the event loop.
-        await asyncio.sleep(0)
-        return await self._backend.tokenize(text, add_special=False, parse_special=parse_special)
+        return await tokenized(text, self._backend, parse_special, self._has_media)

@@ -21,7 +21,7 @@ from ..chat.templates import AS_USUAL, Reasoning
 from ..chat.tools import chat_tools_of, check_messages
 from ..errors import InvalidRequest, in_chat, missing, wrong_value
 from ..generation.frames import in_stream
-from ..generation.logprobs import to_chat
+from ..generation.logprobs import to_chat, to_chat_with_ids
 from ..generation.run import Plan
 from ..generation.sinks import Answer, Result, detailed_usage_of, pass_native, respond
 from ..generation.token_ids import in_model_vocabulary
@@ -57,8 +57,8 @@ _NO_CALL = (None, "none", "auto")
 # Fields that are only valid with others.
 _COMBINED = frozenset(
     {
-        "max_completion_tokens", "metadata", "modalities", "stream_options", "top_logprobs",
-        *_CALLS,
+        "logprobs_token_ids", "max_completion_tokens", "metadata", "modalities", "stream_options",
+        "top_logprobs", *_CALLS,
     }
 )  # fmt: skip
 # Fields that change the way to the engine, and its speed.
@@ -171,6 +171,7 @@ def turn_of(
         else Reasoning(request.reasoning_effort, request.enable_thinking),
         opening,
         is_plain,
+        request.reply_token_ids or (),
     )
 
 
@@ -184,7 +185,7 @@ def _answer(
 ) -> Awaitable[None]:
     job = chat.job
     plan = Plan(
-        [job], len(job.seeds), detailed_usage_of, form=chat.form, translate=in_chat, party=job.party
+        [job], len(job.seeds), detailed_usage_of, (chat.echo,), chat.form, in_chat, job.party
     )
     id_, created_at = new_id("chatcmpl-")
     head: dict[str, Any] = {
@@ -196,7 +197,9 @@ def _answer(
     if request.service_tier is not None:
         head["service_tier"] = name_of(request.service_tier)
     head["system_fingerprint"] = served.model.fingerprint
-    show = to_chat if job.logprobs is not None else None
+    show = None
+    if job.logprobs is not None:
+        show = to_chat_with_ids if request.logprobs_token_ids else to_chat
     frames = None
     if request.stream:
         chunk = {**head, "object": "chat.completion.chunk"}
@@ -235,6 +238,8 @@ def _check_combinations(request: ChatRequest) -> None:
             "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
             "top_logprobs",
         )
+    if request.logprobs_token_ids and not request.logprobs:
+        raise wrong_value("logprobs_token_ids", "it needs 'logprobs': true.")
     for name in sorted(request.__pydantic_fields_set__ & _CALLS.keys()):
         if getattr(request, name) not in _NO_CALL and not getattr(request, _CALLS[name]):
             raise lacking(name, _CALLS[name])

@@ -5,7 +5,7 @@ Contract, section 4; contract of responses, sections 1 and 9.6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -25,7 +25,13 @@ from ...schemas.openai.stored import (
     StoredCompletion,
 )
 from .. import dialects
-from ..errors import InvalidRequest, ReplicaUnavailable, not_found, wrong_value
+from ..errors import (
+    InvalidRequest,
+    ReplicaUnavailable,
+    WebSocketRefused,
+    not_found,
+    wrong_value,
+)
 from ..parts import LEVELS, ChunkedJson
 from ..request import EVENT_STREAM, Exchange
 from ..responses.background import KEPT, RUNNING, Job
@@ -38,9 +44,9 @@ from ..validation import note_unknown, read, read_query
 from .background import follow
 from .common import send
 
-COMPLETION = "chat.completion"
+COMPLETION, RESPONSE = "chat.completion", "response"
 # The kinds of objects in errors.
-WORDS = {COMPLETION: "Chat completion", CONVERSATION: "Conversation"}
+WORDS = {COMPLETION: "Chat completion", CONVERSATION: "Conversation", RESPONSE: "Response"}
 
 _LIST: TypeAdapter[ListQuery] = TypeAdapter(ListQuery)
 _COMPLETIONS: TypeAdapter[CompletionsQuery] = TypeAdapter(CompletionsQuery)
@@ -49,10 +55,28 @@ _UPDATE: TypeAdapter[MetadataUpdate] = TypeAdapter(MetadataUpdate)
 
 async def list_chat_completions(exchange: Exchange, service: Service) -> None:
     """List the stored chat completions of the client's key."""
+    await _list(exchange, service, COMPLETION, listed_completion)
+
+
+async def list_responses(exchange: Exchange, service: Service) -> None:
+    """List the stored responses of the client's key; OpenAI's API has no such list.
+
+    Raises:
+        WebSocketRefused: the request is the handshake of a WebSocket, which has the same path.
+    """
+    if exchange.headers.get("upgrade", "").lower() == "websocket":
+        raise WebSocketRefused(exchange.scope["path"])
+    await _list(exchange, service, RESPONSE, _listed_response)
+
+
+async def _list(
+    exchange: Exchange, service: Service, kind: str, show: Callable[[Stored], Listed]
+) -> None:
+    """List the stored objects of a kind that the query asks for."""
     store = store_of(exchange, service)
     query = read_query(exchange, _COMPLETIONS, service.strict)
     if query.after and time_of(query.after) is None:
-        raise wrong_after(query.after, "the id of a chat completion")
+        raise wrong_after(query.after, f"the id of a {WORDS[kind].lower()}")
     wanted = Query(
         query.after or None,
         query.limit,
@@ -61,7 +85,7 @@ async def list_chat_completions(exchange: Exchange, service: Service) -> None:
         query.metadata or {},
         exchange.grant,
     )
-    page = await store.page(exchange.key, COMPLETION, wanted, listed_completion)
+    page = await store.page(exchange.key, kind, wanted, show)
     await send(exchange, joined, page.data, page.has_more)
 
 
@@ -206,6 +230,10 @@ def listed_completion(stored: Stored) -> Listed:
     return Listed(stored.id, completion(stored))
 
 
+def _listed_response(stored: Stored) -> Listed:
+    return Listed(stored.id, as_json(stored.reply))
+
+
 def joined(found: Sequence[Listed], has_more: bool) -> Sequence[bytes]:
     """Return OpenAI's envelope of a list of encoded elements as JSON in parts."""
     parts = ChunkedJson()
@@ -319,8 +347,6 @@ def _ends(ids: Sequence[str], has_more: bool, empty: str | None) -> bytes:
     }
     return b"," + orjson.dumps(ends)[1:]
 
-
-RESPONSE = "response"
 
 _RETRIEVE: TypeAdapter[RetrieveQuery] = TypeAdapter(RetrieveQuery)
 _ITEMS: TypeAdapter[ItemsQuery] = TypeAdapter(ItemsQuery)

@@ -97,6 +97,12 @@ class StopFilter:
         """Return the parts that no stop sequence can cut off any more."""
         return self._cut(self._parser.feed(data, mark)) if self.stop is None else []
 
+    def skip(self, data: bytes, mark: bool) -> list[Part]:
+        """Return the parts of text in which stop sequences are ignored."""
+        parts = self._parser.feed(data, mark)
+        self.released += sum(part.size for part in parts)
+        return parts
+
     def end(self) -> list[Part]:
         """Return the remaining parts."""
         if self.stop is not None:
@@ -148,11 +154,14 @@ class Echo(NamedTuple):
             a `PromptTokens` event.
         base: the text offset of the first token, in code points.
         keep_end: True if an end token has an entry of its own (contract 2.6.4).
+        pieces: the data for a choice with parts, as a parser takes it; stop sequences in it are
+            ignored.
     """
 
     data: bytes = b""
     base: int = 0
     keep_end: bool = False
+    pieces: Sequence[tuple[bytes, bool]] = ()
 
 
 NO_ECHO = Echo()
@@ -201,7 +210,11 @@ class Choice:
 
     def start(self) -> Sequence[Delta]:
         """Return the echoed prompt if it is known without the engine."""
-        return self._delta(self._decoded(self._echo.data)) if self._echo.data else ()
+        if not self._echo.data:
+            return ()
+        if self._parts is not None:
+            return self._parts.start(self._echo.pieces)
+        return self._delta(self._decoded(self._echo.data))
 
     def prompt(self, event: PromptTokens) -> Sequence[Delta]:
         """Return the echoed prompt and its tokens, as the engine reports them."""
@@ -337,7 +350,9 @@ class Choice:
 
     def _placed(self) -> TokenAligner:
         if self._placer is None:
-            self._placer = TokenAligner(self._echo.base)
+            # Parts count the bytes of an echo, too.
+            position = len(self._echo.data) if self._parts is not None else 0
+            self._placer = TokenAligner(self._echo.base, position)
         return self._placer
 
 
@@ -358,8 +373,12 @@ class _Parts:
         # The positions at which tokens begin, up to a stop sequence; None if they are not known.
         self._begun: list[int] | None = [] if stops else None
         self._decoders = {kind: _decoder("replace") for kind in ("content", "reasoning")}
-        # Tokens of markers. They are shown with a tool call that follows, or else dropped.
+        # The number of bytes that were not generated.
+        self._skipped = 0
+        # Tokens of markers. They are shown with a tool call that follows, or else hidden.
         self._marker: list[Entry] = []
+        # The ids of hidden tokens, which the next shown one reports.
+        self._hidden: list[int] = []
         # Tokens whose text is still incomplete.
         self._incomplete: list[Entry] = []
         self._has_content = False
@@ -379,6 +398,15 @@ class _Parts:
         """The finish reason if no limit ended the choice."""
         return self._form.called if self._calls else "stop"
 
+    def start(self, pieces: Sequence[tuple[bytes, bool]]) -> list[Delta]:
+        """Show text that the reply begins with, and that is not generated."""
+        deltas: list[Delta] = []
+        for data, mark in pieces:
+            self._position += len(data)
+            deltas += self._shown(self._cutter.skip(data, mark), None)
+        self._skipped = self._position
+        return deltas
+
     def read(self, piece: Piece) -> int | None:
         """Parse a piece ahead; see `Choice.read`."""
         if self.stop is not None:
@@ -386,7 +414,7 @@ class _Parts:
             self._ahead.append(())
             return None
         self._ahead.append(self._parsed(piece))
-        return None if self.stop is None else self._cutter.released
+        return None if self.stop is None else max(self._cutter.released - self._skipped, 0)
 
     def take(self, piece: Piece, placer: TokenAligner | None) -> list[Delta]:
         if not self._late:
@@ -489,9 +517,18 @@ class _Parts:
             entries = placer.take(released) if placer is not None else []
             if part.kind in ("call", "arguments"):
                 entries = self._marker + entries
+            elif self._marker:
+                self._hidden += [entry.token.id for entry in self._marker]
             self._marker = []
-            # Tokens of reasoning are not shown.
-            entries = self._incomplete + entries if part.kind != "reasoning" else []
+            if part.kind == "reasoning":
+                # Tokens of reasoning are not shown.
+                self._hidden += [entry.token.id for entry in self._incomplete + entries]
+                entries = []
+            else:
+                if entries and self._hidden:
+                    entries[0] = entries[0]._replace(hidden=tuple(self._hidden))
+                    self._hidden = []
+                entries = self._incomplete + entries
             text = self._text(part, start)
             self._incomplete = entries if text is None else []
             if text is not None:

@@ -22,10 +22,16 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Entry(NamedTuple):
-    """A token, and the number of complete code points in the text before its first byte."""
+    """A token that is shown.
+
+    Args:
+        offset: the number of complete code points in the text before its first byte.
+        hidden: the ids of the tokens before it that are not shown: reasoning, and markers.
+    """
 
     token: Token
     offset: int
+    hidden: tuple[int, ...] = ()
 
 
 class TokenAligner:
@@ -37,12 +43,13 @@ class TokenAligner:
     Args:
         base: the offset of the first token, in code points; the length of the prompt if the prompt
             is not echoed.
+        position: the number of bytes before the first token, as `take` counts them.
     """
 
-    def __init__(self, base: int) -> None:
+    def __init__(self, base: int, position: int = 0) -> None:
         self._offset = base
         self._decoder = _decoder("replace")
-        self._position = 0
+        self._position = position
         self._waiting: deque[tuple[int, Entry]] = deque()
 
     def place(self, tokens: Iterable[Token]) -> list[Entry]:
@@ -111,6 +118,17 @@ def to_legacy(entries: Sequence[Entry], top: int, ids: bool = False) -> Completi
 def to_chat(entries: Sequence[Entry]) -> ChatLogprobs:
     """Return the `logprobs` of `/v1/chat/completions`."""
     return {"content": [_chat_entry(entry.token) for entry in entries], "refusal": None}
+
+
+def to_chat_with_ids(entries: Sequence[Entry]) -> ChatLogprobs:
+    """Return the `logprobs` of chat with the model's ids: the request's `logprobs_token_ids`."""
+    shown = to_chat(entries)
+    for entry, found in zip(entries, shown["content"], strict=True):
+        found["id"] = entry.token.id
+        found["hidden_token_ids"] = [*entry.hidden]
+        for alternative, one in zip(entry.token.top, found["top_logprobs"], strict=True):
+            one["id"] = alternative.id
+    return shown
 
 
 def mean(entries: Sequence[Entry], end: Token | None) -> float:

@@ -19,7 +19,7 @@ async function score(model, text, signal) {
   return ofCompletion(reply.choices[0].logprobs, count);
 }
 
-function result(tokens, text) {
+function result(tokens, text, model) {
   const { scored, mean, perplexity, bits } = summary(tokens);
   const map = new HeatMap(null, "Tokens of the text");
   map.add(tokens);
@@ -32,6 +32,7 @@ function result(tokens, text) {
     ["Bits per byte", scored && size ? (bits / size).toFixed(3) : "–"],
   ];
   const table = el("table", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value))));
+  table.prepend(el("caption", {}, visible(model)));
   return [table, map.node];
 }
 
@@ -40,13 +41,14 @@ async function analyse(model) {
   const own = (running = new AbortController());
   $("analyse").disabled = true;
   say("The model reads the text …");
-  for (const side of ["a", "b"]) {
-    const text = $(`text-${side}`).value;
+  const other = $("model-b").value || model;
+  const sides = [["a", model, $("text-a").value], ["b", other, $("text-b").value || (other === model ? "" : $("text-a").value)]];
+  for (const [side, by, text] of sides) {
     const place = $(`scores-${side}`);
     place.replaceChildren();
     if (!text) continue;
     try {
-      place.replaceChildren(...result(await score(model, text, own.signal), text));
+      place.replaceChildren(...result(await score(by, text, own.signal), text, by));
       say("The analysis is complete.");
     } catch (error) {
       if (error.name !== "AbortError") place.replaceChildren(el("p.error", { role: "alert" }, visible(error.message)));

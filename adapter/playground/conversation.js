@@ -95,21 +95,23 @@ export function messages(conversation, until) {
 
 const isText = (one) => typeof one === "string";
 const isNumber = (one) => one === null || Number.isFinite(one);
+const isId = (one) => Number.isInteger(one) && one >= 0;
 const isOption = (one) =>
-  isText(one?.text) && isNumber(one.logprob) && isNumber(one.id) && (one.bytes === null || Array.isArray(one.bytes));
+  isText(one?.text) && isNumber(one.logprob) && (one.id === null || isId(one.id)) &&
+  (one.bytes === null || Array.isArray(one.bytes)) && (one.hidden ?? []).every(isId);
 const isToken = (one) => isOption(one) && Array.isArray(one.top) && one.top.every(isOption);
 const isCall = (one) => isText(one?.id) && isText(one[one.type]?.name);
 const isTimes = (one) => ["first", "prompt"].every((name) => isNumber(one?.[name])) && one.seconds > 0 && one.count >= 0;
 const ROLES = ["user", "assistant", "tool", "prompt", "completion"];
 
 /** Return a message of a file with the fields that are known; throws an Error if one is wrong. */
-function known({ id, parent = null, role, content, tokens, images = [], reasoning, calls, call, finish, exact, times }) {
+function known({ id, parent = null, role, content, tokens, images = [], reasoning, calls, call, finish, exact, unbound, times }) {
   const isWrong =
     !isText(id) || !isText(content) || !ROLES.includes(role) ||
     !(tokens ?? []).every(isToken) || !(calls ?? []).every(isCall) || ![reasoning, call, finish].every((one) => one === undefined || isText(one));
   if (isWrong) throw new Error("The file has a broken message.");
   const own = images.filter((one) => isText(one) && one.startsWith("data:image/"));
-  return { id, parent, role, content, tokens, images: own, reasoning, calls, call, finish, exact, times: isTimes(times) ? times : undefined };
+  return { id, parent, role, content, tokens, images: own, reasoning, calls, call, finish, exact, unbound, times: isTimes(times) ? times : undefined };
 }
 
 /** Return a conversation from an export; throws an Error that says what is wrong with it. */

@@ -42,9 +42,12 @@ export function download(name, text, type = "application/json") {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-/** Say something to the user, and to a screen reader. */
+/** Say something to the user, and to a screen reader; what is said of an action ends with the next one. */
 export function say(text, isError = false) {
   const line = $("status");
   line.textContent = visible(text);
   line.classList.toggle("error", isError);
 }
+
+/** Return a number with its noun. */
+export const counted = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;

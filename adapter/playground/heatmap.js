@@ -6,6 +6,8 @@ import { Joiner, MEASURES, bits, levelOf, percent, probability, rankOf, restOf, 
 let measure = localStorage.getItem("latimer.measure") ?? "probability";
 if (!(measure in MEASURES)) measure = "probability";
 const maps = new Set();
+// Marks and joiners, which have no width of their own.
+const THIN = /^[\p{M}\p{Cf}]+$/u;
 
 export function measureSelect() {
   const select = el("select", {
@@ -51,6 +53,7 @@ export class HeatMap {
       node.tabIndex = this.tokens.length ? -1 : 0;
       node.dataset.index = this.tokens.length;
       if (token.bytes === null) node.classList.add("control");
+      if (THIN.test(text)) node.classList.add("thin");
       if (token.chosen) node.classList.add("chosen");
       this.tokens.push(token);
       this.#colour(node, token);
@@ -154,7 +157,7 @@ const popover = {
   row(map, index, token, other, place) {
     const meter = el("meter", { min: 0, max: 1, value: Math.exp(other.logprob), "aria-hidden": "true" });
     const isSame = same(other, token);
-    const label = `${isSame ? "● " : ""}${spelled(other.text)}`;
+    const label = `${isSame ? "● " : ""}${other.text ? spelled(other.text) : "(no text)"}`;
     const parts = [
       el("span.place", {}, String(place + 1)), el("span.spelling", {}, label), meter,
       el("span.number", {}, percent(Math.exp(other.logprob))),
@@ -192,6 +195,12 @@ export const closePopover = () => popover.close();
 
 export function listen() {
   const box = $("popover");
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    // The keyboard of a phone changes the height only.
+    if (innerWidth !== width) popover.close();
+    width = innerWidth;
+  });
   box.addEventListener("pointerenter", () => clearTimeout(popover.timer));
   box.addEventListener("pointerleave", () => popover.leave());
   document.addEventListener("pointerover", (event) => {

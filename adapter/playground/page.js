@@ -8,9 +8,12 @@ import * as request from "./request.js";
 import * as sampling from "./sampling.js";
 import * as stored from "./stored.js";
 import * as workbench from "./workbench.js";
-import { $, el, say, visible } from "./dom.js";
+import { $, counted, el, say, visible } from "./dom.js";
 
-const VIEWS = { generate: {}, analysis: {}, request: { enter: request.draw }, stored, fleet };
+const VIEWS = { generate: {}, analysis, request: { enter: request.draw }, stored, fleet };
+// The views that show tokens.
+const COLOURED = ["generate", "analysis", "stored"];
+const wide = matchMedia("(min-width: 900px)");
 let models = [];
 
 const current = () => models.find((one) => one.id === $("model").value);
@@ -37,10 +40,13 @@ async function loadModels() {
     return;
   }
   const chosen = $("model").value || sessionStorage.getItem("latimer.model");
-  $("model").replaceChildren(...models.map((one) => el("option", { value: one.id }, visible(one.id))));
+  const options = () => models.map((one) => el("option", { value: one.id }, visible(one.id)));
+  $("model").replaceChildren(...options());
+  $("model-b").replaceChildren(el("option", { value: "" }, "the same model"), ...options());
+  $("stored-models").replaceChildren(...options());
   if (models.some((one) => one.id === chosen)) $("model").value = chosen;
   chooseModel();
-  say(models.length === 1 ? "Ready." : `Ready: ${models.length} models.`);
+  say(models.length === 1 ? "Ready." : `Ready: ${counted(models.length, "model")}.`);
 }
 
 function chooseModel() {
@@ -61,6 +67,7 @@ function show(name) {
     tab.setAttribute("aria-selected", String(one === view));
     tab.tabIndex = one === view ? 0 : -1;
   }
+  $("colours").hidden = !COLOURED.includes(view);
   VIEWS[view].enter?.();
 }
 
@@ -96,7 +103,15 @@ $("key-button").addEventListener("click", () => {
 });
 $("model").addEventListener("change", chooseModel);
 $("measure-field").append(heatmap.measureSelect());
-if (innerWidth > 900) $("settings").open = $("history").open = true;
+const unfold = () => ($("settings").open = $("history").open = wide.matches);
+unfold();
+wide.addEventListener("change", unfold);
+// What was said of one action ends with the next one.
+for (const kind of ["click", "change"]) {
+  document.addEventListener(kind, ({ target }) => {
+    if (!workbench.isRunning() && target.closest?.("button, select, input, textarea")) say("");
+  }, true);
+}
 sampling.build();
 heatmap.listen();
 heatmap.legend();

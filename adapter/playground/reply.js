@@ -4,35 +4,45 @@ import * as api from "./api.js";
 import * as conversation from "./conversation.js";
 import * as request from "./request.js";
 import * as sampling from "./sampling.js";
-import { joined, ofChat, ofCompletion, textOf } from "./tokens.js";
+import { haveIds, idsOf, joined, ofChat, ofCompletion, textOf } from "./tokens.js";
 
-/** Return the path and the body of a chat request; `prefix` is the beginning of the reply. */
-export function chatRequest(model, talk, until, prefix) {
-  const body = { model, messages: conversation.messages(talk, until), ...sampling.parameters("chat") };
-  if (prefix) body.messages.push({ role: "assistant", content: prefix });
+/**
+ * Return the path and the body of a chat request. `kept` are the tokens that the reply begins with:
+ * their exact ids, or else their text as the last message.
+ */
+export function chatRequest(model, talk, until, kept) {
+  const body = { model, messages: conversation.messages(talk, until), ...parameters("chat", kept) };
+  if (kept.length && haveIds(kept)) body.reply_token_ids = idsOf(kept);
+  else if (kept.length) body.messages.push({ role: "assistant", content: textOf(joined(kept)) });
   if (sampling.wantsTokens()) {
     body.logprobs = true;
     body.top_logprobs = sampling.alternatives();
+    body.logprobs_token_ids = true;
   }
   return { path: "chat/completions", body: streamed(body) };
 }
 
 /** Return those of a completion of a text. After chosen tokens the prompt is the exact ids. */
 export async function textRequest(model, prompt, kept) {
-  const body = { model, prompt, ...sampling.parameters("text") };
-  if (kept.length) {
-    if (kept.every((token) => token.id !== null)) {
-      const { tokens } = await api.post("tokenize", { model, prompt });
-      body.prompt = [...tokens, ...kept.map((token) => token.id)];
-    } else {
-      body.prompt = prompt + textOf(joined(kept));
-    }
+  const body = { model, prompt, ...parameters("text", kept) };
+  if (kept.length && haveIds(kept)) {
+    const { tokens } = await api.post("tokenize", { model, prompt });
+    body.prompt = [...tokens, ...idsOf(kept)];
+  } else if (kept.length) {
+    body.prompt = prompt + textOf(joined(kept));
   }
   if (sampling.wantsTokens()) {
     body.logprobs = sampling.alternatives();
     body.logprobs_token_ids = true;
   }
   return { path: "completions", body: streamed(body) };
+}
+
+/** Return the parameters; the grammar of a schema would begin again inside a reply. */
+function parameters(mode, kept) {
+  const found = sampling.parameters(mode);
+  if (kept.length) delete found.response_format;
+  return found;
 }
 
 function streamed(body) {
@@ -64,6 +74,8 @@ export async function run({ path, body }, node, signal, shown) {
   const isChat = path === "chat/completions";
   let first = null;
   let usage = null;
+  // The reply has the text of the tokens that it begins with.
+  let isWhole = Boolean(body.reply_token_ids);
   try {
     for await (const event of api.stream(path, body, { signal, seen })) {
       usage = event.usage ?? usage;
@@ -74,6 +86,8 @@ export async function run({ path, body }, node, signal, shown) {
       const content = delta.content ?? delta.refusal ?? "";
       const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
       if (first === null && (content || reasoning || delta.tool_calls)) first = performance.now() - begun;
+      if (isWhole) node.content = "";
+      isWhole = false;
       node.content += content;
       node.tokens.push(...tokens);
       if (reasoning) node.reasoning = (node.reasoning ?? "") + reasoning;

@@ -25,6 +25,7 @@ function python(value, indent = 0) {
 
 // The arguments of openai-python; it takes others in `extra_body`.
 const KNOWN = new Set([
+  // `logprobs_token_ids` and `reply_token_ids` are Latimer's own.
   "model", "messages", "prompt", "stream", "stream_options", "temperature", "top_p", "max_tokens", "seed", "stop",
   "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "echo", "tools", "reasoning_effort", "store",
   "metadata",
@@ -33,7 +34,7 @@ const KNOWN = new Set([
 const WRITERS = {
   curl: ({ path, body }) =>
     [
-      `curl -N ${quoted(address(path))} -H 'content-type: application/json'`,
+      `curl ${body.stream ? "-N " : ""}${quoted(address(path))} -H 'content-type: application/json'`,
       ...(key.get() ? [`  -H "authorization: Bearer $LATIMER_KEY"`] : []),
       `  -d ${quoted(JSON.stringify(body))}`,
     ].join(" \\\n"),

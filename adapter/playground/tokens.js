@@ -33,11 +33,21 @@ export function ofCompletion(logprobs, count) {
   });
 }
 
-/** Return the tokens in the `logprobs` of a chat completion, or of a chunk. */
+/**
+ * Return the tokens in the `logprobs` of a chat completion, or of a chunk. `hidden` are the ids of
+ * the tokens before one that are not shown: reasoning, and markers.
+ */
 export function ofChat(logprobs) {
-  const one = ({ token, logprob, bytes }) => ({ text: token, logprob, bytes, id: null });
-  return (logprobs?.content ?? []).map((token) => ({ ...one(token), top: sorted(token.top_logprobs.map(one)) }));
+  const one = ({ token, logprob, bytes, id = null }) => ({ text: token, logprob, bytes, id });
+  return (logprobs?.content ?? []).map((token) => ({
+    ...one(token), hidden: token.hidden_token_ids ?? [], top: sorted(token.top_logprobs.map(one)),
+  }));
 }
+
+export const haveIds = (tokens) => tokens.every((token) => token.id !== null);
+
+/** Return the ids of tokens, with the hidden ones before each. */
+export const idsOf = (tokens) => tokens.flatMap((token) => [...(token.hidden ?? []), token.id]);
 
 const sorted = (top) => top.sort((a, b) => b.logprob - a.logprob);
 

@@ -4,9 +4,10 @@ import * as conversation from "./conversation.js";
 import * as library from "./library.js";
 import * as reply from "./reply.js";
 import * as sampling from "./sampling.js";
-import { $, button, download, el, say, visible } from "./dom.js";
+import { $, button, counted, download, el, say, visible } from "./dom.js";
 import { HeatMap, closePopover } from "./heatmap.js";
-import { joined, summary, textOf } from "./tokens.js";
+import { callOf, imageOf, reasoningOf } from "./message.js";
+import { haveIds, joined, summary, textOf } from "./tokens.js";
 
 let talk = conversation.create("chat");
 let page = null;
@@ -66,11 +67,11 @@ function message(node) {
 
 function content(node) {
   const parts = [];
-  if (node.reasoning !== undefined) parts.push(el("details.reasoning", {}, el("summary", {}, "Reasoning"), el("pre", {}, visible(node.reasoning))));
+  if (node.reasoning !== undefined) parts.push(reasoningOf(node.reasoning));
   if (node.tokens?.length) {
     const map = new HeatMap((index, other) => choose(node, index, other), "Tokens of the reply");
-    map.note = isText() && node.tokens.every((token) => token.id !== null)
-      ? "Choose a token: the text goes on from exactly these token ids."
+    map.note = haveIds(node.tokens)
+      ? "Choose a token: the reply goes on from exactly these token ids."
       : "Choose a token: the reply goes on from this text. The model may split the text into other tokens.";
     map.add(node.tokens);
     parts.push(map.node);
@@ -83,35 +84,24 @@ function content(node) {
   } else if (node.content) {
     parts.push(el("pre.plain", {}, visible(node.content)));
   }
-  for (const url of node.images ?? []) parts.push(el("img", { src: url, alt: "image of the message" }));
-  for (const call of node.calls ?? []) {
-    const { name, arguments: given, input } = call[call.type] ?? {};
-    parts.push(el("div.call", {}, el("b", {}, `Tool call ${visible(name ?? "")}`), el("pre", {}, visible(pretty(given ?? input ?? "")))));
-  }
+  parts.push(...(node.images ?? []).map(imageOf), ...(node.calls ?? []).map(callOf));
   if (node.error) parts.push(el("p.error", { role: "alert" }, visible(node.error)));
   if (node.times) parts.push(footer(node));
   return parts;
-}
-
-function pretty(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
 }
 
 function footer(node) {
   const { first, seconds, count, prompt } = node.times;
   const { mean, perplexity } = summary(node.tokens ?? []);
   const facts = [
-    prompt === null ? null : `${prompt} prompt tokens`,
-    `${count} tokens`,
+    prompt === null ? null : counted(prompt, "prompt token"),
+    counted(count, "token"),
     mean === null ? null : `mean logprob ${mean.toFixed(3)}, perplexity ${perplexity.toFixed(2)}`,
     first === null ? null : `first token after ${first.toFixed(2)} s`,
     count > 1 ? `${(count / seconds).toFixed(1)} tokens/s` : null,
     node.finish ? `finish: ${node.finish}` : null,
     node.exact === undefined ? null : node.exact ? "continued from exact token ids" : "continued from text",
+    node.unbound ? "not bound to the JSON schema" : null,
   ];
   return el("footer", {}, visible(facts.filter(Boolean).join(" · ")));
 }
@@ -157,20 +147,29 @@ async function generate(parent, kept = []) {
     if (isText()) {
       made = await reply.textRequest(page.model(), textBefore(parent), kept);
     } else {
-      const prefix = kept.length ? textOf(joined(kept)) : "";
-      made = reply.chatRequest(page.model(), talk, parent?.id ?? null, prefix);
+      made = reply.chatRequest(page.model(), talk, parent?.id ?? null, kept);
     }
   } catch (error) {
     say(error.message, true);
     return;
   }
   const begins = kept.length ? (textOf(joined(kept)) ?? new TextDecoder().decode(Uint8Array.from(joined(kept)))) : "";
-  const node = conversation.add(talk, parent?.id ?? null, { role, content: begins, tokens: [...kept] });
-  if (kept.length) node.exact = Array.isArray(made.body.prompt);
-  await receive(node, made);
+  const tokens = sampling.wantsTokens() ? [...kept] : [];
+  const node = conversation.add(talk, parent?.id ?? null, { role, content: begins, tokens });
+  if (kept.length) {
+    node.exact = haveIds(kept);
+    node.unbound = Boolean(sampling.parameters(talk.mode).response_format);
+  }
+  const error = await receive(node, made);
+  if (error?.param !== "reply_token_ids" || textOf(joined(kept)) === null) return;
+  // The engine takes text only here, and would split it into other tokens.
+  Object.assign(node, { exact: false, content: begins, error: undefined });
+  await receive(node, reply.chatRequest(page.model(), talk, parent?.id ?? null, kept.map((token) => ({ ...token, id: null }))));
 }
 
+/** Send a request, and show its reply as it comes; returns the error of one that failed. */
 async function receive(node, made) {
+  let failed = null;
   running = new AbortController();
   node.isPartial = true;
   draw();
@@ -190,6 +189,7 @@ async function receive(node, made) {
     await reply.run(made, node, running.signal, shown);
     say(node.finish === "stopped" ? "Stopped." : "The reply is complete.");
   } catch (error) {
+    failed = error;
     node.error = error.id ? `${error.message} (${error.id})` : error.message;
     page.failed(error);
     say(error.message, true);
@@ -197,6 +197,7 @@ async function receive(node, made) {
   running = null;
   delete node.isPartial;
   await changed();
+  return failed;
 }
 
 /** Return the text before a completion: a prompt, and completions that were continued. */
@@ -215,8 +216,8 @@ function choose(node, index, other) {
   const kept = node.tokens.slice(0, index);
   const replaced = node.tokens[index];
   kept.push({ ...other, top: replaced.top, chosen: true });
-  if (!isText() && textOf(joined(kept)) === null) {
-    say("This token ends inside a character, so no text can begin with it. Choose it in the mode Text.", true);
+  if (!haveIds(kept) && textOf(joined(kept)) === null) {
+    say("This token ends inside a character, so no text can begin with it.", true);
     return;
   }
   generate(node.parent ? talk.nodes[node.parent] : null, kept);
@@ -247,8 +248,10 @@ function regenerate() {
 /** Go on after the last token of the reply, for example after the limit of tokens. */
 function goOn() {
   const node = talk.nodes[talk.leaf];
-  if (node.tokens?.length) generate(talk.nodes[node.parent] ?? null, node.tokens.filter((token) => token.bytes !== null));
-  else say("Switch on token probabilities to continue a reply.", true);
+  const kept = [...(node.tokens ?? [])];
+  while (kept.at(-1)?.bytes === null) kept.pop();
+  if (kept.length) generate(talk.nodes[node.parent] ?? null, kept);
+  else say("Only a reply with token probabilities can be continued.", true);
 }
 
 async function attach(files) {
@@ -295,6 +298,7 @@ export function begin(mode) {
 }
 
 export const mode = () => talk.mode;
+export const isRunning = () => Boolean(running);
 export const redraw = () => draw();
 
 async function take(file) {
@@ -337,6 +341,7 @@ export function listen(host) {
       event.preventDefault();
       const [can, act] = event.shiftKey ? [conversation.canRedo, conversation.redo] : [conversation.canUndo, conversation.undo];
       if (can(talk)) {
+        say("");
         act(talk);
         changed();
       }

@@ -22,6 +22,7 @@ from .common import (
     Stop,
     StreamOptions,
     Temperature,
+    TokenIds,
     Usage,
     invalid,
     read_limit,
@@ -171,7 +172,11 @@ MaxTokens = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(read_l
 
 
 class ChatRequest(EngineExtras):
-    """Body of `POST /v1/chat/completions`."""
+    """Body of `POST /v1/chat/completions`.
+
+    `logprobs_token_ids` and `reply_token_ids` are Latimer's own. The first adds the model's ids to
+    `logprobs`. The reply begins with the tokens of the second.
+    """
 
     endpoint = "chat"
 
@@ -188,6 +193,7 @@ class ChatRequest(EngineExtras):
     functions: Annotated[list[Function], Field(max_length=limits.TOOLS.maximum)] | None = None
     logit_bias: LogitBias = None
     logprobs: bool | None = None
+    logprobs_token_ids: bool | None = None
     max_completion_tokens: MaxTokens = None
     max_tokens: MaxTokens = None
     metadata: Metadata | None = None
@@ -203,6 +209,7 @@ class ChatRequest(EngineExtras):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
+    reply_token_ids: TokenIds | None = None
     response_format: ResponseFormat | None = None
     safety_identifier: Annotated[str, Field(max_length=128)] | None = None
     seed: Seed | None = None
@@ -245,17 +252,26 @@ class ChatMessage(AssistantText):
 
 
 class TopLogprob(TypedDict):
-    """A possible token and its log-probability; `bytes` is null for a control token."""
+    """A possible token and its log-probability; `bytes` is null for a control token.
+
+    The id is present only if `logprobs_token_ids` asks for it.
+    """
 
     token: str
     logprob: float
     bytes: list[int] | None
+    id: NotRequired[int]
 
 
 class ChatTokenLogprob(TopLogprob):
-    """A token of the message, and the most likely tokens at its position."""
+    """A token of the message, and the most likely tokens at its position.
+
+    With `logprobs_token_ids`, `hidden_token_ids` has the tokens that were generated before it and
+    have no entry: reasoning, and markers.
+    """
 
     top_logprobs: list[TopLogprob]
+    hidden_token_ids: NotRequired[list[int]]
 
 
 class ChatLogprobs(TypedDict):

@@ -86,6 +86,9 @@ Breakers = Annotated[
 Temperature = Annotated[float, Field(ge=0, le=limits.STRENGTH.maximum)]
 Penalty = Annotated[float, Field(ge=-limits.STRENGTH.maximum, le=limits.STRENGTH.maximum)]
 Count = Annotated[int, Field(ge=1, le=128)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=limits.IDS.maximum)
+]
 # OpenAI documents int64; JSON parsers of other languages do not read larger values as integers.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 

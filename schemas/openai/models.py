@@ -16,7 +16,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from .. import limits
-from .common import Request
+from .common import Request, TokenIds
 
 
 class Architecture(TypedDict):
@@ -71,9 +71,7 @@ class Tokenized(TypedDict):
 class DetokenizeRequest(Request):
     """Body of `POST /detokenize`."""
 
-    tokens: Annotated[
-        list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=limits.IDS.maximum)
-    ]
+    tokens: TokenIds
     model: str | None = None
 
 

@@ -31,7 +31,7 @@ class ListQuery(Request):
 
 
 class CompletionsQuery(ListQuery):
-    """The query of a list of stored chat completions; all filters must match."""
+    """The query of a list of stored chat completions or responses; all filters must match."""
 
     model: str | None = None
     metadata: Metadata | None = None

@@ -146,16 +146,56 @@ assert.throws(() => talk.imported(circle), /place/);
 const broken = JSON.parse(talk.exported(one));
 broken.nodes[question.id].tokens = [{ text: "a", logprob: "much" }];
 assert.throws(() => talk.imported(broken), /broken/);
+const chat = tokens.ofChat({ content: [
+  { token: "a", logprob: -1, bytes: [97], id: 5, hidden_token_ids: [1, 2],
+    top_logprobs: [{ token: "b", logprob: -0.5, bytes: [98], id: 6 }] },
+  { token: "c", logprob: -1, bytes: [99], id: 7, hidden_token_ids: [], top_logprobs: [] },
+] });
+assert.deepEqual(tokens.idsOf(chat), [1, 2, 5, 7]);
+assert.ok(tokens.haveIds(chat) && chat[0].top[0].id === 6);
+const bare = { content: [{ token: "a", logprob: -1, bytes: [97], top_logprobs: [] }] };
+assert.ok(!tokens.haveIds(tokens.ofChat(bare)));
+"""
+LIVE = """
+import assert from "node:assert";
+globalThis.document = { baseURI: "http://localhost/", getElementById: () => null };
+globalThis.sessionStorage = { getItem: () => null };
+const fleet = await import("./fleet.js");
+const scrape = (generated) => `# TYPE latimer_num_requests_running gauge
+latimer_num_requests_running{engine="e",model_name="a \\\\"b"} 2.0
+latimer_num_requests_waiting{model_name="a \\\\"b"} 3.0
+latimer_engine_state{engine="e",model_name="a \\\\"b",state="ready"} 0.0
+latimer_engine_state{engine="e",model_name="a \\\\"b",state="loading"} 1.0
+latimer_generation_tokens_total{engine="e",model_name="a \\\\"b"} ${generated}
+latimer_requests_total{endpoint="/v1/x",model_name="a",status="200"} 4.0
+latimer_requests_total{endpoint="/v1/y",model_name="a",status="200"} 1.0
+latimer_time_to_first_token_seconds_bucket{engine="e",le="1.0",model_name="a \\\\"b"} 1.0
+latimer_time_to_first_token_seconds_bucket{engine="e",le="2.0",model_name="a \\\\"b"} 3.0
+latimer_time_to_first_token_seconds_bucket{engine="e",le="+Inf",model_name="a \\\\"b"} 4.0
+process_open_fds 5.0
+`;
+const [first, second] = [fleet.read(scrape(100), 1), fleet.read(scrape(150), 3)];
+const [row] = second.rows.values();
+assert.equal(second.rows.size, 1);
+assert.deepEqual([row.model, row.engine, row.state], ['a "b', "e", "loading"]);
+assert.deepEqual([row.running, row.waiting], [2, 3]);
+assert.equal(second.counts.get("200"), 5);
+assert.equal(fleet.rate("generated", row, first.rows.get(row.key), 2), 25);
+assert.equal(fleet.rate("generated", { generated: 10 }, { generated: 90 }, 2), 5);
+assert.equal(fleet.rate("generated", row, undefined, 2), null);
+assert.equal(fleet.median(row.buckets.time_to_first_token_seconds_bucket), 1.5);
+assert.equal(fleet.median([[1, 0], [Infinity, 0]]), null);
 """
 
 
+@pytest.mark.parametrize("script", [PURE, LIVE], ids=["tokens and messages", "metrics"])
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
-def test_the_pure_modules(tmp_path: Any) -> None:
-    """Tokens are read, joined and measured, and a tree of messages is undone and exported."""
+def test_the_pure_modules(tmp_path: Any, script: str) -> None:
+    """Tokens and metrics are read and measured, and a tree of messages is undone and exported."""
     for path in FOLDER.glob("*.js"):
         shutil.copy(path, tmp_path / path.name)
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    (tmp_path / "try.js").write_text(PURE)
+    (tmp_path / "try.js").write_text(script)
     done = subprocess.run(
         ["node", "try.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )

@@ -47,6 +47,23 @@ async def test_a_deleted_response_is_named(client: httpx2.AsyncClient) -> None:
     )  # fmt: skip
 
 
+async def test_responses_are_listed(client: httpx2.AsyncClient) -> None:
+    """Stored responses have a list with pages and filters, as stored completions have."""
+    made = [(await created(client, metadata={"run": "list", "n": str(n)})) for n in range(3)]
+    await created(client, metadata={"run": "other"})
+    query: dict[str, Any] = {"metadata[run]": "list", "limit": 2, "order": "desc"}
+    first = (await client.get(R, params=query)).json()
+    assert [one["id"] for one in first["data"]] == [made[2]["id"], made[1]["id"]]
+    assert (first["object"], first["has_more"]) == ("list", True)
+    assert first["data"][0] == (await client.get(f"{R}/{made[2]['id']}")).json()
+    rest = (await client.get(R, params={**query, "after": first["last_id"]})).json()
+    assert ([one["id"] for one in rest["data"]], rest["has_more"]) == ([made[0]["id"]], False)
+    assert (await client.get(R, params={**query, "model": "none"})).json()["data"] == []
+    other = {"authorization": "Bearer two"}
+    assert (await client.get(R, params=query, headers=other)).json()["data"] == []
+    assert error_of(await client.get(R, params={"after": "x"}))[::2] == (400, "after")
+
+
 async def test_another_key_sees_nothing(client: httpx2.AsyncClient) -> None:
     """The responses and items of one API key do not exist for another one."""
     made = await created(client)

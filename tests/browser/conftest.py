@@ -1,4 +1,4 @@
-"""A headless Chromium, and the playground of `latimer serve` with the demo model."""
+"""Headless browsers, and the playground of `latimer serve` with the demo model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,36 @@ from typing import Any
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.base import Backend
-from selenium import webdriver
-from support.browser import chromium
+from support.browser import Browser, chromium, needs_chromium, needs_firefox
+from support.firefox import firefox
 from support.playground import Playground
 from support.servers import command, serving
 
+BROWSERS = [
+    pytest.param("chromium_driver", marks=needs_chromium, id="chromium"),
+    pytest.param("firefox_driver", marks=needs_firefox, id="firefox"),
+]
+
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """Run a browser."""
-    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+def chromium_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Run a Chromium."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
         yield driver
+
+
+@pytest.fixture(scope="session")
+def firefox_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Run a Firefox."""
+    with firefox(tmp_path_factory.mktemp("firefox")) as driver:
+        yield driver
+
+
+@pytest.fixture(params=BROWSERS)
+def driver(request: pytest.FixtureRequest) -> Browser:
+    """Return each browser; both run to the end, whatever the order of tests is."""
+    found: Browser = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +49,7 @@ def demo_address() -> Iterator[str]:
 
 
 @pytest.fixture
-def page(driver: webdriver.Chrome, demo_address: str) -> Iterator[Playground]:
+def page(driver: Browser, demo_address: str) -> Iterator[Playground]:
     """Open the page of the demo model; at the end the console must be empty."""
     page = Playground(driver, demo_address)
     page.console()
@@ -40,7 +59,7 @@ def page(driver: webdriver.Chrome, demo_address: str) -> Iterator[Playground]:
 
 
 @pytest.fixture
-def page_of(driver: webdriver.Chrome) -> Iterator[Callable[..., Playground]]:
+def page_of(driver: Browser) -> Iterator[Callable[..., Playground]]:
     """Return a function that serves a backend and opens its page."""
     with ExitStack() as stack:
 

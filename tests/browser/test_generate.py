@@ -9,21 +9,15 @@ from pathlib import Path
 
 import pytest
 from latimer.backends.base import Model
-from selenium import webdriver
-from support.browser import needs_chromium
+from support.browser import Browser
 from support.engines.echo import Echo
-from support.playground import Keys, Playground
+from support.playground import HOSTILE, Keys, Playground
 
-pytestmark = [needs_chromium, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 QUESTION = "What is the capital of France?"
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
-HOSTILE = (
-    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
-    "<a href='javascript:hacked=1'>x</a> ![i](http://evil.example/i.png) "
-    "\x1b[31mred\x07 \u202egnp.exe\u202c \u200b 😀 </pre></article><style>*{display:none}</style>"
 )
 
 
@@ -173,18 +167,14 @@ def test_markup_is_refused(page: Playground) -> None:
     )
     assert found == "TypeError"
     messages = " ".join(page.console())
-    assert "TrustedHTML" in messages
+    assert "TrustedHTML" in messages or "require-trusted-types-for" in messages
     assert "connect-src" in messages
 
 
 def test_export_and_import(page: Playground, tmp_path: Path) -> None:
     """An exported conversation is the same after its import; a wrong file is refused."""
     page.send(QUESTION)
-    text = page.driver.execute_async_script(
-        "const make = URL.createObjectURL;"
-        "URL.createObjectURL = (blob) => { blob.text().then(arguments[0]); return make(blob) };"
-        "document.getElementById('export').click()"
-    )
+    text = page.exported("export")
     before = page.replies()
     assert json.loads(text)["format"] == "latimer-conversation"
     file = tmp_path / "conversation.json"
@@ -286,7 +276,7 @@ def test_models_without_sight_get_no_images(page: Playground) -> None:
     assert not page.find("#attach").is_displayed()
 
 
-def test_a_key_is_asked_for(page_of: Callable[..., Playground], driver: webdriver.Chrome) -> None:
+def test_a_key_is_asked_for(page_of: Callable[..., Playground], driver: Browser) -> None:
     """With keys, the page asks for one, keeps it in this tab only, and never shows it in code."""
     page = page_of(Echo("Hi"), api_keys=["secret-key"])
     page.open()

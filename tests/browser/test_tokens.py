@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latimer.adapter.service import ModelEntry
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.remote.webelement import WebElement
-from support.browser import needs_chromium
 from support.engines.echo import Echo
 from support.playground import Keys, Playground
 
-pytestmark = [needs_chromium, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PICTURE = Path(__file__).parents[2] / "docs" / "playground.png"
 
@@ -38,30 +38,58 @@ def raw(page: Playground) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def test_the_numbers_are_those_of_the_reply(page: Playground) -> None:
-    """Each token shows the log-probability, id and alternatives that came with it."""
-    completed(page)
-    page.view("request")
-    entries: list[Any] = []
-    for event in raw(page):
-        for choice in event["choices"]:
-            own = choice["logprobs"]
-            entries += zip(
+@pytest.mark.parametrize("mode", ["text", "chat"])
+def test_the_numbers_are_those_of_the_reply(page: Playground, mode: str) -> None:
+    """Each token shows the log-probability, the id, the bytes and the alternatives of its reply."""
+    page.choose("#mode", mode)
+    page.fill("#p-max_tokens", "6")
+    page.fill("#p-seed", "7")
+    page.send("The capital of France is" if mode == "text" else "What is the capital of France?")
+    entries = [entry for event in raw(page) for entry in entries_of(event, mode)]
+    assert len(entries) == len(page.tokens()) >= 3
+    for index, (text, logprob, token, top) in enumerate(entries):
+        page.click_token(index)
+        shown = page.find("#popover").text
+        assert f"logprob {logprob:.4f}" in shown
+        assert f"{-logprob / math.log(2):.2f} bits" in shown
+        assert f"id {token}" in shown
+        assert f"bytes {text.encode().hex(' ')}" in shown
+        rows = page.all("#popover .row")
+        # Those of completions have the token itself, too, if it is less likely than all of them.
+        assert len(rows) == min(len(top), 5)
+        for row in rows:
+            value = top[row.get_attribute("data-text") or ""]
+            assert row.get_attribute("title") == f"logprob {value:.4f}"
+            share = row.find_element("css selector", ".number").text
+            assert share == ("< 0.01 %" if math.exp(value) < 0.0001 else percent(value))
+        page.key(Keys.ESCAPE)
+        assert not page.find("#popover").is_displayed()
+    values = [logprob for _, logprob, _, _ in entries]
+    mean = sum(values) / len(values)
+    footer = page.find("article footer").text
+    assert f"mean logprob {mean:.3f}, perplexity {math.exp(-mean):.2f}" in footer
+
+
+def percent(logprob: float) -> str:
+    """Return a probability as the page writes it."""
+    share = math.exp(logprob)
+    return f"{100 * share:.{2 if share < 0.1 else 1}f} %"
+
+
+def entries_of(event: Any, mode: str) -> list[tuple[str, float, int, dict[str, float]]]:
+    """Return text, log-probability, id and alternatives of each token in an event."""
+    found = []
+    for choice in event["choices"]:
+        own = choice["logprobs"] or {}
+        for entry in own.get("content") or []:
+            top = {other["token"]: other["logprob"] for other in entry["top_logprobs"]}
+            found.append((entry["token"], entry["logprob"], entry["id"], top))
+        if mode == "text":
+            found += zip(
                 own["tokens"], own["token_logprobs"], own["token_ids"], own["top_logprobs"],
                 strict=True,
             )  # fmt: skip
-    page.view("generate")
-    assert len(entries) == len(page.tokens())
-    for index, (_, logprob, token, top) in enumerate(entries):
-        page.token(index).click()
-        text = page.find("#popover").text
-        assert f"logprob {logprob:.4f}" in text
-        assert f"id {token}" in text
-        best = max(top.values())
-        assert f"{100 * math.exp(best):.1f}"[:2] in text
-        assert set(page.alternatives()) <= set(top)
-        page.key(Keys.ESCAPE)
-        assert not page.find("#popover").is_displayed()
+    return found
 
 
 def test_measures_colour_the_same_tokens(page: Playground) -> None:
@@ -81,10 +109,10 @@ def test_another_token_in_a_text(page: Playground) -> None:
     """The chosen token follows exactly the ids before it, in a version of its own."""
     completed(page)
     before = page.tokens()
-    page.token(2).click()
+    page.click_token(2)
     other = page.find("#popover button.row")
     text = other.get_attribute("data-text") or ""
-    other.click()
+    page.click_on(other)
     page.finished()
     after = page.tokens()
     assert after[:2] == before[:2]
@@ -101,16 +129,40 @@ def test_another_token_in_a_text(page: Playground) -> None:
 
 
 def test_another_token_in_a_chat(page: Playground) -> None:
-    """In chat, the reply continues the text before the token, and the page says so."""
+    """In chat, too, the reply continues from exact ids, and the page says so."""
     page.fill("#p-temperature", "0")
     page.send("What is the capital of France?")
-    page.token(1).click()
-    assert "may split the text" in page.find("#popover").text
+    page.click_token(1)
+    assert "exactly these token ids" in page.find("#popover").text
     other = page.find("#popover button.row")
     text = other.get_attribute("data-text") or ""
-    other.click()
+    page.click_on(other)
     page.finished()
     assert page.tokens()[:2] == ["The", text]
+    assert "continued from exact token ids" in page.find("article.assistant footer").text
+
+
+def test_a_conversation_without_ids_continues_from_its_text(page: Playground) -> None:
+    """An imported reply without ids is continued from its text, and the page says so."""
+    page.send("What is the capital of France?")
+    text = page.exported("export")
+    kept = json.loads(text)
+    for node in kept["nodes"].values():
+        for token in node.get("tokens", []):
+            for one in (token, *token["top"]):
+                one["id"] = None
+    page.js(
+        "const file = new File([arguments[0]], 'c.json'), transfer = new DataTransfer();"
+        "transfer.items.add(file);"
+        "const field = document.getElementById('import'); field.files = transfer.files;"
+        "field.dispatchEvent(new Event('change'))",
+        json.dumps(kept),
+    )
+    page.until(lambda: page.status() == "Imported.")
+    page.click_token(1)
+    assert "may split the text" in page.find("#popover").text
+    page.click("#popover button.row")
+    page.finished()
     assert "continued from text" in page.find("article.assistant footer").text
 
 
@@ -175,8 +227,27 @@ def test_parts_of_characters(page_of: Callable[..., Playground]) -> None:
     page.open()
     page.send("Hi")
     assert page.tokens()[:7] == ["a", "·", "·", "·", "😀", "·", "é"]
-    page.token(2).click()
+    page.click_token(2)
     assert "bytes 9f" in page.find("#popover").text
+    assert page.console() == []
+
+
+def test_two_models_are_compared(page_of: Callable[..., Playground]) -> None:
+    """With another model of B, an empty text B is text A, and each side names its model."""
+    entries = [ModelEntry(Echo(), ("one",)), ModelEntry(Echo(), ("two",))]
+    page = page_of(entries)
+    page.open()
+    page.view("analysis")
+    page.fill("#text-a", "Paris")
+    page.choose("#model-b", "two")
+    page.click("#analyse")
+    page.until(lambda: len(page.all("#analysis table")) == 2)
+    assert [one.text for one in page.all("#analysis caption")] == ["one", "two"]
+    texts = page.js(
+        "return [...document.querySelectorAll('#analysis .tokens')].map((one) => one.textContent)"
+    )
+    assert texts == ["Paris", "Paris"]
+    assert page.status() == "The analysis is complete."
     assert page.console() == []
 
 
@@ -187,7 +258,7 @@ def test_a_text_is_analysed(page: Playground) -> None:
     page.fill("#text-b", "Paris France the of is capital.")
     page.click("#analyse")
     page.until(lambda: len(page.all("#analysis table")) == 2)
-    values = [one.text for one in page.all("#analysis tr:nth-child(2) td")]
+    values = [one.text for one in page.all("#analysis tr:nth-of-type(2) td")]
     assert float(values[0]) < float(values[1])
     page.view("request")
     reply = json.loads(page.js("return document.getElementById('raw').textContent"))
@@ -227,7 +298,7 @@ def test_it_fits(page: Playground, width: int, scheme: str) -> None:
 
 def test_the_picture_of_the_readme(page: Playground) -> None:
     """The heat map is drawn; LATIMER_PICTURE=1 writes it to docs/playground.png."""
-    page.size(1000, 700)
+    page.size(1000, 760)
     page.fill("#p-seed", "3")
     page.js("document.getElementById('settings').open = false")
     page.js("document.getElementById('history').open = false")
@@ -235,7 +306,7 @@ def test_the_picture_of_the_readme(page: Playground) -> None:
     page.send("Tell me a story.")
     page.choose("#measure", "surprise")
     levels = [one.get_attribute("class") or "" for one in page.all("article .t")]
-    page.token(next(index for index, one in enumerate(levels) if "h5" in one)).click()
+    page.click_token(next(index for index, one in enumerate(levels) if "h5" in one))
     page.js("scrollTo(0, 0)")
     data = page.driver.get_screenshot_as_png()
     assert len(data) > 10_000

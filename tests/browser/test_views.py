@@ -1,17 +1,17 @@
-"""Tests of the other views of the playground: requests as code, stored completions, metrics."""
+"""Tests of the other views of the playground: requests as code, and metrics."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
-from support.browser import needs_chromium
+from support.engines.echo import Echo
 from support.playground import Playground
 
-pytestmark = [needs_chromium, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("language", ["curl", "python", "javascript"])
@@ -47,56 +47,70 @@ def test_the_raw_stream(page: Playground) -> None:
     assert page.find("#request-id").text.startswith("req_")
 
 
-def test_stored_completions(page: Playground) -> None:
-    """A stored completion is listed by its metadata, opened, exported, and deleted."""
-    page.click("#p-store")
-    page.fill("#p-metadata", '{"project": "browser"}')
-    page.send("What is the capital of France?")
-    page.view("stored")
-    page.fill("#stored-metadata", "project=browser")
-    page.click("#stored-refresh")
-    page.until(lambda: page.status() == "1 completions.")
-    page.press("Open", "#stored-list")
-    page.until(lambda: page.find("#stored-open h3").text.startswith("chatcmpl-"))
-    assert "What is the capital of France?" in page.find("#stored-open").text
-    text = page.driver.execute_async_script(
-        "const make = URL.createObjectURL;"
-        "URL.createObjectURL = (blob) => { blob.text().then(arguments[0]); return make(blob) };"
-        "document.getElementById('stored-export').click()"
-    )
-    assert [json.loads(line)["metadata"] for line in text.splitlines()] == [{"project": "browser"}]
-    page.press("Delete", "#stored-list")
-    page.until(lambda: page.status() == "Deleted.")
-    page.fill("#stored-metadata", "project=other")
-    page.click("#stored-refresh")
-    page.until(lambda: page.status() == "0 completions.")
-
-
-def test_a_response_by_its_id(page: Playground) -> None:
-    """A stored response is opened by its id, and deleted."""
-    name = page.driver.execute_async_script(
-        "fetch('v1/responses', {method: 'POST', headers: {'content-type': 'application/json'},"
-        " body: JSON.stringify({model: 'demo', input: 'Hello!'})})"
-        ".then((one) => one.json()).then((one) => arguments[0](one.id))"
-    )
-    page.view("stored")
-    page.fill("#response-id", name)
-    page.click("#response-open")
-    page.until(lambda: page.find("#stored-open h3").text == name)
-    page.click("#response-delete")
-    page.until(lambda: page.status() == "Deleted.")
-    page.click("#response-open")
-    page.until(lambda: "not found" in page.status())
-    assert all("404" in one for one in page.console())
+@pytest.mark.parametrize("streams", [True, False])
+def test_curl_waits_for_streams_only(page: Playground, streams: bool) -> None:
+    """The command of curl has the flag for streams only if the request has a stream."""
+    if not streams:
+        page.click("#streams")
+    page.fill("#p-max_tokens", "1")
+    page.send("Hello")
+    page.view("request")
+    assert page.find("#code").text.startswith("curl -N " if streams else "curl 'http")
 
 
 def test_metrics_are_live(page: Playground) -> None:
-    """The view of metrics shows engines and counts, and follows new requests."""
+    """The view Live has a row for each engine and three charts, and follows new requests."""
     page.view("fleet")
     page.until(lambda: page.all("#fleet-rows tr"))
-    rows = [one.text for one in page.all("#fleet-rows tr")]
-    assert any(one.startswith("engine_state") and "state=ready 1" in one for one in rows)
-    assert any("requests" in one for one in rows)
+    row = page.find("#fleet-rows tr").text
+    assert row.startswith("demo llama_cpp ready 0 0 ")
+    assert not page.find("#legend").is_displayed()
+    names = [one.get_attribute("aria-label") or "" for one in page.all("#fleet-charts svg")]
+    assert [name.partition(":")[0] for name in names] == ["running", "waiting", "tokens/s"]
+    page.driver.execute_async_script(
+        "const done = arguments[0];"
+        "fetch('v1/completions', {method: 'POST', headers: {'content-type': 'application/json'},"
+        " body: JSON.stringify({model: 'demo', prompt: 'Hi', max_tokens: 40, ignore_eos: true})})"
+        ".then((one) => one.text()).then(done)"
+    )
+    page.until(lambda: "tokens/s: now 0.0, at most 0.0" not in page.find("#fleet-charts").text)
+    assert "× 200" in page.find("#fleet-requests").text
+    page.view("generate")
+    assert page.find("#legend").is_displayed()
+
+
+def test_a_server_without_metrics(page_of: Callable[..., Playground]) -> None:
+    """Without metrics, the view Live says so."""
+    page = page_of(Echo(), metrics=False)
+    page.open()
+    page.view("fleet")
+    page.until(lambda: "no metrics" in page.find("#fleet-error").text)
+
+
+def test_the_status_ends_with_its_action(page: Playground) -> None:
+    """The status line of an action is empty after the next one."""
+    page.fill("#p-max_tokens", "1")
+    page.send("Hello")
+    assert page.status() == "The reply is complete."
+    assert "1 token " in page.find("article.assistant footer").text
+    page.press("Undo")
+    assert page.status() == ""
+    page.view("request")
+    page.click("#copy")
+    page.until(lambda: page.status() != "")
+    page.view("analysis")
+    assert page.status() == ""
+
+
+def test_panels_are_folded_on_a_phone(page: Playground) -> None:
+    """The settings and the conversations are open on a desktop, and folded on a phone."""
+    assert page.find("#settings").get_attribute("open") is not None
+    page.size(400)
+    page.until(lambda: page.find("#settings").get_attribute("open") is None)
+    page.reload()
+    for panel in ("#settings", "#history"):
+        assert page.find(panel).get_attribute("open") is None
+    assert page.find("#composer").rect["y"] < 900
 
 
 def test_tabs_by_keyboard(page: Playground) -> None:

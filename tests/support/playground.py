@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from selenium import webdriver
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from .browser import Browser
+
 SECONDS = 20
+# The tokens of the last message that is shown.
+_LAST = (
+    "[...document.querySelectorAll('article .tokens')]"
+    ".filter((one) => one.checkVisibility()).at(-1)"
+)
+# A text that would do harm if it became markup, or if its controls were obeyed.
+HOSTILE = (
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+    "<a href='javascript:hacked=1'>x</a> ![i](http://evil.example/i.png) "
+    "\x1b[31mred\x07 \u202egnp.exe\u202c \u200b 😀 </pre></article><style>*{display:none}</style>"
+)
 
 
 class Playground:
@@ -22,7 +35,7 @@ class Playground:
         address: the address of the page.
     """
 
-    def __init__(self, driver: webdriver.Chrome, address: str) -> None:
+    def __init__(self, driver: Browser, address: str) -> None:
         self.driver, self.address = driver, address
 
     def open(self) -> None:
@@ -45,8 +58,7 @@ class Playground:
 
     def size(self, width: int, height: int = 900) -> None:
         """Set the width and the height of the page in CSS pixels."""
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.driver.resize(width, height)
 
     def js(self, script: str, *arguments: Any) -> Any:
         """Run a script and return its value."""
@@ -66,15 +78,44 @@ class Playground:
 
     def click(self, selector: str) -> None:
         """Click an element by a real pointer, in the middle of the page."""
-        element = self.find(selector)
-        self.js("arguments[0].scrollIntoView({block: 'center'})", element)
+        self.click_on(self.find(selector))
+
+    def click_on(self, element: WebElement) -> None:
+        """Click an element as `click` does.
+
+        Firefox can handle a click after the driver has returned. So the status is emptied before,
+        and not by the click alone.
+        """
+        self.js(
+            "document.getElementById('status').textContent = '';"
+            "arguments[0].scrollIntoView({block: 'center'})",
+            element,
+        )
         element.click()
+
+    def click_token(self, index: int) -> None:
+        """Click a token of the last message.
+
+        A token can be on two lines. The pointer moves to its larger part.
+        """
+        element = self.token(index)
+        x, y = self.js(
+            "arguments[0].scrollIntoView({block: 'center'});"
+            "const [most] = [...arguments[0].getClientRects()]"
+            "  .sort((a, b) => b.width * b.height - a.width * a.height);"
+            "return [most.x + most.width / 2, most.y + most.height / 2].map(Math.round)",
+            element,
+        )
+        actions = ActionBuilder(self.driver)
+        actions.pointer_action.move_to_location(x, y)
+        actions.pointer_action.click()  # type: ignore[no-untyped-call]
+        actions.perform()
+        self.until(lambda: "open" in (element.get_attribute("class") or ""))
 
     def press(self, name: str, within: str = "") -> None:
         """Click the button with this text."""
         found = next(one for one in self.all(f"{within} button") if one.text == name)
-        self.js("arguments[0].scrollIntoView({block: 'center'})", found)
-        found.click()
+        self.click_on(found)
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field as typing does."""
@@ -98,9 +139,9 @@ class Playground:
         self.finished()
 
     def finished(self) -> None:
-        """Wait for the end of a reply."""
+        """Wait for the end of a reply, which a click has begun."""
+        self.until(lambda: self.status() not in ("", "The model generates …"))
         self.until(lambda: self.js("return document.getElementById('stop').hidden"))
-        self.until(lambda: self.status() != "The model generates …")
 
     def status(self) -> str:
         """Return the line of the page's status."""
@@ -117,21 +158,28 @@ class Playground:
     def tokens(self) -> list[str]:
         """Return the tokens of the last message."""
         return self.js(  # type: ignore[no-any-return]
-            "return [...[...document.querySelectorAll('article .tokens')].at(-1).children]"
-            ".map((one) => one.textContent)"
+            f"return [...{_LAST}.children].map((one) => one.textContent)"
         )
 
     def token(self, index: int) -> WebElement:
         """Return a token of the last message."""
         return self.js(  # type: ignore[no-any-return]
-            "return [...document.querySelectorAll('article .tokens')].at(-1)"
-            ".children[arguments[0]]",
-            index,
+            f"return {_LAST}.children[arguments[0]]", index
         )
 
     def alternatives(self) -> list[str]:
         """Return the texts of the alternatives in the pop-over, most likely first."""
         return [one.get_attribute("data-text") or "" for one in self.all("#popover .row")]
+
+    def exported(self, button: str) -> str:
+        """Click a button, by its id, that gives the user a file; return its text."""
+        return self.driver.execute_async_script(  # type: ignore[no-any-return]
+            "const done = arguments[1], make = URL.createObjectURL;"
+            "URL.createObjectURL = (blob) => {"
+            "  URL.createObjectURL = make; blob.text().then(done); return make(blob) };"
+            "document.getElementById(arguments[0]).click()",
+            button,
+        )
 
     def view(self, name: str) -> None:
         """Show one of the views."""
@@ -144,7 +192,7 @@ class Playground:
 
     def console(self) -> list[str]:
         """Return what the console has logged since the last call."""
-        return [one["message"] for one in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
+        return self.driver.console()
 
 
-__all__ = ["Keys", "Playground"]
+__all__ = ["HOSTILE", "Keys", "Playground"]

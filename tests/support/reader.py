@@ -36,6 +36,7 @@ OUTPUTS = {
     "conversations.create": " message\n",
     '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',
     "MockTransport": "llama-server is not ready: Loading model\n",
+    "reply_token_ids": ANSWER,
     "logprobs=": "None\n", "except ": "decimal_below_min_value", ".open(": "Finish(",
     '"image_url"': "\n", "embeddings.create": "2 64\n", "store=True": "user Hello!\n",
     "": ANSWER,
