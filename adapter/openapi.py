@@ -146,7 +146,7 @@ REPLY_HEADERS: Mapping[str, str] = {
     "x-latimer-inexact": "Fields of the request that the engine only approximates.",
     "x-latimer-model": "The model that served the request, if it is a fallback.",
     "x-latimer-engine": "The engine of a fleet that served the request.",
-    "x-latimer-affinity": "The reason for this engine.",
+    "x-latimer-affinity": "`hit` or `miss`: if the engine had a part of the prompt, or `none`.",
     "retry-after": "Seconds to wait before the request is sent again.",
     "retry-after-ms": "The same in milliseconds.",
     "x-ratelimit-limit-requests": "Requests that the key may send in a minute.",

@@ -64,7 +64,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "admin", "app", "engines", "fleet", "on_demand", "option", "routes",
+            "__init__", "admin", "app", "engines", "fleet", "on_demand", "openapi", "option", "routes",
             "settings", "settings_file",
         )
     ),

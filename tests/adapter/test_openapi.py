@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from jsonschema import Draft202012Validator
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.admission import SESSION_HEADERS
 from latimer.adapter.openapi import OPERATIONS, REPLY_HEADERS, REQUEST_HEADERS, document, endpoints
 from latimer.adapter.origins import EXPOSED
 from latimer.adapter.routes import ROUTES
@@ -24,7 +25,7 @@ from support.clients import client_of
 from support.engines.echo import Echo
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}},
 }
@@ -68,22 +69,13 @@ REQUESTS: tuple[tuple[str, str, Any], ...] = (
 )
 # The demo model does not rank; metrics are text.
 UNTRIED = {"rerank", "metrics"}
-STREAMS = (
+LOGPROBS = {"include": ["message.output_text.logprobs"]}
+CALLED = {"tools": [{"type": "function", **WEATHER["function"]}], "tool_choice": "required"}
+STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/chat/completions", {**CHAT, "logprobs": True, "stream_options": {"include_usage": True}}),
     ("/completions", {"prompt": "Hello", "logprobs": 1, "max_tokens": 3}),
-    (
-        "/responses",
-        {"model": "demo", "input": "Hello", "include": ["message.output_text.logprobs"]},
-    ),
-    (
-        "/responses",
-        {
-            "model": "demo",
-            "input": "Hi",
-            "tools": [{**WEATHER["function"], "type": "function"}],
-            "tool_choice": "required",
-        },
-    ),  # type: ignore[dict-item]
+    ("/responses", {"model": "demo", "input": "Hello", **LOGPROBS}),
+    ("/responses", {"model": "demo", "input": "Hi", **CALLED}),
 )
 
 
@@ -140,10 +132,10 @@ def test_every_path_is_in_it(found: dict[str, Any]) -> None:
     assert found["info"]["version"] == version("latimer")
 
 
-def test_every_header_of_replies_is_described() -> None:
-    """The document has the headers that pages of other origins can read, and OpenAI's version."""
+def test_headers_are_described() -> None:
+    """All headers that pages of other origins can read are described, and those of sessions."""
     assert REPLY_HEADERS.keys() == {*EXPOSED, "openai-version"}
-    assert not REQUEST_HEADERS.keys() & REPLY_HEADERS.keys()
+    assert REQUEST_HEADERS.keys() >= {name.decode() for name in SESSION_HEADERS}
 
 
 async def test_replies_have_their_schemas(

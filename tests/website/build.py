@@ -38,6 +38,8 @@ Nav: TypeAlias = list[Any]
 
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
+_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]+`")
 # Pages that are not for readers of the manual are not found by the search.
 _UNLISTED = "---\nsearch:\n  exclude: true\n---\n\n"
 _ASSETS = Path(__file__).parent / "assets"
@@ -83,8 +85,7 @@ class Stage:
         if source.is_dir():
             target.write_text(_UNLISTED + self._linked(_listing(name), f"{name}/README.md"))
         elif source.suffix == ".md":
-            text = self._linked(source.read_text(), name)
-            target.write_text(text.replace(GRID_MARK, table()))
+            target.write_text(_piped(self._linked(source.read_text(), name)))
         else:
             shutil.copy(source, target)
 
@@ -107,6 +108,11 @@ class Stage:
         # The fences are the odd parts.
         parts[::2] = [_LINK.sub(moved, part) for part in parts[::2]]
         return "".join(parts)
+
+
+def _piped(text: str) -> str:
+    """Return a page with bars in the code of tables as Zensical reads them: without a backslash."""
+    return _ROW.sub(lambda row: _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), text)
 
 
 def staged(name: str) -> str:
@@ -168,6 +174,9 @@ def rendered(folder: Path) -> Path:
     shutil.rmtree(site, ignore_errors=True)
     zensical = Path(sys.executable).parent / "zensical"
     subprocess.run([str(zensical), "build", "--strict", "--clean"], cwd=folder, check=True)
+    # Not a part of the Markdown, so that the search does not have its rows.
+    grid = site / "conformance" / "grid" / "index.html"
+    grid.write_text(grid.read_text().replace(GRID_MARK, table()))
     # `llms.txt` has the addresses of these.
     for path in DOCS.rglob("*.md"):
         shutil.copy(path, site / path.relative_to(DOCS))

@@ -77,7 +77,7 @@ def table() -> str:
             "</tbody>",
             "</table>",
             "</div>",
-            '<script src="grid.js" defer></script>',
+            '<script src="../grid.js" defer></script>',
         ]
     )
 

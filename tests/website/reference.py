@@ -18,7 +18,7 @@ from latimer.adapter.settings import Settings
 from latimer.schemas.openai.common import EngineExtras
 from website.build import DOCS, navigation, pages
 
-BAR = "&#124;"
+BAR = "\\|"
 EXTRAS = EngineExtras.model_fields.keys()
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -60,6 +60,7 @@ def endpoints() -> str:
         " OpenAI's.",
         "",
     ]
+    known: dict[tuple[Any, ...], str] = {}
     for tag in tags():
         lines += [f"## {tag}", ""]
         own = [
@@ -72,9 +73,12 @@ def endpoints() -> str:
         lines += table("request | effect", calls)
         lines.append("")
         for path, method, one in own:
-            rows = [*fields(one, found)]
-            if rows:
-                lines += [f"### Fields of `{method.upper()} {path}`", ""]
+            name, rows = f"`{method.upper()} {path}`", [*fields(one, found)]
+            same = known.setdefault(tuple(rows), name)
+            if rows and same != name:
+                lines += [f"{name} has the fields of {same}.", ""]
+            elif rows:
+                lines += [f"### Fields of {name}", ""]
                 lines += table("field | type | required", iter(rows))
                 lines += ["", *([ENGINES, ""] if takes_extras(one, found) else [])]
     lines += ["## Fields of engines", "", EXTRA_TEXT, ""]
@@ -220,8 +224,8 @@ def commands() -> str:
         found = [*options(context)]
         if found:
             lines += [*table("option | default | effect", iter(found)), ""]
-        if any(SETTINGS & {*parameter.opts} for parameter in command.params):
-            lines += ["It also has options of the [settings](../serving.md#settings).", ""]
+        if takes_settings(command):
+            lines += ["Its other options are [settings](../serving.md#settings).", ""]
     return "\n".join(lines)
 
 
@@ -247,13 +251,23 @@ def described(command: click.Command) -> Iterator[str]:
             yield ""
 
 
+def takes_settings(command: click.Command) -> bool:
+    """Return True if most options of a command are settings."""
+    return sum(bool(SETTINGS & {*one.opts}) for one in command.params) > 10
+
+
 def options(context: click.Context) -> Iterator[tuple[str, str, str]]:
-    """Yield the options of a command, without those of the settings."""
+    """Yield the options of a command, without the settings of a server."""
+    without = SETTINGS if takes_settings(context.command) else set()
     for parameter in context.command.params:
         record = parameter.get_help_record(context)
-        if record is not None and not SETTINGS & {*parameter.opts}:
-            effect, _, default = record[1].partition("  [")
-            yield f"`{record[0]}`", default.removesuffix("]"), effect
+        if record is None or isinstance(parameter, click.Argument) or without & {*parameter.opts}:
+            continue
+        effect, _, notes = record[1].partition("  [")
+        shown = [note.removeprefix("default: ") for note in notes.removesuffix("]").split("; ")]
+        # A range is a limit, such as x>=1.
+        default = ", ".join(note for note in shown if not re.search(r"\bx\b", note))
+        yield f"`{record[0]}`", default, effect
 
 
 # The list of pages for language models.
