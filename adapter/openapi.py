@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
-from typing_extensions import TypedDict, TypeVar, override
+from typing_extensions import TypedDict, override
 
 from ..schemas.openai import chat, completions, conversations, embeddings, models, responses, stored
 from ..schemas.openai import response_objects as objects
@@ -26,17 +26,32 @@ from .routes import CLOSED_ROUTES, METRICS, OPEN_ROUTES, ROUTES, Endpoint, Later
 Document: TypeAlias = dict[str, Any]
 Mode: TypeAlias = Literal["validation", "serialization"]
 
-T = TypeVar("T")
 
-
-class Page(TypedDict, Generic[T]):
+class Page(TypedDict):
     """A page of a list; `last_id` is the `after` of the next page."""
 
     object: Literal["list"]
-    data: list[T]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class CompletionPage(Page):
+    """A page of stored chat completions."""
+
+    data: list[stored.StoredCompletion]
+
+
+class MessagePage(Page):
+    """A page of the messages of a stored chat completion."""
+
+    data: list[stored.ListedMessage]
+
+
+class ItemPage(Page):
+    """A page of the items of a conversation, or of the input of a response."""
+
+    data: list[JsonObject]
 
 
 class Status(TypedDict):
@@ -68,16 +83,14 @@ OPERATIONS: Mapping[str, Operation] = {
         "Chat", chat.ChatCompletion, chat.ChatRequest, event=chat.ChatChunk
     ),
     "list_chat_completions": Operation(
-        "Stored chat completions", Page[stored.StoredCompletion], query=stored.CompletionsQuery
+        "Stored chat completions", CompletionPage, query=stored.CompletionsQuery
     ),
     "retrieve_chat_completion": Operation("Stored chat completions", stored.StoredCompletion),
     "update_chat_completion": Operation(
         "Stored chat completions", stored.StoredCompletion, stored.MetadataUpdate
     ),
     "delete_chat_completion": Operation("Stored chat completions", stored.Deleted),
-    "list_messages": Operation(
-        "Stored chat completions", Page[stored.ListedMessage], query=stored.ListQuery
-    ),
+    "list_messages": Operation("Stored chat completions", MessagePage, query=stored.ListQuery),
     "create_completion": Operation(
         "Completions",
         completions.Completion,
@@ -99,7 +112,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "delete_response": Operation("Responses", objects.DeletedResponse),
     "cancel_response": Operation("Responses", objects.ResponseObject),
-    "list_input_items": Operation("Responses", Page[JsonObject], query=stored.ItemsQuery),
+    "list_input_items": Operation("Responses", ItemPage, query=stored.ItemsQuery),
     "create_conversation": Operation(
         "Conversations", conversations.Conversation, conversations.CreateConversation
     ),
@@ -108,8 +121,8 @@ OPERATIONS: Mapping[str, Operation] = {
         "Conversations", conversations.Conversation, stored.MetadataUpdate
     ),
     "delete_conversation": Operation("Conversations", conversations.DeletedConversation),
-    "list_items": Operation("Conversations", Page[JsonObject], query=stored.ItemsQuery),
-    "append_items": Operation("Conversations", Page[JsonObject], conversations.AddItems),
+    "list_items": Operation("Conversations", ItemPage, query=stored.ItemsQuery),
+    "append_items": Operation("Conversations", ItemPage, conversations.AddItems),
     "retrieve_item": Operation("Conversations", JsonObject),
     "delete_item": Operation("Conversations", conversations.Conversation),
     "create_embeddings": Operation(
@@ -279,6 +292,9 @@ def _schemas_of(
         ref_template=_REFERENCE,
         schema_generator=_Schemas,
     )
+    for one in rest["$defs"].values():
+        # Generators make the name of a class from it, and the key is the name.
+        one.pop("title", None)
     by_type = {key: schemas[index, key[1]] for index, key in enumerate(unique)}
     return by_type, rest["$defs"]
 

@@ -105,5 +105,5 @@ async def openapi(exchange: Exchange, service: Service) -> None:
 
 def _described(root: str) -> bytes:
     """Return the document; its module is imported here, because it imports those of all schemas."""
-    text: bytes = import_module("...openapi", __package__).as_json(root)
+    text: bytes = import_module("..openapi", __package__).as_json(root)
     return text

@@ -156,7 +156,9 @@ async def test_replies_have_their_schemas(
         assert not errors_of(value, schema, found), url
         for one in (value, *(value.get("data") or ())):
             name = str(one.get("id", "")) if isinstance(one, dict) else ""
-            known[name.partition("_" if "_" in name else "-")[0]] = name
+            # The id of a stored message is that of its chat completion and its number.
+            if name.count("-") < 2:
+                known[name.partition("_" if "_" in name else "-")[0]] = name
     names = {endpoint.__name__ for *_, endpoint in endpoints()}
     assert names - UNTRIED == tried
 
@@ -169,7 +171,7 @@ async def test_events_have_their_schemas(
     content = operation_of(found, "POST", path)["responses"]["200"]["content"]
     reply = await client.post(f"/v1{path}", json={**body, "stream": True})
     lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
-    assert len(lines) > 2
+    assert len(lines) > 1
     for line in lines:
         value = orjson.loads(line)
         assert not errors_of(value, content["text/event-stream"]["schema"], found), line
@@ -198,4 +200,5 @@ async def test_a_mounted_app_names_its_own_address() -> None:
 async def test_it_is_made_once(client: httpx2.AsyncClient) -> None:
     """Requests at the same time get the same document."""
     replies = await asyncio.gather(*(client.get("/openapi.json") for _ in range(4)))
+    assert {reply.status_code for reply in replies} == {200}
     assert len({reply.content for reply in replies}) == 1
