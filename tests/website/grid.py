@@ -68,7 +68,7 @@ def table() -> str:
             f'<output name="count" aria-live="polite">{len(found)} checks</output>',
             "</form>",
             '<div class="grid-box" role="region" aria-label="Checks and verdicts" tabindex="0">',
-            '<table class="grid" id="grid">',
+            '<table class="checks" id="grid">',
             "<thead><tr><th scope=col>Check</th>",
             *(f'<th scope=col data-server="{name}">{SERVERS[name]}</th>' for name in SERVERS),
             "</tr></thead>",
