@@ -33,6 +33,6 @@ function apply() {
 for (const [name, value] of new URLSearchParams(location.search)) {
   if (form.elements[name]) form.elements[name].value = value;
 }
-form.addEventListener("input", apply);
+for (const event of ["input", "change"]) form.addEventListener(event, apply);
 form.addEventListener("submit", (event) => event.preventDefault());
 apply();
