@@ -188,7 +188,7 @@ def test_the_grid_has_filters(site: Path, tmp_path: Path) -> None:
         assert [head.text for head in heads if head.is_displayed()] == ["Latimer, koboldcpp"]
         browser.refresh()
         assert shown(browser) == expected
-        assert not browser.get_log("browser")
+        assert not browser.get_log("browser")  # type: ignore[no-untyped-call]
 
 
 # The ids of the rows that the grid shows.
