@@ -125,11 +125,13 @@ def staged(name: str) -> str:
 
 
 def _listing(name: str) -> str:
-    """Return the page of a folder: its files, as far as Git has them."""
+    """Return the page of a folder: the files that Git has, without hidden ones."""
     done = subprocess.run(
         ["git", "ls-files", "--", name], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    rows = [posixpath.relpath(path, name) for path in done.stdout.splitlines()]
+    # Zensical does not copy hidden files.
+    paths = [path for path in done.stdout.splitlines() if "/." not in path]
+    rows = [posixpath.relpath(path, name) for path in paths]
     return "\n".join([f"# {name}", "", *(f"- [{row}]({row})" for row in rows), ""])
 
 
