@@ -75,6 +75,7 @@ NOT_IMPORTED = {
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
     ("deploy", "helm-python-sdk"): "tests/examples/deploy imports it if it is installed",
     ("deploy", "kubernetes-validate"): "tests/examples/deploy imports it if it is installed",
+    ("docs", "zensical"): "a command of `make docs`",
     ("ray", "ray[serve]"): "the tests of Ray are in a folder of its name",
     ("test", "flask"): "moto's server imports it",
     ("test", "flask-cors"): "moto's server imports it",
