@@ -114,9 +114,8 @@ def operation_of(found: Mapping[str, Any], method: str, path: str) -> Mapping[st
 
 
 def test_a_validator_accepts_it(found: dict[str, Any]) -> None:
-    """The document is valid OpenAPI 3.1, also with the address of a mounted app."""
-    for one in (found, document("/ai")):
-        assert not [error.message for error in OpenAPIV31SpecValidator(one).iter_errors()]
+    """The document is valid OpenAPI 3.1."""
+    assert not [error.message for error in OpenAPIV31SpecValidator(found).iter_errors()]
 
 
 def test_every_endpoint_is_described() -> None:
