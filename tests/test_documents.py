@@ -19,7 +19,12 @@ from support.hub import DEMO, hub
 from support.reader import Reader
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "conformance" / "README.md"]
+DOCS = ROOT / "docs"
+PAGES = [
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "reference").glob("*.md")),
+    DOCS / "conformance" / "README.md",
+]
 DOCUMENTS = [ROOT / "README.md", *PAGES]
 CONTRIBUTING = blocks(ROOT / "CONTRIBUTING.md")
 STRANGE = [

@@ -1,6 +1,8 @@
-"""Paths for operators: `GET /ready` and `GET /metrics`; `models.health` is `GET /health`."""
+"""Paths for operators: `/ready`, `/metrics` and `/openapi.json`; `/health` is `models.health`."""
 
 from __future__ import annotations
+
+from importlib import import_module
 
 import orjson
 
@@ -92,3 +94,16 @@ async def metrics(exchange: Exchange, service: Service) -> None:
     page = Page(found.names, values)
     body, content_type = await offload.run(offload.UNKNOWN, page.text, accept)
     await exchange.reply(200, body, content_type.encode())
+
+
+async def openapi(exchange: Exchange, service: Service) -> None:
+    """Return the description of the API as an OpenAPI document."""
+    # Half a second of work, once; it is done in a thread.
+    root = exchange.scope.get("root_path", "")
+    await exchange.reply(200, await offload.run(offload.UNKNOWN, _described, root))
+
+
+def _described(root: str) -> bytes:
+    """Return the document; its module is imported here, because it imports those of all schemas."""
+    text: bytes = import_module("..openapi", __package__).as_json(root)
+    return text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .cache import Repo, is_commit
 from .download import Hub, Report, Unreachable, free_disk, is_offline, left_of, missing_of
-from .memory import Estimate, estimate, free_memory, read_metadata, trained_context
+from .memory import Estimate, estimate, free_memory, read_metadata
 from .names import (
     PREFERRED,
     Choice,
@@ -238,7 +238,8 @@ def _check_cached(found: Located, needs: Needs) -> None:
         HubError: it does not; the message names the largest one of its repository that does.
     """
     free = needs.free_memory() if needs.checks_memory else None
-    memory = memory_of(read_metadata(found.parts[0]), found.choice.size, needs)
+    metadata = read_metadata(found.parts[0])
+    memory = estimate(metadata, found.choice.size, needs.context, needs.cache_type)
     if free is None or memory.total <= free:
         return
     repo = Repo(found.name.repo)

@@ -15,11 +15,16 @@ _VARIABLE = re.compile(r"(\w+)=(.*)", re.DOTALL)
 
 
 class Block(NamedTuple):
-    """A fenced block with its language, the line of its fence, and its text."""
+    """A fenced block with its language, the line of its fence, and its text.
+
+    Args:
+        output: what the block prints, with `…` for any text: the block `text` that follows it.
+    """
 
     language: str
     line: int
     text: str
+    output: str = ""
 
     def __str__(self) -> str:
         return f"line-{self.line}-{self.language or 'plain'}"
@@ -42,14 +47,25 @@ class Command(NamedTuple):
 def blocks(path: Path) -> list[Block]:
     """Return the fenced blocks of a file."""
     text = path.read_text()
-    found = [
-        Block(match[1], text.count("\n", 0, match.start()) + 1, match[2])
-        for match in _FENCE.finditer(text)
-    ]
-    assert 2 * len(found) == len(re.findall(r"^\s*```", text, re.MULTILINE)), "a fence is open"
+    found: list[Block] = []
+    matches = [*_FENCE.finditer(text)]
+    assert 2 * len(matches) == len(re.findall(r"^\s*```", text, re.MULTILINE)), "a fence is open"
+    end = 0
+    for match in matches:
+        if match[1] == "text" and found and not text[end : match.start()].strip():
+            found[-1] = found[-1]._replace(output=match[2])
+        else:
+            found.append(Block(match[1], text.count("\n", 0, match.start()) + 1, match[2]))
+        end = match.end()
     indented = _INDENTED.search(_FENCE.sub("", text))
     assert indented is None, f"fence this code, so that it runs: {indented[0].strip()}"
     return found
+
+
+def prints(found: str, expected: str) -> bool:
+    """Return True if an output is the expected one, in which `…` is any text."""
+    pattern = ".*?".join(map(re.escape, expected.strip().split("…")))
+    return bool(re.fullmatch(pattern, found.replace("\r\n", "\n").strip(), re.DOTALL))
 
 
 def commands(text: str) -> list[Command]:

@@ -18,7 +18,7 @@ import yaml
 from latimer.adapter.settings import Settings
 from latimer.backends.llama_cpp import DEMO_MODEL
 
-from support.documents import Block, Command, commands
+from support.documents import Block, Command, commands, prints
 from support.environments import QUESTION, ask, capabilities, post, program
 from support.projector import png, projector
 from support.servers import free_port, llama_server_on
@@ -83,6 +83,7 @@ class Reader:
     def __init__(self, folder: Path, addresses: dict[str, str], default: str, hub: str) -> None:
         port = free_port()
         self._folder = folder
+        self._printed: list[str] = []
         self._default = default
         self._address = f"http://127.0.0.1:{port}"
         self._addresses = {**addresses, HERE: self._address}
@@ -109,14 +110,18 @@ class Reader:
         """Run a block.
 
         Raises:
-            AssertionError: it fails, or is of a kind that this class cannot run.
+            AssertionError: it fails, prints something else than the document shows, or is of a
+                kind that this class cannot run.
         """
         if _asks_the_default(block):
             self._address = self._addresses[HERE] = self._default
         if block.language == "python":
-            self._python(self._local(block.text))
+            self._python(self._local(block.text), self._local(block.output))
         elif block.language == "sh":
+            self._printed.clear()
             self._shell(self._local(block.text))
+            shown, printed = self._local(block.output), "".join(self._printed)
+            assert not shown or prints(printed, shown), printed
         elif block.language == "yaml" and "applications:" in block.text:
             self._applications(block.text)
         elif block.language in ("json", "yaml", "toml") and HERE in block.text:
@@ -135,7 +140,7 @@ class Reader:
         local = re.sub(rf"({theirs})\b", lambda match: self._addresses[match[1]], text)
         return local.replace(EVERYWHERE, LOCAL)
 
-    def _python(self, text: str) -> None:
+    def _python(self, text: str, shown: str) -> None:
         if re.search(r"^app = ", text, re.MULTILINE):
             self._app(text)
             return
@@ -148,7 +153,7 @@ class Reader:
             # The model samples, and 3 of 100 answers are others.
             for _ in range(TRIES):
                 found = self._output(sys.executable, "block.py")
-                if expected in found:
+                if prints(found, shown) if shown else expected in found:
                     return
             raise AssertionError(found)
 
@@ -224,6 +229,7 @@ class Reader:
             "pytest --pyargs": self._pytest,
             "curl": self._curl,
             "cd": _cd,
+            "export": _export,
             "make": _make,
             "pip install": _pip,
             "python": _benchmark,
@@ -291,6 +297,7 @@ class Reader:
             capture_output=True, text=True, timeout=90,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}\n{done.stderr[-3000:]}"
+        self._printed.append(done.stdout)
         return done.stdout
 
 
@@ -313,6 +320,10 @@ def _asks_the_default(block: Block) -> bool:
 def _cd(_command: str, folder: str) -> None:
     """Check that a folder of the repository exists; the reader has its files."""
     assert (ROOT / folder).is_dir(), folder
+
+
+def _export(_command: str, *_variables: str) -> None:
+    """Let a shell find the command; the reader's environment has it."""
 
 
 def _benchmark(_command: str, script: str, *words: str) -> None:
