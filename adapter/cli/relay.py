@@ -27,9 +27,13 @@ from ..service import Service
 _RESPONSE = re.compile(r"/responses/+(resp_[0-9a-f]+)")
 # Seconds that a worker gets to start again, and between two attempts to reach it.
 _PATIENCE, _AGAIN = 5.0, 0.05
+# The header with the address of the client.
+_CLIENT = b"x-forwarded-for"
+# Headers of a connection, and those of proxies, which a worker believes when a sibling sends them.
 _OF_CONNECTION = frozenset(
     (
         b"connection", b"content-length", b"date", b"keep-alive", b"transfer-encoding", b"upgrade",
+        _CLIENT, b"x-forwarded-proto",
     )
 )  # fmt: skip
 # The bytes of a body that are passed on; these requests need none.
@@ -183,6 +187,8 @@ class Relay:
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
         headers = [one for one in scope["headers"] if one[0] not in _OF_CONNECTION]
+        if scope["client"]:
+            headers.append((_CLIENT, scope["client"][0].encode()))
         request = httpx2.Request(
             scope["method"], target.decode("ascii"), headers=headers, content=body
         )
