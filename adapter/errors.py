@@ -212,8 +212,7 @@ class RateLimited(LatimerError):
         # `requests`, `tokens` or `concurrent`.
         self.limit = unit.partition(" ")[0]
         self.type = "tokens" if unit.startswith("tokens") else "requests"
-        # Clients ignore a longer wait, and retry at once.
-        self.retry_after = min(wait, 60.0)
+        self.retry_after = wait
         self.headers = headers
 
 
@@ -246,14 +245,18 @@ def go_duration(seconds: float) -> str:
     return f"{minutes}m{shown}s" if minutes else f"{shown}s"
 
 
+# OpenAI's Python client, which reads milliseconds first, ignores a longer wait and retries at once.
+_LONGEST_MS = 60_000
+
+
 def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
     """Return the HTTP status, the body and the extra headers of an error."""
     if isinstance(error, RequestError):
         error = worded(error)
     headers: list[Header] = []
     if error.retry_after is not None:
-        milliseconds = max(int(error.retry_after * 1000), 1)
-        headers.append((b"retry-after-ms", str(milliseconds).encode()))
+        milliseconds = max(math.ceil(error.retry_after * 1000), 1)
+        headers.append((b"retry-after-ms", str(min(milliseconds, _LONGEST_MS)).encode()))
         headers.append((b"retry-after", str(-(-milliseconds // 1000)).encode()))
     body = _body(error.message, error.type, error.param, error.code)
     return error.status, body, [*headers, *error.headers]

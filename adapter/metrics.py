@@ -81,7 +81,8 @@ class Series:
 
     __slots__ = (
         "accepted", "affinity", "between", "cached", "drafted", "finished", "generated", "limits",
-        "most", "of_all", "of_streams", "prompt", "reasoning", "rows", "shown", "stream_rows",
+        "looked_up", "most", "of_all", "of_streams", "prompt", "reasoning", "rows", "shown",
+        "stream_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -92,22 +93,18 @@ class Series:
         self.stream_rows: list[tuple[float, ...]] = []
         self.most = Histogram(MOST_TOKENS.buckets)
         self.limits: list[int] = []
-        self.prompt = self.generated = self.cached = self.reasoning = 0
+        self.prompt = self.generated = self.looked_up = self.cached = self.reasoning = 0
         self.drafted = self.accepted = 0
         self.finished: dict[str, int] = dict.fromkeys(_REASONS, 0)
         self.affinity: dict[str, int] = {}
         self.shown = 0
-
-    @property
-    def looked_up(self) -> int:
-        """The number of prompt tokens that were looked up in a cache, which are all."""
-        return self.prompt
 
     def add(self, record: Record, usage: Usage) -> None:
         """Add a request that has succeeded."""
         finished, party = self.finished, record.party
         prompt, generated = usage["prompt_tokens"], usage["completion_tokens"]
         self.prompt += prompt
+        self.looked_up += prompt
         self.generated += generated
         cached, longest = 0, 0
         for index, finish in enumerate(record.finishes):
@@ -162,7 +159,7 @@ class Series:
         copy.of_all = [one.copy() for one in self.of_all]
         copy.of_streams = [one.copy() for one in self.of_streams]
         copy.between, copy.most = self.between.copy(), self.most.copy()
-        for name in TOKENS.keys() - {"looked_up"}:
+        for name in TOKENS:
             setattr(copy, name, getattr(self, name))
         copy.finished, copy.affinity = {**self.finished}, {**self.affinity}
         return copy
@@ -230,6 +227,9 @@ class Metrics(Observer):
             prompt, generated = record.partial
             series.prompt += prompt
             series.generated += generated
+            if record.party is not None:
+                series.looked_up += record.party.looked_up
+                series.cached += record.party.cached
             series.between.add_gaps(record)
             if record.arrivals:
                 # Clients leave slow engines, which must not look fast by that.

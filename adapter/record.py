@@ -10,12 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
 from ..backends.base import Finish
 from ..backends.errors import Busy, LatimerError, reason_of
-from ..backends.queue import Ticket
+from ..backends.queue import Ticket, Try
 from ..schemas.openai.common import FinishReason, Usage
 
 # The paths of operators, whose requests are neither logged nor counted.
@@ -67,7 +67,7 @@ class Record:
         asked: the name of the model in the request; empty if the request got to none.
         engine: the name of its engine in a fleet, or `NO_ENGINE`; without a fleet, its kind.
         party: the request as the queue of its engine knows it.
-        tries: the engines that have not served it before, each with the reason; see `Ticket`.
+        tries: the engines that have not served it before; see `Ticket`.
         key: the name of its API key's table, or a hash of the key; empty without a key.
         end_user: the end user that it names.
         begun_at: the time at which it arrived.
@@ -82,7 +82,7 @@ class Record:
         last: the time at which the engine's last events arrived.
         ended: the time of its end.
         status: the status of the response, or `GONE`.
-        is_stream: True if the response is a stream.
+        is_stream: True if the response is a stream, or was to be one.
         is_left: True if the client disconnected before the end.
         is_detached: True for work that outlives its request.
         count: the number of its choices.
@@ -115,7 +115,7 @@ class Record:
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
     trace: Trace | None = None
-    tries: tuple[tuple[str, str], ...] = ()
+    tries: tuple[Try, ...] = ()
 
     def begin(self, asked: str, engine: str, party: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""
@@ -128,14 +128,15 @@ class Record:
             is_pooled: True if its model has several engines.
         """
         party, self.party = self.party, None
+        engine, earlier = "", tuple[Try, ...]()
         if party is not None and party.engine:
-            tried = (*party.tries, (party.engine, reason_of(error)))
+            engine, earlier = party.engine, party.tries
         elif self.engine:
             engine = NO_ENGINE if is_pooled else engine_name(self.engine)
-            tried = ((engine, reason_of(error)),)
-        else:
-            return
-        self.tries += tried
+        if engine:
+            now = monotonic()
+            begun = now + self.begun - perf_counter() if self.begun and not earlier else 0.0
+            self.tries += (*earlier, Try(engine, reason_of(error), begun, now))
 
     @property
     def partial(self) -> tuple[int, int]:

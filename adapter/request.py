@@ -51,12 +51,15 @@ _NOT_JSON = (
 )
 
 
-# The headers that trace a request over several servers: W3C's parent, whose ids are not zero;
-# and the text of the others, of which OpenAI allows 512 characters.
+# The headers that trace a request over several servers: W3C's parent, whose ids are not zero, and
+# which only later versions may continue; and the text of the others, of which OpenAI and W3C allow
+# 512 characters.
 _PARENT = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    rb"(?!ff)(?:00|((?!00)[0-9a-f]{2}))-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})"
+    rb"(?(1)(?:-.*)?)"
 )
 _ASCII = re.compile(rb"[ -~]{1,512}")
+TRACE_PARENT = b"traceparent"
 
 # `name[key]` in a query.
 _PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
@@ -172,8 +175,8 @@ class Exchange(Request):
         length = found.get(b"content-length", b"")
         if length.isdigit() and int(length[:20]) > self.max_body:
             raise _too_large(self.max_body)
-        if b"traceparent" in found or b"x-client-request-id" in found or self.trace is not None:
-            self._forward(found)
+        if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
+            self._forward(headers)
         parts: list[bytes] = []
         size, more = 0, True
         while more:
@@ -191,18 +194,24 @@ class Exchange(Request):
         self.watch()
         return parts
 
-    def _forward(self, headers: Mapping[bytes, bytes]) -> None:
-        """Let the calls of engines have the headers that trace the request, if they are valid."""
+    def _forward(self, headers: Sequence[Header]) -> None:
+        """Let the calls of engines have the headers that trace the request, if they are valid.
+
+        The parent is sent as version 00 of W3C's format, the highest that is known here, and then
+        with no other flag than that of sampling.
+        """
+        joined = joined_headers(headers)
         found: dict[str, str] = {}
         lines = b""
         if self.trace is not None:
             found["trace_id"], lines = self.trace.trace_id, self.trace.headers
-        elif parent := _PARENT.fullmatch(headers.get(b"traceparent", b"")):
-            found["trace_id"] = parent[1].decode()
-            lines = b"traceparent: %b\r\n" % parent[0]
-            if state := _ASCII.fullmatch(headers.get(b"tracestate", b"")):
+        elif parent := _PARENT.fullmatch(joined.get(TRACE_PARENT, b"")):
+            found["trace_id"] = parent[2].decode()
+            flags = b"%02x" % (int(parent[4], 16) & 1) if parent[1] else parent[4]
+            lines = b"traceparent: 00-%b-%b-%b\r\n" % (parent[2], parent[3], flags)
+            if state := _ASCII.fullmatch(joined.get(b"tracestate", b"")):
                 lines += b"tracestate: %b\r\n" % state[0]
-        if own := _ASCII.fullmatch(headers.get(b"x-client-request-id", b"")):
+        if own := _ASCII.fullmatch(joined.get(b"x-client-request-id", b"")):
             found["client_request_id"] = own[0].decode()
             lines += b"x-client-request-id: %b\r\n" % own[0]
         self.forwarded = found
@@ -357,6 +366,23 @@ class Exchange(Request):
         Every token takes this path, so it saves a coroutine and returns that of `send`.
         """
         return self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def joined_headers(headers: Iterable[Header]) -> dict[bytes, bytes]:
+    """Return headers by their names; those with the same name are one list (RFC 9110, 5.3).
+
+    A repeated `traceparent` is omitted: which one counts is unknown (W3C).
+    """
+    found: dict[bytes, bytes] = {}
+    repeats = False
+    for name, value in headers:
+        if name in found:
+            repeats |= name == TRACE_PARENT
+            value = b"%b,%b" % (found[name], value)
+        found[name] = value
+    if repeats:
+        del found[TRACE_PARENT]
+    return found
 
 
 def header_value(text: str) -> bytes:

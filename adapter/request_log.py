@@ -201,7 +201,7 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
             event["overhead_ms"] = int(record.overhead * 1e6) / 1e3
     if record.tries:
         event["attempts"] = len(record.tries) + 1
-        event["tried"] = [{"engine": one, "reason": reason} for one, reason in record.tries]
+        event["tried"] = [{"engine": one.engine, "reason": one.reason} for one in record.tries]
     usage = record.usage
     if usage is not None:
         event["prompt_tokens"] = usage["prompt_tokens"]
@@ -213,6 +213,8 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
             event["finish_reason"] = record.reasons[0]
     elif record.begun and any(record.partial):
         event["prompt_tokens"], event["completion_tokens"] = record.partial
+        if record.party is not None and record.party.looked_up:
+            event["cached_tokens"] = record.party.cached
     if record.failed:
         event.update(_failure_of(record))
     if record.is_left:

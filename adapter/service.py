@@ -262,7 +262,7 @@ class Service:
         record.request_id = exchange.request_id
         if exchange.forwarded is not None:
             record.forwarded = exchange.forwarded
-        if exchange.streams:
+        if exchange.streams or exchange.wants_stream:
             record.is_stream = True
         if exchange.trace is not None:
             record.trace = exchange.trace

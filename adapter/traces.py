@@ -22,9 +22,10 @@ from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
 
+from ..backends.queue import Try
 from ..schemas.openai.common import Usage
 from .record import OTHER, PROBES, Record, Trace
-from .request import Exchange
+from .request import Exchange, joined_headers
 from .service import Observer
 
 Attributes: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]
@@ -160,6 +161,20 @@ def _add_usage(found: Attributes, record: Record, usage: Usage) -> None:
         found["gen_ai.response.finish_reasons"] = [one or "stop" for one in record.reasons]
 
 
+def attempts_of(record: Record) -> Iterator[tuple[Try, float, float]]:
+    """Yield each engine that has not served a request, with its start and end.
+
+    The times are those of `time.perf_counter`. Where the start is not known, it is the end of the
+    attempt before.
+    """
+    shift = time.perf_counter() - time.monotonic()
+    before = record.begun_at
+    for one in record.tries:
+        end = one.ended + shift
+        yield one, min(one.begun + shift if one.begun else before, end), end
+        before = end
+
+
 def phases_of(record: Record) -> Iterator[tuple[str, float, float]]:
     """Yield the name, the start and the end of each phase, in times of `time.perf_counter`.
 
@@ -176,6 +191,10 @@ def phases_of(record: Record) -> Iterator[tuple[str, float, float]]:
         # Of several calls, another one may have waited until later.
         placed = min(record.begun + waited, end)
         yield "queue", record.begun, placed
+    if record.tries:
+        # The attempts before have spans of their own.
+        failed = record.tries[-1].ended + time.perf_counter() - time.monotonic()
+        placed = min(max(placed, failed), end)
     if record.arrivals:
         yield "prefill", placed, end
         yield "decode", end, record.arrivals[-1]
@@ -307,6 +326,12 @@ class Traces(Observer):
         if record.status >= 500 or record.failed >= 500:
             span.set_status(trace.StatusCode.ERROR)
         context = trace.set_span_in_context(span, Context())
+        for tried, start, end in attempts_of(record):
+            attributes = {"latimer.engine": tried.engine, "error.type": tried.reason}
+            begun = _nanoseconds(start + offset)
+            attempt = tracer.start_span("attempt", context, attributes=attributes, start_time=begun)
+            attempt.set_status(trace.StatusCode.ERROR)
+            attempt.end(_nanoseconds(end + offset))
         for name, start, end in phases_of(record):
             phase = tracer.start_span(name, context, start_time=_nanoseconds(start + offset))
             phase.end(_nanoseconds(end + offset))
@@ -356,7 +381,7 @@ def _parent_of(exchange: Exchange) -> tuple[Context | None, trace.SpanKind]:
     fields = _fields_of(propagate.get_global_textmap())
     carrier = {
         fields[name]: value.decode("latin-1")
-        for name, value in exchange.scope["headers"]
+        for name, value in joined_headers(exchange.scope["headers"]).items()
         if name in fields
     }
     context = propagate.extract(carrier, Context()) if carrier else Context()

@@ -197,6 +197,12 @@ _MADE: Mapping[Row, Callable[[Values], dict[Labels, list[float]]]] = {
     _vllm("prompt_tokens_cached", "counter", "Prompt tokens that came from a cache.", ENGINE): (
         lambda values: values[CACHED.name]
     ),
+    _vllm(
+        "prompt_tokens_cached_by_source",
+        "counter",
+        "Prompt tokens that came from a cache, all of them from that of the engine itself.",
+        (*ENGINE, "source"),
+    ): lambda values: {(*key, "device"): count for key, count in values[CACHED.name].items()},
 }
 DERIVED: tuple[Row, ...] = tuple(_MADE)
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from enum import IntEnum
 from itertools import chain
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from .errors import Busy
 
@@ -65,6 +65,22 @@ class FairOrder:
 QUEUE = 1_024
 
 
+class Try(NamedTuple):
+    """An engine that has not served a call, which was sent again then.
+
+    Args:
+        engine: its name.
+        reason: why it has not (`errors.reason_of`).
+        begun, ended: the times (`time.monotonic`) at which it got the call, 0 if unknown, and at
+            which it failed.
+    """
+
+    engine: str
+    reason: str
+    begun: float
+    ended: float
+
+
 class Ticket:
     """The calls of one request; once one of them was admitted, none is rejected as busy.
 
@@ -80,23 +96,24 @@ class Ticket:
         waited: the seconds that the call waited for a place which waited longest.
         prompt, generated: the tokens of calls that were cancelled or have failed, as far as their
             engines have said.
-        tries: the engines that have not served a call which was sent again then, in their order,
-            each with the reason (`errors.reason_of`).
+        looked_up, cached: the tokens of their prompts for which an engine says what its cache had,
+            and those that it had.
+        tries: the engines that have not served a call which was sent again then, in their order.
     """
 
     __slots__ = (
-        "admitted", "affinity", "engine", "generated", "jobs", "key", "prompt", "session", "tier",
-        "tries", "waited", "weight",
+        "admitted", "affinity", "cached", "engine", "generated", "jobs", "key", "looked_up",
+        "prompt", "session", "tier", "tries", "waited", "weight",
     )  # fmt: skip
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
-        self.jobs = self.prompt = self.generated = 0
+        self.jobs = self.prompt = self.generated = self.looked_up = self.cached = 0
         self.tier = tier
         self.key = self.session = self.engine = self.affinity = ""
         self.weight = 1.0
         self.waited = 0.0
-        self.tries: tuple[tuple[str, str], ...] = ()
+        self.tries: tuple[Try, ...] = ()
 
 
 class Waiting(Protocol):

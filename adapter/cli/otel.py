@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -79,6 +80,12 @@ class Signal(NamedTuple):
 
 
 TRACES, METRICS = Signal("traces", "spans"), Signal("metrics", "metrics")
+
+
+def _with_place(endpoint: str, record: logging.LogRecord) -> bool:
+    """Add the address to a line of an exporter, which has only the reason; keep the line."""
+    record.msg, record.args = f"{record.getMessage()} Address: {endpoint}", ()
+    return True
 
 
 def _value(name: str) -> str:
@@ -149,6 +156,9 @@ class Sdk:
         sys.setswitchinterval(_TURN)
         # Each of several attempts is a warning, and the last one an error.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
+        for signal, name in ((TRACES, "trace"), (METRICS, "metric")):
+            exporter = f"opentelemetry.exporter.otlp.proto.http.{name}_exporter"
+            logging.getLogger(exporter).addFilter(partial(_with_place, signal.endpoint()))
         resource = Resource.create()
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))

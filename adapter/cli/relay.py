@@ -27,9 +27,13 @@ from ..service import Service
 _RESPONSE = re.compile(r"/responses/+(resp_[0-9a-f]+)")
 # Seconds that a worker gets to start again, and between two attempts to reach it.
 _PATIENCE, _AGAIN = 5.0, 0.05
+# The header with the address of the client.
+_CLIENT = b"x-forwarded-for"
+# Headers of a connection, and those of proxies, which a worker believes when a sibling sends them.
 _OF_CONNECTION = frozenset(
     (
         b"connection", b"content-length", b"date", b"keep-alive", b"transfer-encoding", b"upgrade",
+        _CLIENT, b"x-forwarded-proto",
     )
 )  # fmt: skip
 # The bytes of a body that are passed on; these requests need none.
@@ -148,7 +152,8 @@ class Relay:
 
     async def _pass_on(self, number: int, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await self._sent(number, scope, await _body(receive))
+            client = scope["client"][0] if scope["client"] else ""
+            response = await self._sent(number, scope, await _body(receive), client)
         except httpx2.TransportError:
             status, body, headers = render(WorkerGone())
             error = Response(orjson.dumps(body), status, media_type="application/json")
@@ -167,29 +172,37 @@ class Relay:
         if passing.done() and not passing.cancelled():
             passing.result()
 
-    async def _sent(self, number: int, scope: Scope, body: bytes) -> httpx2.Response:
+    async def _sent(
+        self, number: int, scope: Scope, body: bytes, client: str = ""
+    ) -> httpx2.Response:
         """Send a request to a worker, which may be starting; return its response's head.
+
+        Args:
+            client: the address of the client for the log of that worker; empty for a request that
+                this one logs.
 
         Raises:
             httpx2.TransportError: the worker did not answer.
         """
-        client = self._clients.get(number)
-        if client is None:
+        connection = self._clients.get(number)
+        if connection is None:
             transport = httpx2.AsyncHTTPTransport(uds=str(path_of(self._folder, number)))
             # A stream may be silent for long.
-            client = httpx2.AsyncClient(transport=transport, timeout=None)
-            self._clients[number] = client
+            connection = httpx2.AsyncClient(transport=transport, timeout=None)
+            self._clients[number] = connection
         target = b"http://worker" + scope["raw_path"]
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
         headers = [one for one in scope["headers"] if one[0] not in _OF_CONNECTION]
+        if client:
+            headers.append((_CLIENT, client.encode()))
         request = httpx2.Request(
             scope["method"], target.decode("ascii"), headers=headers, content=body
         )
         until = asyncio.get_running_loop().time() + _PATIENCE
         while True:
             try:
-                return await client.send(request, stream=True)
+                return await connection.send(request, stream=True)
             except httpx2.ConnectError:
                 if asyncio.get_running_loop().time() > until:
                     raise

@@ -77,16 +77,13 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
                 await asyncio.to_thread(end_earlier_engines)
             changes = fleet.apply(new)
     except (WrongSettings, UnusableKey) as error:
-        say(f"Latimer keeps its settings: {error}", "reload", reason=str(error))
-        return settings
+        return _kept(settings, str(error))
     except LatimerError as error:
-        say(f"Latimer keeps its settings: {error.message}", "reload", reason=error.message)
-        return settings
+        return _kept(settings, error.message)
     except Exception as error:
         # The file must be followed after any error: a key that it removes later has to go.
         log.exception("the settings file could not be read again")
-        say(f"Latimer keeps its settings: {error}", "reload", reason=str(error))
-        return settings
+        return _kept(settings, str(error))
     if fleet is not None:
         app.replace(fleet.entries)
         fleet.start()
@@ -99,6 +96,12 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
     if fixed:
         say(f"Start the server again to change: {', '.join(fixed)}.")
     return new
+
+
+def _kept(settings: Settings, reason: str) -> Settings:
+    """Say why a file is not used, and return the settings that stay."""
+    say(f"Latimer keeps its settings: {reason}", "reload", "error", reason=reason)
+    return settings
 
 
 def fixed_in(settings: Settings, new: Settings) -> list[str]:

@@ -8,6 +8,7 @@ import gc
 import logging
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 
 # Seconds to wait for the engine's first answer before a line says that it is missing.
 _FIRST = 1.0
-# Seconds between attempts to reach an engine that is not ready.
-_AGAIN = 0.5
+# Seconds between attempts to reach an engine that is not ready: at first, and at last. Between
+# them they are a share of the time since the start. The server may be no engine at all.
+_AGAIN, _LONGEST, _SHARE = 0.5, 10.0, 0.05
 # Seconds between attempts to open a store that was not available at the start.
 _REOPEN = 2.0
 # For logs only: on a terminal it would be repeated at each start.
@@ -287,6 +289,7 @@ async def _listen_when_ready(
     """
     address = door.address
     said = ""
+    since = time.monotonic()
     asking = asyncio.ensure_future(backend.model())
     while True:
         await asyncio.wait([asking], timeout=None if said else _FIRST)
@@ -307,7 +310,8 @@ async def _listen_when_ready(
             say(reason)
         said = reason
         if asking.done():
-            await asyncio.sleep(_AGAIN)
+            waited = time.monotonic() - since
+            await asyncio.sleep(min(max(_SHARE * waited, _AGAIN), _LONGEST))
             asking = asyncio.ensure_future(backend.model())
     names = ", ".join(settings.model_name or [model.name])
     # An engine at a URL would be asked what it can do, which a start does not wait for.

@@ -116,10 +116,10 @@ class _WorkerServer(Server):
         self._around = around
         self._tally: Tally | None = None
         self._opening: set[asyncio.Task[object]] = set()
-        # What siblings pass on is for this worker.
+        # What siblings pass on is for this worker. They send the address of the client.
         self._siblings = uvicorn.Config(
             app, http=Protocol, ws="none", log_config=None, log_level="warning", access_log=False,
-            server_header=False, proxy_headers=False,
+            server_header=False, proxy_headers=True, forwarded_allow_ips="*",
         )  # fmt: skip
 
     @override

@@ -495,6 +495,7 @@ async def pass_native(
         job.party = ticket_of(exchange, served, job.party)
     if exchange.record is not None:
         exchange.record.begin(served.name, served.capabilities.engine, job.party)
+        exchange.record.is_stream = stream
     async with served.backend.native(job, stream) as reply:
         if exchange.lease is not None:
             # Only the engine's own response says what it has used.

@@ -38,7 +38,7 @@ from ..errors import (
     RequestError,
     reason_of,
 )
-from ..queue import QUEUE
+from ..queue import QUEUE, Try
 from .affinity import matches
 from .breaker import RetryBudget
 from .config import Affinity
@@ -664,7 +664,7 @@ class Pool(Backend):
 
         The next place of the call is on another engine.
         """
-        replica = place.replica
+        replica, ended = place.replica, time.monotonic()
         self._release(place)
         if replica is None or not isinstance(error, LatimerError):
             raise error
@@ -683,9 +683,9 @@ class Pool(Backend):
                 await self._revive_for(place, error)
             if not self._can_wait(place) or not self.budget.take():
                 raise error
-        failure = replica.name, reason_of(error)
-        self.retries[failure] += 1
-        place.party.tries += (failure,)
+        tried = Try(replica.name, reason_of(error), place.begun, ended)
+        self.retries[tried[:2]] += 1
+        place.party.tries += (tried,)
 
     async def _revive_for(self, place: Place, error: LatimerError) -> None:
         """Wait for another engine that does not answer, if there is one."""

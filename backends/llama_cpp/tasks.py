@@ -91,9 +91,13 @@ class Task:
 
     def note_tokens(self) -> None:
         """Note the tokens that were evaluated and generated for a task that has no end."""
-        evaluated = [len(run.slot.tokens) for run in self.runs]
-        self.party.prompt += min(max(evaluated, default=0), self.prompt_tokens)
-        self.party.generated += sum(run.sampled for run in self.runs)
+        party, runs = self.party, self.runs
+        evaluated = min(max((len(run.slot.tokens) for run in runs), default=0), self.prompt_tokens)
+        party.prompt += evaluated
+        party.looked_up += evaluated
+        # The choices of a prompt share what the first one has evaluated.
+        party.cached += min(runs[0].cached, evaluated) if runs else 0
+        party.generated += sum(run.sampled for run in runs)
 
     @property
     def bos_count(self) -> int:

@@ -158,7 +158,11 @@ class Call:
             if event:
                 party.generated += whole_of(event["tokens_predicted"])
                 # The choices of a prompt share it.
-                party.prompt += 0 if self._choice else self._stream.prompt_tokens(event)
+                prompt = 0 if self._choice else self._stream.prompt_tokens(event)
+                party.prompt += prompt
+                if prompt and "timings" in event:
+                    party.looked_up += prompt
+                    party.cached += min(whole_of(event["timings"]["cache_n"]), prompt)
 
     def __aiter__(self) -> Call:
         return self

@@ -335,10 +335,14 @@ async def test_an_error_of_an_engine_is_counted() -> None:
 async def test_a_client_that_leaves_has_used_tokens(
     make_backend: Any, engine: str, stream: bool
 ) -> None:
-    """The tokens until a client disconnects are in the metrics and in the request log."""
+    """The tokens until a client disconnects are in the metrics and in the request log.
+
+    llama-server says what its cache had at the end only, so a prompt without an end counts neither
+    as looked up nor as found.
+    """
     lines: list[bytes] = []
     app = OpenAIAdapter(make_backend(engine), any_model=True, observers=[RequestLog(lines.append)])
-    body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 1500, "ignore_eos": True}
+    body = {"model": "m", "prompt": "1, 2, " * 40, "max_tokens": 1500, "ignore_eos": True}
     gone = asyncio.Event()
 
     async def leaving(scope: Any, receive: Any, send: Any) -> None:
@@ -358,6 +362,8 @@ async def test_a_client_that_leaves_has_used_tokens(
 
     async with client_of(app) as client, client_of(leaving) as other:
         first = await client.post("/v1/completions", json={**body, "max_tokens": 1})
+        empty = await scrape(client)
+        await client.post("/v1/completions", json={**body, "max_tokens": 1})
         before = await scrape(client)
         task = asyncio.create_task(other.post("/v1/completions", json={**body, "stream": stream}))
         await asyncio.sleep(0.3)
@@ -373,14 +379,20 @@ async def test_a_client_that_leaves_has_used_tokens(
     prompt, generated = event["prompt_tokens"], event["completion_tokens"]
     assert prompt == first.json()["usage"]["prompt_tokens"]
     assert 1 < generated < 1500
+    knows, hits = engine == "llama_cpp", "prefix_cache_hits_total"
+    cached = knows * (before.sum(f"latimer_{hits}") - empty.sum(f"latimer_{hits}"))
+    assert (cached > 0) is knows
     names = {
         "prompt_tokens_total": prompt,
+        "prefix_cache_queries_total": prompt * knows,
+        hits: cached,
         "generation_tokens_total": generated,
         # A client that leaves a slow stream does not make it look fast.
         "time_to_first_token_seconds_count": int(stream),
     }
+    assert event.get("cached_tokens", 0) == cached
     for name, count in names.items():
-        assert after.sum(f"latimer_{name}") - before.sum(f"latimer_{name}") == count
+        assert after.sum(f"latimer_{name}") - before.sum(f"latimer_{name}") == count, name
 
 
 async def test_a_running_stream_counts(llama_server_url: str) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.request import Exchange
 from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer
 from latimer.adapter.service import ModelEntry
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
+from latimer.backends.http import FORWARDED
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
 from support.engines.fleet import Engine, pool_of
@@ -170,6 +172,50 @@ async def test_ids_of_other_servers_are_passed_on(make_backend: Any) -> None:
     assert traced["client_request_id"] == "my-id 7"
     for event in (plain, *others):
         assert not {"trace_id", "client_request_id"} & event.keys()
+
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+AS_SENT: list[tuple[list[str], str]] = [
+    ([f"00-{TRACE}-{SPAN}-03"], f"00-{TRACE}-{SPAN}-03"),
+    ([f"00-{TRACE}-{SPAN}-01-more"], ""),
+    ([f"00-{TRACE}-{SPAN}-01-"], ""),
+    ([f"cc-{TRACE}-{SPAN}-03"], f"00-{TRACE}-{SPAN}-01"),
+    ([f"01-{TRACE}-{SPAN}-02-what-will-be"], f"00-{TRACE}-{SPAN}-00"),
+    ([f"01-{TRACE}-{SPAN}-01.more"], ""),
+    ([f"ff-{TRACE}-{SPAN}-01"], ""),
+    ([f"01-{'0' * 32}-{SPAN}-01"], ""),
+    ([f"00-{TRACE}-{'0' * 16}-01"], ""),
+    ([f"00-{TRACE.upper()}-{SPAN}-01"], ""),
+    ([PARENT, PARENT], ""),
+    ([f"01-{TRACE}-{SPAN}-01-a", PARENT], ""),
+]
+
+
+@pytest.mark.parametrize(("parents", "sent"), AS_SENT)
+def test_a_parent_is_read_as_w3c_says(parents: list[str], sent: str) -> None:
+    """Later versions are read as version 00 is, and a repeated parent is as good as none.
+
+    The lines of the trace's state are one list.
+    """
+    headers = [(b"traceparent", one.encode()) for one in parents]
+    headers += [(b"tracestate", b"a=1,b=2"), (b"x-other", b"1"), (b"tracestate", b"c=3")]
+    exchange = Exchange({"type": "http", "headers": headers}, None, None)  # type: ignore[arg-type]
+    exchange._forward(headers)
+    lines = f"traceparent: {sent}\r\ntracestate: a=1,b=2,c=3\r\n" if sent else ""
+    assert FORWARDED.get() == lines.encode()
+    assert (exchange.forwarded or {}) == ({"trace_id": TRACE} if sent else {})
+
+
+async def test_a_stream_that_fails_is_a_stream() -> None:
+    """A stream that fails before its first event is logged as a stream, a plain request not."""
+    engine = Engine("one")
+    async with logged([ModelEntry(await pool_of(engine), ("m",))]) as (client, service, lines):
+        engine.fails = EngineError("It fails.")
+        for stream in (True, False):
+            reply = await client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+            assert reply.status_code == 502
+        service.observe()
+    assert [one["stream"] for one in lines.events()] == [True, False]
 
 
 async def test_a_line_has_the_engines_that_were_tried() -> None:

@@ -19,7 +19,7 @@ from latimer.adapter.limits.config import digest_of
 from latimer.adapter.request_log import RequestLog
 from latimer.adapter.service import ModelEntry
 from latimer.adapter.traces import INSTRUMENTS, Traces
-from latimer.backends.errors import EngineError
+from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.llama_server import LlamaServer
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -58,7 +58,7 @@ class Kept:
     @property
     def requests(self) -> list[ReadableSpan]:
         """The spans of requests, without their phases."""
-        return [one for one in self.spans if one.attributes]
+        return [one for one in self.spans if "url.path" in (one.attributes or {})]
 
     def phases(self, span: ReadableSpan) -> list[ReadableSpan]:
         """Return the spans below a span."""
@@ -196,6 +196,44 @@ async def test_a_wait_is_a_phase(kept: Kept) -> None:
     assert queue.end_time is not None
     assert queue.start_time is not None
     assert queue.end_time - queue.start_time > 4e7
+
+
+async def test_an_attempt_has_its_engine(kept: Kept) -> None:
+    """Each engine that has not served a request has a span, and the phases begin after the last."""
+    one, two, three = (Engine(name) for name in ("one", "two", "three"))
+    one.fails, two.fails = EngineError("It failed."), EngineUnavailable("It is gone.")
+    entries = [ModelEntry(await pool_of(one, two, three), ("m",))]
+    body = {"model": "m", "prompt": "a", "stream": True}
+    async with traced(entries, kept) as client:
+        while not (one.jobs and two.jobs):
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+    spans = [(span, each) for span in kept.requests for each in kept.phases(span)]
+    tried = [(span, each) for span, each in spans if each.name == "attempt"]
+    reasons = {"one": "error", "two": "unavailable"}
+    for span, attempt in tried:
+        found = facts(attempt)
+        assert found["error.type"] == reasons[found["latimer.engine"]]
+        assert attempt.status.status_code is StatusCode.ERROR
+        assert span.status.status_code is StatusCode.UNSET
+        prefill = next(each for each in kept.phases(span) if each.name == "prefill")
+        times = span.start_time, attempt.start_time, attempt.end_time, prefill.start_time
+        assert [*times] == sorted(times, key=int)  # type: ignore[arg-type]
+    assert {facts(attempt)["latimer.engine"] for _, attempt in tried} == {"one", "two"}
+
+
+async def test_a_repeated_parent_does_not_count(make_backend: Any, kept: Kept) -> None:
+    """Of two parents none is used, and lines of the trace's state are one list."""
+    backend = make_backend("llama_server")
+    heads = spied(backend)
+    parent, state = ("traceparent", SAMPLED["traceparent"]), [("tracestate", "a=1")]
+    async with traced(backend, kept) as client:
+        for headers in ([parent, parent, *state], [parent, *state, ("tracestate", "b=2")]):
+            await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+    one, two = kept.requests
+    assert one.parent is None
+    assert two.parent is not None
+    assert b"tracestate" not in heads[0]
+    assert b"tracestate: a=1,b=2\r\n" in heads[1]
 
 
 def spied(backend: Any) -> list[bytes]:

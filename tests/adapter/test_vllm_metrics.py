@@ -41,6 +41,7 @@ BOARDS: tuple[tuple[str, dict[str, str]], ...] = (
     ("vllm:num_preemptions_total", {}),
     ("vllm:prompt_tokens_total", {}),
     ("vllm:prompt_tokens_cached_total", {}),
+    ("vllm:prompt_tokens_cached_by_source_total", {"source": "device"}),
     ("vllm:prompt_tokens_by_source_total", {"source": "local_compute"}),
     ("vllm:prompt_tokens_by_source_total", {"source": "local_cache_hit"}),
     ("vllm:prefix_cache_queries_total", {}),

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -199,6 +199,14 @@ def test_scale(url: str) -> None:
     )
 
 
+def ending(stream: Future[list[str]]) -> str:
+    """Return the last event of a stream, or the error that has broken it."""
+    try:
+        return stream.result()[-1]
+    except httpx2.HTTPError as error:
+        return repr(error)
+
+
 def test_killed_replica(url: str) -> None:
     """Streams of the other replica go on, and requests are served within 15 s."""
     until(is_idle, 20)
@@ -217,13 +225,13 @@ def test_killed_replica(url: str) -> None:
         thread.join()
         until(is_idle, 20)
     assert len(homes) == 2
-    (victim, lost), (_, kept) = homes.items()
+    (victim, one), (_, other) = homes.items()
     body = {**LONG, "n": 1}
     with ThreadPoolExecutor(2) as pool:
-        first, second = (
+        streams = [
             pool.submit(events, f"{url}/completions", body, **{"x-session-id": name})
-            for name in (lost, kept)
-        )
+            for name in (one, other)
+        ]
         time.sleep(1)
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
@@ -231,7 +239,7 @@ def test_killed_replica(url: str) -> None:
         in_a_row = 0
         while in_a_row < 5:
             # Half of them belong to the session of the killed replica.
-            name = (lost, kept)[in_a_row % 2]
+            name = (one, other)[in_a_row % 2]
             reply = httpx2.post(
                 f"{url}/chat/completions",
                 json=QUESTION,
@@ -243,13 +251,13 @@ def test_killed_replica(url: str) -> None:
                 failures.append(f"{reply.status_code} {reply.text[:200]!r}")
             assert time.monotonic() - killed < 15, failures
         took = time.monotonic() - killed
-        with pytest.raises(httpx2.HTTPError) as broken:
-            first.result()
-        assert second.result()[-1] == "[DONE]"
+        ends = sorted(map(ending, streams))
+    # Which session is whose is measured by CPU time, which a busy machine can confuse.
+    assert ends.count("[DONE]") == 1, ends
     back = until(lambda: len(replicas() - {victim}) == 2, 60)
     note(
         f"killed replica: five requests in a row served after {took:.1f} s, failures {failures}; "
-        f"its stream ends as {broken.value!r}; the next process after {took + back:.0f} s"
+        f"the streams end as {ends}; the next process after {took + back:.0f} s"
     )
 
 

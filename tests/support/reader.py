@@ -228,6 +228,8 @@ class Reader:
             "lm_eval --model": self._lm_eval,
             "pytest --pyargs": self._pytest,
             "curl": self._curl,
+            "jq": self._log,
+            "grep": self._log,
             "cd": _cd,
             "export": _export,
             "make": _make,
@@ -269,7 +271,18 @@ class Reader:
         self._output(*words)
 
     def _top(self, *words: str) -> None:
-        assert "demo" in self._output(*words)
+        assert "demo" in (self._piped(*words) if "|" in words else self._output(*words))
+
+    def _log(self, *words: str) -> None:
+        """Ask a log of two keys, one of which has a request that failed."""
+        used = '{"key": "small", "prompt_tokens": 2, "completion_tokens": 3, "request_id": "a"}'
+        failed = '{"key": "large", "status": 502, "request_id": "req_…"}'
+        lines = ["an engine's line", used, used, failed, used.replace("small", "large")]
+        (self._folder / "latimer.log").write_text("\n".join(lines))
+        output = self._output(*words)
+        assert (
+            output == "10\tsmall\n5\tlarge\n" if "group_by" in " ".join(words) else "502" in output
+        )
 
     def _conform(self, *words: str) -> None:
         if "--diff" in words:
@@ -282,8 +295,11 @@ class Reader:
         assert " passed" in self._output(*words, "-k", "models.list")
 
     def _curl(self, *words: str) -> None:
+        assert self._piped(*words)
+
+    def _piped(self, *words: str) -> str:
         quoted = [word if word == "|" else shlex.quote(word) for word in words]
-        assert self._output("sh", "-c", " ".join(quoted))
+        return self._output("sh", "-c", " ".join(quoted))
 
     def _lm_eval(self, *words: str) -> None:
         output = self._output(*(TASKS.get(word, word) for word in words))

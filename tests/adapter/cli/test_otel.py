@@ -116,6 +116,22 @@ def test_a_collector_that_does_not_answer(collector: Collector) -> None:
     assert sorted(seconds)[10] < 1
 
 
+def test_a_line_about_a_dead_collector(llama_server_url: str) -> None:
+    """The exporter's line about spans that it could not send names the address."""
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@127.0.0.1:9",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "0.1",
+        "OTEL_BSP_SCHEDULE_DELAY": "20",
+    }
+    with command(**environment) as (process, address):
+        httpx2.post(f"{address}/v1/chat/completions", json=CHAT)
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, b"")
+        line = next(one for one in lines if b"Failed to export spans" in one).decode()
+    assert line.endswith(" Address: http://127.0.0.1:9/v1/traces\n")
+    assert "secret" not in line
+
+
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(

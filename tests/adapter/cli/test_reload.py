@@ -13,11 +13,13 @@ import httpx2
 import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.cli import terminal
 from latimer.adapter.cli.reload import reload
 from latimer.adapter.fleet import Fleet
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.settings import Settings
 from latimer.backends.fleet import groups
+from latimer.backends.llama_server import LlamaServer
 from support.servers import command
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
@@ -58,6 +60,23 @@ def test_a_server_of_one_engine_follows_its_keys(tmp_path: Path) -> None:
             process.send_signal(signal.SIGHUP)
             assert f"Latimer keeps its settings: {file}: {reason}" in next(lines).decode()
             assert status(address, "two") == 200
+
+
+async def test_a_file_that_is_not_used_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log has an error for a file that a server does not use, with the reason."""
+    file = tmp_path / "latimer.toml"
+    file.write_text(key("one"))
+    settings = Settings.load(file)
+    app = OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), keys=settings.keys)
+    monkeypatch.setattr(terminal, "_is_json", True)
+    file.write_text("queue = true")
+    assert await reload(settings, None, app) is settings
+    line = orjson.loads(capsys.readouterr().err)
+    assert (line["level"], line["event"]) == ("error", "reload")
+    assert line["message"] == f"Latimer keeps its settings: {line['reason']}"
+    await app.aclose()
 
 
 @pytest.fixture

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter.cli import serve
+from latimer.adapter.settings import Settings
+from latimer.backends.errors import EngineUnavailable
 from latimer.backends.identity import MOMENT
 from latimer.backends.llama_cpp import DEMO_MODEL
+from support.engines.fleet import Engine
 from support.servers import begun, canned, free_port, llama_server
 
 pytestmark = pytest.mark.slow
@@ -50,6 +56,31 @@ def test_it_starts_before_its_engine(options: tuple[str, ...]) -> None:
             assert process.stderr is not None
             while (line := process.stderr.readline()) != wanted:
                 assert "oading" in line
+
+
+async def test_it_asks_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between questions to something other than an engine grow to ten seconds."""
+    now, pauses = 0.0, list[float]()
+    sleep = asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pauses.append(seconds)
+        await sleep(0)
+        if now > 600:
+            raise TimeoutError
+
+    monkeypatch.setattr(serve, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
+    monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: now))
+    engine = Engine("a")
+    engine.error = EngineUnavailable("It is no engine.")
+    door: Any = SimpleNamespace(address="http://latimer")
+    with pytest.raises(TimeoutError):
+        await serve._listen_when_ready(Settings(model="http://a"), engine, door, asyncio.Event())
+    assert pauses[:20] == [0.5] * 20
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 10.0
 
 
 def test_it_waits_for_its_engine(koboldcpp_replay: tuple[str, Any]) -> None:

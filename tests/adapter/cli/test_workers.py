@@ -279,6 +279,19 @@ async def test_a_background_response_is_found_through_any_worker(server: Running
             assert (await client.get(path)).status_code == 404
 
 
+async def test_a_request_that_is_passed_on_has_its_client(engine: str) -> None:
+    """The worker that answers for another one logs the client's address, which nobody can forge."""
+    with workers(engine, "--log-format", "json", "--log-requests") as server:
+        async with connections(server) as clients:
+            made = (await clients[0].post("/v1/responses", json=RESPONSE)).json()
+            path = f"/v1/responses/{made['id']}"
+            for client in clients:
+                await client.get(path, headers={"x-forwarded-for": "10.1.2.3"})
+        events = [json.loads(line) for line in server.end().splitlines()]
+    found = [one["client"] for one in events if one.get("path") == path]
+    assert found == ["127.0.0.1"] * 4
+
+
 @pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
 async def test_a_background_response_of_a_killed_worker_fails(engine: str, store: bool) -> None:
     """A response whose worker is killed is `failed` with the reason, through every worker."""

@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.errors import LimitsUnavailable
+from latimer.adapter.errors import LimitsUnavailable, RateLimited, render
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.limits.leases import Account, Grant
 from latimer.adapter.limits.memory import MemoryLimits
@@ -127,8 +127,18 @@ async def test_too_many_requests(path: str) -> None:
         )
         assert wait.endswith("s.")
         assert 55_000 < int(reply.headers["retry-after-ms"]) <= 60_000
-        assert 55 < int(reply.headers["retry-after"]) <= 60
+        assert 55 < int(reply.headers["retry-after"]) <= 61
         assert rates_of(reply)["remaining-requests"] == "0"
+
+
+def test_a_wait_of_more_than_a_minute() -> None:
+    """`retry-after` is never too early; milliseconds end where OpenAI's client ignores them."""
+    for wait, milliseconds, seconds in ((60.2, 60_000, 61), (59.0002, 59_001, 60), (0.0, 1, 1)):
+        error = RateLimited("m", "team", "requests per min (RPM)", 2, 2, 1, wait)
+        assert render(error)[2] == [
+            (b"retry-after-ms", b"%d" % milliseconds),
+            (b"retry-after", b"%d" % seconds),
+        ]
 
 
 async def test_too_many_tokens() -> None:
