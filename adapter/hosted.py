@@ -169,6 +169,9 @@ CHAT_LIMITS: tuple[HostedLimit, ...] = (
                 "only with `functions`"),
     HostedLimit("metadata", _stored, "may be empty without `store`", "only with `store`"),
 )  # fmt: skip
+RESPONSE_LIMITS: tuple[HostedLimit, ...] = (
+    HostedLimit("max_output_tokens", _between("integer", 16, None), _UNLIMITED, "at least 16"),
+)
 
 
 def refused(
@@ -196,6 +199,7 @@ def table() -> str:
         ("both", _SHARED[len(EMBEDDING_LIMITS) :]),
         ("completions", [one for one in COMPLETION_LIMITS if one not in both]),
         ("chat", [one for one in CHAT_LIMITS if one not in both]),
+        ("responses", RESPONSE_LIMITS),
     ):
         rows += [f"| {name} | `{one.field}` | {one.engine} | {one.openai} |" for one in hosted]
     return "\n".join(rows) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -23,7 +24,14 @@ from ..errors import InvalidRequest, in_chat, missing, wrong_value
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_chat
 from ..generation.run import Plan
-from ..generation.sinks import Answer, Result, detailed_usage_of, pass_native, respond
+from ..generation.sinks import (
+    Answer,
+    Result,
+    detailed_usage_of,
+    pass_native,
+    predicted_usage_of,
+    respond,
+)
 from ..generation.token_ids import in_model_vocabulary
 from ..hosted import CHAT_LIMITS, lacking
 from ..request import Exchange
@@ -51,6 +59,7 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
     "web_search_options": (None, "Omit it."),
 }
 
+_CONTENT = attrgetter("content")
 # Fields that request a call, and the fields with the tools.
 _CALLS = {"tool_choice": "tools", "function_call": "functions"}
 _NO_CALL = (None, "none", "auto")
@@ -98,10 +107,13 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
             turn = turn_of(*arguments)
         else:
             turn = await offload.run(exchange.size, turn_of, *arguments)
+        files: Sequence[str] = ()
+        if not is_plain and list in map(type, map(_CONTENT, turn.messages)):
+            turn, files = await _with_files(turn)
         chat = prepare_plain(turn, served) or await prepare(turn, served)
     except LatimerError as error:
         raise in_chat(error) from None
-    inexact = (*inexact, *chat.inexact)
+    inexact = (*inexact, *chat.inexact, *files)
     has_notes = strict or not is_plain or bool(inexact or chat.dropped)
     if has_notes or not has_no_notes(exchange, request, sampling, capabilities):
         await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
@@ -112,6 +124,18 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         await pass_native(exchange, served, chat.job, bool(request.stream))
     else:
         await _answer(exchange, service, served, request, chat, include_usage)
+
+
+async def _with_files(turn: ChatTurn) -> tuple[ChatTurn, Sequence[str]]:
+    """Replace the files in a turn by their texts; return it and the paths of PDF files."""
+    # Few requests have files, and chat needs nothing else of Responses.
+    from ..responses.files import files_as_text
+
+    messages, pdfs = await files_as_text(turn.messages, turn.size, turn.owner)
+    if pdfs:
+        # The size of the request does not count their texts.
+        turn = turn._replace(size=max(turn.size, offload.UNKNOWN))
+    return turn._replace(messages=messages), pdfs
 
 
 def _pass_on(exchange: Exchange, request: ChatRequest, job: Generation) -> None:
@@ -183,9 +207,8 @@ def _answer(
     include_usage: bool,
 ) -> Awaitable[None]:
     job = chat.job
-    plan = Plan(
-        [job], len(job.seeds), detailed_usage_of, form=chat.form, translate=in_chat, party=job.party
-    )
+    usage_of = predicted_usage_of if job.prediction else detailed_usage_of
+    plan = Plan([job], len(job.seeds), usage_of, form=chat.form, translate=in_chat, party=job.party)
     id_, created_at = new_id("chatcmpl-")
     head: dict[str, Any] = {
         "id": id_,

@@ -28,6 +28,7 @@ from ..generation.logprobs import to_response
 from ..generation.run import Plan
 from ..generation.sinks import Answer, detailed_usage_of, respond
 from ..generation.token_ids import in_model_vocabulary
+from ..hosted import RESPONSE_LIMITS
 from ..request import Exchange
 from ..responses.files import UnreadPdfs, read_pdfs
 from ..responses.input import Conversation, conversation_of
@@ -92,14 +93,14 @@ class _Drafted:
 
 async def create_response(exchange: Exchange, service: Service) -> None:
     """Create a response."""
-    request = await read(exchange, _REQUEST)
+    request = await read(exchange, _REQUEST, RESPONSE_LIMITS if service.hosted else ())
     draft = await _drafted(exchange, service, request, generates=True)
     await _answer(exchange, service, request, draft)
 
 
 async def count_input_tokens(exchange: Exchange, service: Service) -> None:
     """Return the number of input tokens that a response to a request would have."""
-    request = await read(exchange, _INPUT_TOKENS)
+    request = await read(exchange, _INPUT_TOKENS, RESPONSE_LIMITS if service.hosted else ())
     draft = await _drafted(exchange, service, request, generates=False)
     count = await prompt_tokens(draft.served, draft.chat.job)
     reply = {"object": "response.input_tokens", "input_tokens": count}
@@ -146,7 +147,7 @@ async def _drafted(
         sampling,
         capabilities,
         served.policy.strict,
-        map(_renamed, (*inexact, *chat.inexact, *conversation.inexact)),
+        map(_renamed, (*inexact, *conversation.own(chat.inexact), *conversation.inexact)),
         [*map(_renamed, chat.dropped)],
         [*tools.ignored, *conversation.ignored, *_inert(request)],
         [name for name in _HARMLESS if getattr(request, name) is not None],

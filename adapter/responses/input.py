@@ -6,7 +6,7 @@ templates. The outputs of calls follow the message with the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -51,7 +51,7 @@ from ...schemas.openai.responses import ResponseRequest
 from .. import data_urls
 from ..chat.tools import check_count
 from ..errors import InvalidRequest, missing, unsupported, wrong_value
-from .files import check_pdfs, file_text
+from .files import check_pdfs, file_text, own_path
 from .items import Answer, Call, Output, Placed, answers_of, is_cut
 from .tools import flat_name
 
@@ -76,6 +76,10 @@ class Conversation:
     ignored: list[str]
     inexact: list[str]
     names: Mapping[str, str] = field(default_factory=dict)
+
+    def own(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths in the request for paths in `messages`; see `files.own_path`."""
+        return [own_path(self.names.get(path, path)) for path in paths]
 
 
 def conversation_of(

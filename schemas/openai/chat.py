@@ -14,6 +14,7 @@ from .common import (
     FinishReason,
     JsonObject,
     LogitBias,
+    MaxTokens,
     Metadata,
     Penalty,
     ReplyHead,
@@ -24,7 +25,6 @@ from .common import (
     Temperature,
     Usage,
     invalid,
-    read_limit,
     unexpected,
 )
 from .messages import Content, Function, Message, ResponseFormat, Tool
@@ -167,7 +167,6 @@ class InstructAdapter(Request):
 
 
 # None means no limit.
-MaxTokens = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(read_limit)]
 
 
 class ChatRequest(EngineExtras):
