@@ -6,7 +6,7 @@ templates. The outputs of calls follow the message with the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -88,6 +88,7 @@ def conversation_of(
     resolve: Resolve = lambda _id: None,
     unseal: Unseal = lambda _blob: None,
     pdf_texts: Mapping[str, str] = MappingProxyType({}),
+    dropped: Container[int] = (),
 ) -> Conversation:
     """Return the conversation of a request.
 
@@ -97,6 +98,7 @@ def conversation_of(
         resolve: returns stored items.
         unseal: opens reasoning that this server has encrypted.
         pdf_texts: the text of each PDF file, by its data as the client sent it.
+        dropped: the places of items to leave out; see `truncation`.
 
     Raises:
         UnreadPdfs: the texts of PDF files are missing.
@@ -110,7 +112,8 @@ def conversation_of(
             None,
             "missing_required_parameter",
         )
-    items = [*_placed(request, before, resolve)]
+    every = [*placed(request, before, resolve)]
+    items = [one for index, one in enumerate(every) if index not in dropped]
     check_count((content_of(item) for item, _ in items), "input")
     answers = answers_of(items)
     inexact = check_pdfs(items, pdf_texts)
@@ -152,7 +155,7 @@ def _add(history: History, item: Item, path: str, answers: Sequence[Answer]) -> 
         history.end()
 
 
-def _placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) -> Iterator[Placed]:
+def placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) -> Iterator[Placed]:
     """Yield the items of the conversation, with references replaced by stored items."""
     # The request does not contain these items, so errors name the field that does.
     context = "previous_response_id" if request.conversation is None else "conversation"
