@@ -371,7 +371,7 @@ def _service_of(
         entries = backend
     else:
         entries = [ModelEntry(backend, options["model_names"], options["any_model"], policy)]
-    return Service(
+    service = Service(
         entries,
         options["max_body"],
         observers,
@@ -380,6 +380,13 @@ def _service_of(
         seal=Seal(options["reasoning_key"]),
         limits=store_of(AdmissionConfig.model_validate(options["admission"])),
     )
+    if service.store is not None and service.store.place.durable:
+        # Only a store that other processes can have needs these.
+        from .responses.replicas import Replicas
+        from .store.members import Members
+
+        service.background.elsewhere = Replicas(Members(service.store), service.store)
+    return service
 
 
 class OpenAIAdapter(Router):

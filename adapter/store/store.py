@@ -176,6 +176,10 @@ class Store:
             id,
         )
 
+    async def known(self, kind: str, ids: Sequence[str]) -> list[str]:
+        """Return the ids, of at most some hundred, that objects of a kind have; see `get`."""
+        return await self._ask(lambda database: database.read(objects.known, kind, ids), [])
+
     async def page(
         self, owner: str, kind: str, query: Query, show: Callable[[Stored], T]
     ) -> Page[T]:
