@@ -59,7 +59,11 @@ NESTED = frozenset(
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 # The fields that `_read` notes in the exchange.
-_OF_EXCHANGE = frozenset({"background", "safety_identifier", "store", "stream", "user"})
+_OF_EXCHANGE = frozenset(
+    {"background", "conversation", "safety_identifier", "store", "stream", "user"}
+)
+# The fields with which a response is kept in a way although it is not stored.
+_KEPT = ("background", "conversation")
 _TEXT_MESSAGE = frozenset({"role", "content"})
 
 MAX_LISTED = 20
@@ -96,7 +100,7 @@ def _read(
     by_default = request.is_stored_by_default
     if by_default or not _OF_EXCHANGE.isdisjoint(body):
         stored = body.get("store")
-        if stored or (stored is None and by_default) or body.get("background"):
+        if stored or (by_default and (stored is None or any(map(body.get, _KEPT)))):
             exchange.to_store = body
         exchange.end_user = end_user_of(body)
         if where is not None and body.get("stream"):

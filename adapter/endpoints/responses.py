@@ -399,6 +399,6 @@ def _work(
     # The items have the log-probabilities, each of its own tokens.
     show = None if shape.show is None else list
     store = None
-    if drafted.stored and service.store is not None:
+    if (drafted.stored or conversation is not None) and service.store is not None:
         store = partial(store_response, store=service.store, request=request, state=drafted.state)
     return Work(served, plan, draft, show, store)

@@ -115,6 +115,7 @@ class Store:
     async def commit(self, record: Record) -> bool:
         """Write an object before its response ends; return False if it is not stored in time.
 
+        Items of a conversation have as long as those that a client appends itself.
         An object that is not stored in time is never stored. A store in memory that is not open yet
         only queues it: it ends with this process anyway, and a request that reads waits for the
         queue.
@@ -124,7 +125,8 @@ class Store:
         if not self._writer.add(record):
             return False
         try:
-            async with asyncio.timeout(COMMIT_SECONDS):
+            seconds = COMMIT_SECONDS if record.conversation is None else ANSWER_SECONDS
+            async with asyncio.timeout(seconds):
                 await self._writer.flush()
         except (TimeoutError, StoreUnavailable):
             record.is_withdrawn = True
