@@ -57,6 +57,8 @@ from .tools import flat_name
 
 # The item with an id, or None if it is unknown.
 Resolve: TypeAlias = Callable[[str], Item | None]
+# Between texts that are joined.
+_BETWEEN = "\n\n"
 # The reasoning in an `encrypted_content`, or None if it cannot be opened.
 Unseal: TypeAlias = Callable[[str], str | None]
 
@@ -189,15 +191,18 @@ def content_of(item: Item) -> object:
 
 
 def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | None:
-    """Return the reasoning of an item, which may be sealed, or stored under the item's id."""
+    """Return the reasoning of an item, which may be sealed, or stored under the item's id.
+
+    A summary is the last resort: that of this server is the reasoning itself, and some clients keep
+    nothing else of a stream.
+    """
     if item.text:
         return item.text
     thought = None if item.encrypted_content is None else unseal(item.encrypted_content)
     stored = resolve(item.id) if thought is None and isinstance(item.id, str) else None
-    return stored.text or None if isinstance(stored, ReasoningItem) else thought
-
-
-_BETWEEN = "\n\n"
+    if isinstance(stored, ReasoningItem) and stored.text:
+        return stored.text
+    return thought or _BETWEEN.join([part.text for part in item.summary or ()]) or None
 
 
 class History:

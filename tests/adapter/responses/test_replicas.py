@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.responses.items import item_id, mark_of, new_response_id, place_of
 from latimer.adapter.responses import replicas
+from latimer.adapter.responses.items import item_id, mark_of, new_response_id, place_of
 from latimer.adapter.responses.replicas import Replicas
 from latimer.adapter.store.records import time_of
 from support.clients import client_of
@@ -125,7 +125,7 @@ def test_an_id_has_the_mark_of_its_replica() -> None:
 
 
 async def test_another_replica_sees_that_a_response_runs(pair: Pair) -> None:
-    """It is `in_progress` there, is not continued, and a request for its events is to be repeated."""
+    """It is `in_progress` there, and can be neither continued nor streamed."""
     _, first, second = pair
     path = await begun(first)
     found = await second.get(path)

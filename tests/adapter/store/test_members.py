@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -29,6 +27,8 @@ async def main():
 
 asyncio.run(main())
 """
+
+ENDS = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -58,17 +58,17 @@ async def test_a_member_runs_until_it_leaves(opened: Opened) -> None:
 
 async def test_a_process_that_is_killed_does_not_run(store: Store, target: str) -> None:
     """The lock of a process ends with it, and leaves nothing behind."""
-    arguments = [sys.executable, "-c", JOINS, target]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        mark = (await asyncio.to_thread(process.stdout.readline)).strip()
-        assert await Members(store).running() == {mark}
-        process.send_signal(signal.SIGKILL)
-        await asyncio.to_thread(process.wait)
-        async with asyncio.timeout(5):
-            while await Members(store).running():
-                # PostgreSQL notices a lost connection a moment later.
-                await asyncio.sleep(0.01)
+    begin = sys.executable, "-c", JOINS, target
+    process = await asyncio.create_subprocess_exec(*begin, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    mark = (await process.stdout.readline()).decode().strip()
+    assert await Members(store).running() == {mark}
+    process.kill()
+    await process.communicate()
+    async with asyncio.timeout(5):
+        while await Members(store).running():
+            # PostgreSQL notices a lost connection a moment later.
+            await asyncio.sleep(0.01)
     if not target.startswith("postgresql"):
         assert not [*Path(target).parent.glob("*-run-*")]
 
@@ -80,11 +80,8 @@ async def test_a_lost_connection_is_replaced(store: Store, target: str) -> None:
     members = Members(store)
     await members.join()
     database = await store.open()
-    ends = (
-        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' "
-        f"AND objid = {int(members.mark, 16)}"
-    )
-    await database.read(lambda connection: connection.exec_driver_sql(ends).all())
+    mark = (int(members.mark, 16),)
+    await database.read(lambda connection: connection.exec_driver_sql(ENDS, mark).all())
     await members.join()
     assert await members.running() == {members.mark}
     await members.leave()
