@@ -100,7 +100,7 @@ def conversation_of(
         resolve: returns stored items.
         unseal: opens reasoning that this server has encrypted.
         pdf_texts: the text of each PDF file, by its data as the client sent it.
-        dropped: the places of items to leave out; see `truncation`.
+        dropped: the places of items to omit; see `truncation`.
 
     Raises:
         UnreadPdfs: the texts of PDF files are missing.

@@ -1,7 +1,7 @@
 """The processes that share a durable store and run.
 
-Each holds a lock that ends with it, however it ends: on a file next to SQLite's, or an advisory
-lock of a connection to PostgreSQL.
+Each holds a lock that ends with it, also if it is killed: on a file next to SQLite's, or an
+advisory lock of a connection to PostgreSQL.
 """
 
 from __future__ import annotations

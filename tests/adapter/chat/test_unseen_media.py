@@ -1,4 +1,4 @@
-"""Tests of images and audio for a model that takes none: a session with one goes on."""
+"""Tests of images and audio for a model that takes none: a session with one continues."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SOUND = {
 }
 LINE = "[An image was here. This model cannot see images.]"
 USER = {"role": "user", "content": "Look."}
-CALLS = {"role": "assistant", "content": None, "tool_calls": [
-    {"id": "c", "type": "function", "function": {"name": "view_image", "arguments": "{}"}}]}  # fmt: skip
+CALL = {"id": "c", "type": "function", "function": {"name": "view_image", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ async def sent(client: httpx2.AsyncClient, *messages: Any, **body: Any) -> httpx
 async def test_earlier_media_become_a_line(
     echo: httpx2.AsyncClient, messages: list[Any], path: str
 ) -> None:
-    """The model is told that something was there, and the header has its path."""
+    """A text says that something was there, and the header has its path."""
     reply = await sent(echo, *messages)
     assert reply.status_code == 200, reply.text
     assert path in reply.headers["x-latimer-inexact"].split(", ")

@@ -70,8 +70,10 @@ async def echo() -> AsyncIterator[httpx2.AsyncClient]:
 
 def talk(count: int) -> list[Any]:
     """Return turns of about fifty tokens each, and a question."""
-    turns = [[user(f"{number:03} " + "x" * 20), said("y" * 10)] for number in range(count)]
-    return [*sum(turns, []), user("Last?")]
+    items: list[Any] = []
+    for number in range(count):
+        items += [user(f"{number:03} " + "x" * 20), said("y" * 10)]
+    return [*items, user("Last?")]
 
 
 async def asked(client: httpx2.AsyncClient, given: Any, **more: Any) -> httpx2.Response:
@@ -81,7 +83,7 @@ async def asked(client: httpx2.AsyncClient, given: Any, **more: Any) -> httpx2.R
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_long_conversation_is_cut(echo: httpx2.AsyncClient, stream: bool) -> None:
-    """What fits is answered, names `auto`, and has as many tokens as were counted before."""
+    """The answer names `auto`, and its prompt has as many tokens as were counted before."""
     body = {"truncation": "auto", "max_output_tokens": 32}
     reply = await asked(echo, talk(40), stream=stream, **body)
     assert reply.status_code == 200, reply.text
@@ -98,7 +100,10 @@ async def test_disabled_is_an_error(echo: httpx2.AsyncClient) -> None:
     """Without it, and with `disabled`, the same conversation is a 400."""
     for more in ({}, {"truncation": "disabled"}, {"truncation": None}):
         reply = await asked(echo, talk(40), **more)
-        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (
+            400,
+            "context_length_exceeded",
+        )
 
 
 async def test_what_fits_is_not_cut(echo: httpx2.AsyncClient) -> None:
@@ -149,7 +154,8 @@ async def test_stored_items_are_cut_and_kept(echo: httpx2.AsyncClient) -> None:
 
 async def test_a_loop_of_tools_is_cut(echo: httpx2.AsyncClient) -> None:
     """Of one long turn, the first calls leave together with their outputs."""
-    steps = [[call(str(n)), output(str(n), "z" * 40)] for n in range(20)]
-    items = [user("Go."), *sum(steps, [])]
+    items = [user("Go.")]
+    for number in map(str, range(20)):
+        items += [call(number), output(number, "z" * 40)]
     reply = await asked(echo, items, truncation="auto")
     assert reply.status_code == 200, reply.text
