@@ -57,8 +57,8 @@ _SIGMA = "top_n_sigma"
 def _is_default(value: Any) -> bool:
     """Return True for the samplers of text-generation-webui in its default order.
 
-    They are a list, or a text with a name on each line. Its older versions have fewer penalties,
-    and it applies those that a list omits first.
+    They are a list, or a text with a name on each line. Older versions have no xtc and fewer
+    penalties, and samplers that a list omits are the first.
     """
     names = value.split() if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -67,7 +67,8 @@ def _is_default(value: Any) -> bool:
     if _SIGMA in names and "top_k" in names[: names.index(_SIGMA)]:
         return False
     placed = [name for name in names if name != _SIGMA]
-    return placed == _PRIORITY[len(_PRIORITY) - len(placed) :]
+    order = [name for name in _PRIORITY if name != "xtc" or name in placed]
+    return placed == order[len(order) - len(placed) :]
 
 
 def _usual(value: Any) -> bool:
