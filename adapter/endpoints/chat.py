@@ -33,7 +33,7 @@ from ..generation.sinks import (
     respond,
 )
 from ..generation.token_ids import in_model_vocabulary
-from ..hosted import CHAT_LIMITS, lacking
+from ..hosted import CHAT_LIMITS, lacking, no_logprobs
 from ..request import Exchange
 from ..service import ServedModel, Service
 from ..store.records import new_id
@@ -253,11 +253,8 @@ def _whole(
 
 def _check_combinations(request: ChatRequest) -> None:
     """Reject fields that need another field, or contradict one (contract 3.1)."""
-    if request.top_logprobs is not None and not request.logprobs:
-        raise InvalidRequest(
-            "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
-            "top_logprobs",
-        )
+    if request.top_logprobs and not request.logprobs:
+        raise no_logprobs()
     for name in sorted(request.__pydantic_fields_set__ & _CALLS.keys()):
         if getattr(request, name) not in _NO_CALL and not getattr(request, _CALLS[name]):
             raise lacking(name, _CALLS[name])

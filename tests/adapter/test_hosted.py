@@ -67,6 +67,7 @@ BEYOND: list[tuple[str, dict[str, Any], str, str]] = [
     (H, {"tool_choice": "auto", "tools": []}, COUNTED, "Invalid value for 'tool_choice': 'tool_ch"),
     (H, {"parallel_tool_calls": False}, COUNTED, "Invalid value for 'parallel_tool_calls': 'para"),
     (H, {"function_call": "none"}, COUNTED, "Invalid value for 'function_call': 'function_call'"),
+    (H, {"top_logprobs": 0, "logprobs": False}, COUNTED, "The 'top_logprobs' parameter is only al"),
     (H, {"metadata": {}}, COUNTED, "The 'metadata' parameter is only allowed when 'store' is en"),
 ]  # fmt: skip
 # Requests beyond every engine, with the bound that each mode names.
