@@ -193,8 +193,8 @@ def content_of(item: Item) -> object:
 def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | None:
     """Return the reasoning of an item, which may be sealed, or stored under the item's id.
 
-    A summary is the last resort: that of this server is the reasoning itself, and some clients keep
-    nothing else of a stream.
+    A summary alone is the last resort: that of this server is the reasoning itself, and some
+    clients keep nothing else of a stream.
     """
     if item.text:
         return item.text
@@ -202,7 +202,9 @@ def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | Non
     stored = resolve(item.id) if thought is None and isinstance(item.id, str) else None
     if isinstance(stored, ReasoningItem) and stored.text:
         return stored.text
-    return thought or _BETWEEN.join([part.text for part in item.summary or ()]) or None
+    if item.encrypted_content is not None:
+        return thought
+    return _BETWEEN.join([part.text for part in item.summary or ()]) or None
 
 
 class History:
