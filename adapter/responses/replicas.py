@@ -25,7 +25,9 @@ _KIND, _PREFIX = "response.running", "run_"
 _STOPS = {False: ("response.cancelling", "stop_"), True: ("response.deleting", "drop_")}
 # Seconds between two looks of a process for rows that ask for an end, and the ids of one look.
 LOOK, SOME = 0.5, 500
-# Seconds that a client waits for the end of a response in another process.
+# Seconds that a client waits for a row to be written, and for the end of a response in another
+# process.
+WRITE = 2.0
 PATIENCE = 10.0
 _PAUSE = 0.1
 
@@ -96,7 +98,8 @@ class Replicas:
             {},
             job.size,
         )
-        await self._store.commit(record)
+        # Without it, nobody finds the response that the client is about to get.
+        await self._store.commit(record, WRITE)
         self._jobs[job.id] = job
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look(self._store))
@@ -147,9 +150,8 @@ class Replicas:
             return True
         kind, prefix = _STOPS[delete]
         row = _row(name, prefix)
-        await store.commit(
-            Record(row, kind, owner, time_of(name) or 0, "", "", {}, {"id": row}, {})
-        )
+        record = Record(row, kind, owner, time_of(name) or 0, "", "", {}, {"id": row}, {})
+        await store.commit(record, WRITE)
         try:
             async with asyncio.timeout(PATIENCE):
                 while found is not None and found.reply["status"] in RUNNING:

@@ -161,8 +161,8 @@ async def test_a_replica_that_does_not_answer_is_not_waited_for(
 ) -> None:
     """A response that its replica does not end is a 503 after some time, and still runs."""
     _, first, second = pair
-    monkeypatch.setattr(replicas, "PATIENCE", 0.05)
     path = await begun(first)
+    monkeypatch.setattr(replicas, "PATIENCE", 0.05)
     reply = await second.post(f"{path}/cancel")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_unavailable")
     assert (await second.get(path)).json()["status"] == "in_progress"
