@@ -36,7 +36,7 @@ def as_chat(body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> dict
 
 
 def without_first(items: Sequence[Any]) -> list[Any]:
-    """Return items without the first one that is no instruction, and without its output."""
+    """Return items without the first one after the instructions, and without its output."""
     gone = next(item for item in items if item.get("role") not in ("system", "developer"))
     call = gone.get("call_id")
     return [one for one in items if one is not gone and (not call or one.get("call_id") != call)]
