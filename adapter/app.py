@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -380,8 +381,8 @@ def _service_of(
         seal=Seal(options["reasoning_key"]),
         limits=store_of(AdmissionConfig.model_validate(options["admission"])),
     )
-    if service.store is not None and service.store.place.durable:
-        # Only a store that other processes can have needs these.
+    if service.store is not None and service.store.place.durable and sys.platform != "win32":
+        # Only a store that other processes can have needs these; Windows has no such locks.
         from .responses.replicas import Replicas
         from .store.members import Members
 

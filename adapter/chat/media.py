@@ -64,13 +64,15 @@ def readable(messages: Sequence[Message], served: ServedModel) -> tuple[list[Mes
         content = message.content
         if not isinstance(content, list) or _is_new(messages, index):
             continue
-        parts: list[Part] = [*content]
+        parts: dict[int, Part] = {}
         for number, part in enumerate(content):
             kind = _KINDS.get(type(part))
             if kind is not None and kind not in served.model.media:
                 parts[number] = TextPart(type="text", text=_UNREADABLE[kind])
                 paths.append(f"messages[{index}].content[{number}]")
-        found[index] = message.model_copy(update={"content": parts})
+        if parts:
+            all_parts = [parts.get(number, part) for number, part in enumerate(content)]
+            found[index] = message.model_copy(update={"content": all_parts})
     return found, paths
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +17,7 @@ from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ...schemas.openai.messages import are_plain
+from ...schemas.openai.messages import FilePart, are_plain
 from ..admission import admitted
 from ..chat.message import ChatEncoder, Shape, message_of
 from ..chat.prepare import ChatJob, ChatTurn, prepare, prepare_plain
@@ -128,10 +131,12 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
 
 async def _with_files(turn: ChatTurn) -> tuple[ChatTurn, Sequence[str]]:
     """Replace the files in a turn by their texts; return it and the paths of PDF files."""
-    # Few requests have files, and chat needs nothing else of Responses.
-    from ..responses.files import files_as_text
-
-    messages, pdfs = await files_as_text(turn.messages, turn.size, turn.owner)
+    contents = [message.content for message in turn.messages if type(message.content) is list]
+    if FilePart not in map(type, chain.from_iterable(contents)):
+        return turn, ()
+    # Chat needs nothing else of Responses, and the event loop cannot wait for the import.
+    files = await asyncio.to_thread(import_module, "..responses.files", __package__)
+    messages, pdfs = await files.files_as_text(turn.messages, turn.size, turn.owner)
     if pdfs:
         # The size of the request does not count their texts.
         turn = turn._replace(size=max(turn.size, offload.UNKNOWN))
