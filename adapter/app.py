@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -371,7 +372,7 @@ def _service_of(
         entries = backend
     else:
         entries = [ModelEntry(backend, options["model_names"], options["any_model"], policy)]
-    return Service(
+    service = Service(
         entries,
         options["max_body"],
         observers,
@@ -380,6 +381,13 @@ def _service_of(
         seal=Seal(options["reasoning_key"]),
         limits=store_of(AdmissionConfig.model_validate(options["admission"])),
     )
+    if service.store is not None and service.store.place.durable and sys.platform != "win32":
+        # Only a store that other processes can have needs these; Windows has no such locks.
+        from .responses.replicas import Replicas
+        from .store.members import Members
+
+        service.background.elsewhere = Replicas(Members(service.store), service.store)
+    return service
 
 
 class OpenAIAdapter(Router):

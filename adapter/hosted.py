@@ -43,6 +43,13 @@ def lacking(field: str, other: str) -> InvalidRequest:
     )
 
 
+def no_logprobs() -> InvalidRequest:
+    """Return the error for alternatives in a chat request without log-probabilities."""
+    return InvalidRequest(
+        "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.", "top_logprobs"
+    )
+
+
 def _between(number: str, low: int | None, high: int | None) -> Rule:
     """Return a rule for a range; a decimal number can also be sent as an integer."""
     kinds = (int,) if number == "integer" else (int, float)
@@ -88,6 +95,10 @@ def _stored(field: str, body: Body) -> InvalidRequest | None:
     return InvalidRequest(
         f"The '{field}' parameter is only allowed when 'store' is enabled.", field
     )
+
+
+def _with_logprobs(field: str, body: Body) -> InvalidRequest | None:
+    return None if body.get(field) is None or body.get("logprobs") else no_logprobs()
 
 
 def _named(field: str, body: Body) -> InvalidRequest | None:
@@ -167,8 +178,13 @@ CHAT_LIMITS: tuple[HostedLimit, ...] = (
                 "only with `tools`"),
     HostedLimit("function_call", _with("functions"), f"{_HARMLESS} `functions`",
                 "only with `functions`"),
+    HostedLimit("top_logprobs", _with_logprobs, "may be 0 without `logprobs`",
+                "only with `logprobs`"),
     HostedLimit("metadata", _stored, "may be empty without `store`", "only with `store`"),
 )  # fmt: skip
+RESPONSE_LIMITS: tuple[HostedLimit, ...] = (
+    HostedLimit("max_output_tokens", _between("integer", 16, None), _UNLIMITED, "at least 16"),
+)
 
 
 def refused(
@@ -196,6 +212,7 @@ def table() -> str:
         ("both", _SHARED[len(EMBEDDING_LIMITS) :]),
         ("completions", [one for one in COMPLETION_LIMITS if one not in both]),
         ("chat", [one for one in CHAT_LIMITS if one not in both]),
+        ("responses", RESPONSE_LIMITS),
     ):
         rows += [f"| {name} | `{one.field}` | {one.engine} | {one.openai} |" for one in hosted]
     return "\n".join(rows) + "\n"

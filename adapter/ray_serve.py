@@ -126,18 +126,30 @@ def _mark(replica: str) -> str:
     return hashlib.blake2b(replica.encode(), digest_size=MARK // 2).hexdigest()
 
 
-async def _running_marks() -> set[str]:
-    """Return the marks of the replicas whose processes run, also of those that end.
+class _Actors:
+    """The replicas as Ray's actors; see `replicas.Members`."""
 
-    Raises:
-        ReplicaUnavailable: Ray does not answer.
-    """
-    try:
-        names = await asyncio.to_thread(list_named_actors, all_namespaces=True)
-    except RayError as error:
-        raise ReplicaUnavailable from error
-    # An actor of a replica has the replica's id after the names of application and deployment.
-    return {_mark(one["name"].rpartition("#")[2]) for one in names}
+    def __init__(self) -> None:
+        self.mark = _mark(serve.get_replica_context().replica_id.unique_id)
+
+    async def join(self) -> None:
+        """See `Members`. Ray knows its actors."""
+
+    async def running(self) -> set[str]:
+        """Return the marks of the replicas whose processes run, also of those that end.
+
+        Raises:
+            ReplicaUnavailable: Ray does not answer.
+        """
+        try:
+            names = await asyncio.to_thread(list_named_actors, all_namespaces=True)
+        except RayError as error:
+            raise ReplicaUnavailable from error
+        # An actor of a replica has the replica's id after the names of application and deployment.
+        return {_mark(one["name"].rpartition("#")[2]) for one in names}
+
+    async def leave(self) -> None:
+        """See `Members`."""
 
 
 class Ingress:
@@ -196,9 +208,7 @@ class Ingress:
         shared = store if store is not None and store.place.durable else None
         if shared is not None:
             shared.is_shared = True
-        mark = _mark(serve.get_replica_context().replica_id.unique_id)
-        service.background.mark = mark
-        service.background.elsewhere = Replicas(mark, shared, _running_marks)
+        service.background.elsewhere = Replicas(_Actors(), shared)
 
 
 class Latimer:

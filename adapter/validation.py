@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..backends import offload
 from ..backends.base import Capabilities, Grammar, Sampling
 from ..backends.errors import Unsupported, shortened
-from ..backends.grammar.dialects import check_schema
+from ..backends.grammar.dialects import check_schema, modern
 from ..backends.grammar.gbnf import UnsupportedSchema
 from ..schemas.openai.chat import ChatRequest
 from ..schemas.openai.common import (
@@ -59,7 +59,11 @@ NESTED = frozenset(
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 # The fields that `_read` notes in the exchange.
-_OF_EXCHANGE = frozenset({"background", "safety_identifier", "store", "stream", "user"})
+_OF_EXCHANGE = frozenset(
+    {"background", "conversation", "safety_identifier", "store", "stream", "user"}
+)
+# The fields with which a response is kept in a way although it is not stored.
+_KEPT = ("background", "conversation")
 _TEXT_MESSAGE = frozenset({"role", "content"})
 
 MAX_LISTED = 20
@@ -96,7 +100,7 @@ def _read(
     by_default = request.is_stored_by_default
     if by_default or not _OF_EXCHANGE.isdisjoint(body):
         stored = body.get("store")
-        if stored or (stored is None and by_default) or body.get("background"):
+        if stored or (by_default and (stored is None or any(map(body.get, _KEPT)))):
             exchange.to_store = body
         exchange.end_user = end_user_of(body)
         if where is not None and body.get("stream"):
@@ -633,8 +637,7 @@ def _field(request: TextRequest, name: str) -> Grammar:
     value = getattr(request, name)
     if isinstance(value, str):
         return Grammar(GRAMMAR_FIELDS[name], value, name)
-    _check(value, "", name)
-    return Grammar(GRAMMAR_FIELDS[name], orjson.dumps(value).decode(), name)
+    return Grammar(GRAMMAR_FIELDS[name], _schema_text(value, "", name), name)
 
 
 def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None:
@@ -650,8 +653,8 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
             raise wrong_value(
                 f"{_FIELD}.schema", f"'{_FIELD}.json_schema' is set already. Omit one of them."
             )
-        _check(form.schema_, "", f"{_FIELD}.schema")
-        return Grammar("json_schema", orjson.dumps(form.schema_).decode(), f"{_FIELD}.schema")
+        text = _schema_text(form.schema_, "", f"{_FIELD}.schema")
+        return Grammar("json_schema", text, f"{_FIELD}.schema")
     if isinstance(form, JsonObjectFormat):
         return Grammar("json_schema", _OBJECT, _FIELD)
     named: JsonSchema | None = form.json_schema
@@ -659,8 +662,8 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
         raise missing(f"{_FIELD}.json_schema")
     if named.schema_ is None:
         return Grammar("json_schema", _OBJECT, _FIELD)
-    _check(named.schema_, f" for response_format '{shortened(named.name)}'", _FIELD)
-    return Grammar("json_schema", orjson.dumps(named.schema_).decode(), _SCHEMA)
+    name = f" for response_format '{shortened(named.name)}'"
+    return Grammar("json_schema", _schema_text(named.schema_, name, _FIELD), _SCHEMA)
 
 
 def _text_format(request: ResponseRequest) -> Grammar | None:
@@ -674,8 +677,8 @@ def _text_format(request: ResponseRequest) -> Grammar | None:
         return None
     if form.type != "json_schema":
         return Grammar("json_schema", _OBJECT, _FLAT)
-    _check(form.schema_, f" for response_format '{shortened(form.name)}'", path)
-    return Grammar("json_schema", orjson.dumps(form.schema_).decode(), path)
+    name = f" for response_format '{shortened(form.name)}'"
+    return Grammar("json_schema", _schema_text(form.schema_, name, path), path)
 
 
 def _check_known(form: Request, field: str, schema: str) -> None:
@@ -690,9 +693,16 @@ def _check_known(form: Request, field: str, schema: str) -> None:
             )
 
 
-def _check(schema: object, name: str, param: str) -> None:
+def _schema_text(schema: object, name: str, param: str) -> str:
+    """Return a schema of any dialect as JSON of the latest one.
+
+    Args:
+        name: the words of the error that name the schema.
+        param: the field to name in the error.
+    """
     try:
         check_schema(schema)
     except UnsupportedSchema as error:
         where = f"In context={error.context}, " if error.path else ""
         raise InvalidRequest(f"Invalid schema{name}: {where}{error.reason}.", param) from None
+    return orjson.dumps(modern(schema)).decode()

@@ -56,7 +56,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/responses/{name}.py"
         for name in (
             "__init__", "files", "input", "items", "output", "pdf_reader", "replicas", "response",
-            "tools",
+            "tools", "truncation",
         )
     ),
     ("adapter/endpoints/*.py",),

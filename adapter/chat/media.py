@@ -12,11 +12,11 @@ from ...backends.errors import UnreadableMedia, Unsupported
 from ...schemas import limits
 from ...schemas.openai.messages import (
     AudioPart,
-    FilePart,
     ImagePart,
     Message,
-    RefusalPart,
+    Part,
     TextPart,
+    ToolMessage,
 )
 from .. import data_urls
 from ..errors import InvalidRequest, wrong_value
@@ -32,6 +32,10 @@ LOWEST_RATE = 4_000
 # Parts processed in one turn of the event loop.
 PARTS = 500
 _NAMES = {"image": "images", "audio": "audio"}
+_UNREADABLE: Mapping[MediaKind, str] = {
+    "image": "[An image was here. This model cannot see images.]",
+    "audio": "[Audio was here. This model cannot hear it.]",
+}
 
 
 def _without(kind: MediaKind, served: ServedModel) -> str:
@@ -41,6 +45,42 @@ def _without(kind: MediaKind, served: ServedModel) -> str:
         return f"{hint}."
     # The option has this name in Latimer, llama-server and koboldcpp.
     return f"{hint}, or load the projector of the model with --mmproj FILE."
+
+
+_KINDS: Mapping[type[object], MediaKind] = {ImagePart: "image", AudioPart: "audio"}
+
+
+def readable(messages: Sequence[Message], served: ServedModel) -> tuple[list[Message], list[str]]:
+    """Replace earlier images and audio that the model does not accept by a text that says so.
+
+    An agent whose tool has returned an image sends it with every later request, and would never
+    get an answer again. Those of a new message of the user stay, and are an error (`media_of`).
+
+    Returns:
+        The messages, and the paths of the parts that were replaced.
+    """
+    found, paths = [*messages], []
+    for index, message in enumerate(messages):
+        content = message.content
+        if not isinstance(content, list) or _is_new(messages, index):
+            continue
+        parts: dict[int, Part] = {}
+        for number, part in enumerate(content):
+            kind = _KINDS.get(type(part))
+            if kind is not None and kind not in served.model.media:
+                parts[number] = TextPart(type="text", text=_UNREADABLE[kind])
+                paths.append(f"messages[{index}].content[{number}]")
+        if parts:
+            all_parts = [parts.get(number, part) for number, part in enumerate(content)]
+            found[index] = message.model_copy(update={"content": all_parts})
+    return found, paths
+
+
+def _is_new(messages: Sequence[Message], index: int) -> bool:
+    """Return True for the last message of a conversation, unless it belongs to a tool's result."""
+    if index < len(messages) - 1 or isinstance(messages[index], ToolMessage):
+        return False
+    return not index or not isinstance(messages[index - 1], ToolMessage)
 
 
 async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Media, ...]:
@@ -59,7 +99,7 @@ async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Me
             if number % PARTS == PARTS - 1:
                 # Let other tasks run.
                 await asyncio.sleep(0)
-            if isinstance(part, TextPart | RefusalPart):
+            if not isinstance(part, ImagePart | AudioPart):
                 continue
             here = f"messages[{index}].content[{number}]"
             if len(found) == limits.IMAGES.maximum:
@@ -70,8 +110,6 @@ async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Me
                     "array_above_max_length",
                 )
             engine = served.capabilities.engine
-            if isinstance(part, FilePart):
-                raise Unsupported(f"{here}.type", engine, "Send the content of the file as text.")
             kind: MediaKind = "image" if isinstance(part, ImagePart) else "audio"
             if kind not in served.model.media:
                 raise Unsupported(f"{here}.type", engine, _without(kind, served))

@@ -33,7 +33,7 @@ from . import instruct
 from .conversation import Style, plain_turns, turns_of
 from .folding import ANY, fold, strictest
 from .formats.base import FunctionSchema, GrammarRequest, TooLarge, prepared_grammar
-from .media import media_of
+from .media import media_of, readable
 from .message import Shape
 from .parsers import StrictCallParser, TextParser
 from .profile import TemplateProfile, known_profile, known_profiles
@@ -194,8 +194,11 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     model = served.model
     manner = known_profiles.known(model) or await known_profile(model)
     media: tuple[Media, ...] = ()
+    inexact: list[str] = []
     if list in map(type, map(_CONTENT, turn.messages)):
-        media = await media_of(turn.messages, served)
+        messages, inexact = readable(turn.messages, served)
+        media = await media_of(messages, served)
+        turn = turn._replace(messages=messages)
     variables: Mapping[str, Any] = {}
     dropped: Sequence[str] = ()
     if turn.variables or turn.reasoning is not AS_USUAL:
@@ -209,7 +212,8 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
             "messages",
         )
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
-    inexact = ["messages"] if prompt.changed else []
+    if prompt.changed:
+        inexact.append("messages")
     grammar, form = turn.answer, None
     preserved_tokens: tuple[str, ...] = ()
     if turn.tool_set is not None or manner.splits:

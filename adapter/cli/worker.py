@@ -127,6 +127,8 @@ class _WorkerServer(Server):
         """Serve, and let the parent know."""
         await super().startup([])
         service = self._app.service
+        # The processes with the same store are not those of this server only.
+        self._register.others = service.background.elsewhere
         service.background.elsewhere = self._register
         if service.store is not None:
             service.store.is_shared = True

@@ -28,8 +28,8 @@ _ORDER = [
 ]
 _ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "tfs_z": ""}
 _LETTERS = "edskypmxt"
-# The order that text-generation-webui and SillyTavern send by default. With
-# `temperature_last`, only top_p and typical_p are in another order.
+# The order that text-generation-webui and SillyTavern send by default, without the samplers below.
+# With `temperature_last`, only top_p and typical_p are in another order.
 _PRIORITY = [
     "repetition_penalty",
     "presence_penalty",
@@ -37,21 +37,38 @@ _PRIORITY = [
     "dry",
     "temperature",
     "dynamic_temperature",
-    "quadratic_sampling",
-    "top_n_sigma",
     "top_k",
     "top_p",
     "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "tfs",
-    "top_a",
     "min_p",
-    "mirostat",
     "xtc",
-    "encoder_repetition_penalty",
-    "no_repeat_ngram",
 ]
+# Samplers whose place has no effect: they can only be switched off, or replace the others.
+_UNPLACED = frozenset(
+    {
+        "adaptive_p", "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "mirostat",
+        "no_repeat_ngram", "quadratic_sampling", "tfs", "top_a",
+    }
+)  # fmt: skip
+# It commutes with the temperature, and the two programs place it before and after that.
+_SIGMA = "top_n_sigma"
+
+
+def _is_default(value: Any) -> bool:
+    """Return True for the samplers of text-generation-webui in its default order.
+
+    They are a list, or a text with a name on each line. Older versions have no xtc and fewer
+    penalties, and samplers that a list omits are the first.
+    """
+    names = value.split() if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return False
+    names = [name for name in names if name not in _UNPLACED]
+    if _SIGMA in names and "top_k" in names[: names.index(_SIGMA)]:
+        return False
+    placed = [name for name in names if name != _SIGMA]
+    order = [name for name in _PRIORITY if name != "xtc" or name in placed]
+    return placed == order[len(order) - len(placed) :]
 
 
 def _usual(value: Any) -> bool:
@@ -215,7 +232,7 @@ FIELDS: tuple[Field, ...] = (
     refused("min_keep", "llama.cpp", "Omit it.", 3, 0),
     refused("samplers", "llama.cpp", _SAMPLERS, ["temperature"], _usual),
     refused("sampler_order", "koboldcpp", _SAMPLERS, [0, 6], [6, 0, 1, 3, 4, 2, 5]),
-    refused("sampler_priority", _WORDS, _SAMPLERS, ["temperature"], [], _PRIORITY),
+    refused("sampler_priority", _WORDS, _SAMPLERS, ["temperature"], _is_default),
     refused("temperature_last", _WORDS, "The temperature is always the last sampler. Omit it.",
             False, True),
     ignored("backend_sampling", "llama.cpp", "it only selects the device that samples", True),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -13,7 +17,7 @@ from ...backends.base import Capabilities, Generation, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
-from ...schemas.openai.messages import are_plain
+from ...schemas.openai.messages import FilePart, are_plain
 from ..admission import admitted
 from ..chat.message import ChatEncoder, Shape, message_of
 from ..chat.prepare import ChatJob, ChatTurn, prepare, prepare_plain
@@ -23,9 +27,16 @@ from ..errors import InvalidRequest, in_chat, missing, wrong_value
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_chat, to_chat_with_ids
 from ..generation.run import Plan
-from ..generation.sinks import Answer, Result, detailed_usage_of, pass_native, respond
+from ..generation.sinks import (
+    Answer,
+    Result,
+    detailed_usage_of,
+    pass_native,
+    predicted_usage_of,
+    respond,
+)
 from ..generation.token_ids import in_model_vocabulary
-from ..hosted import CHAT_LIMITS, lacking
+from ..hosted import CHAT_LIMITS, lacking, no_logprobs
 from ..request import Exchange
 from ..service import ServedModel, Service
 from ..store.records import new_id
@@ -51,6 +62,7 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
     "web_search_options": (None, "Omit it."),
 }
 
+_CONTENT = attrgetter("content")
 # Fields that request a call, and the fields with the tools.
 _CALLS = {"tool_choice": "tools", "function_call": "functions"}
 _NO_CALL = (None, "none", "auto")
@@ -98,10 +110,13 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
             turn = turn_of(*arguments)
         else:
             turn = await offload.run(exchange.size, turn_of, *arguments)
+        files: Sequence[str] = ()
+        if not is_plain and list in map(type, map(_CONTENT, turn.messages)):
+            turn, files = await _with_files(turn)
         chat = prepare_plain(turn, served) or await prepare(turn, served)
     except LatimerError as error:
         raise in_chat(error) from None
-    inexact = (*inexact, *chat.inexact)
+    inexact = (*inexact, *chat.inexact, *files)
     has_notes = strict or not is_plain or bool(inexact or chat.dropped)
     if has_notes or not has_no_notes(exchange, request, sampling, capabilities):
         await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
@@ -112,6 +127,20 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         await pass_native(exchange, served, chat.job, bool(request.stream))
     else:
         await _answer(exchange, service, served, request, chat, include_usage)
+
+
+async def _with_files(turn: ChatTurn) -> tuple[ChatTurn, Sequence[str]]:
+    """Replace the files in a turn by their texts; return it and the paths of PDF files."""
+    contents = [message.content for message in turn.messages if type(message.content) is list]
+    if FilePart not in map(type, chain.from_iterable(contents)):
+        return turn, ()
+    # Chat needs nothing else of Responses, and the event loop cannot wait for the import.
+    files = await asyncio.to_thread(import_module, "..responses.files", __package__)
+    messages, pdfs = await files.files_as_text(turn.messages, turn.size, turn.owner)
+    if pdfs:
+        # The size of the request does not count their texts.
+        turn = turn._replace(size=max(turn.size, offload.UNKNOWN))
+    return turn._replace(messages=messages), pdfs
 
 
 def _pass_on(exchange: Exchange, request: ChatRequest, job: Generation) -> None:
@@ -184,9 +213,8 @@ def _answer(
     include_usage: bool,
 ) -> Awaitable[None]:
     job = chat.job
-    plan = Plan(
-        [job], len(job.seeds), detailed_usage_of, (chat.echo,), chat.form, in_chat, job.party
-    )
+    usage_of = predicted_usage_of if job.prediction else detailed_usage_of
+    plan = Plan([job], len(job.seeds), usage_of, (chat.echo,), chat.form, in_chat, job.party)
     id_, created_at = new_id("chatcmpl-")
     head: dict[str, Any] = {
         "id": id_,
@@ -233,11 +261,8 @@ def _whole(
 
 def _check_combinations(request: ChatRequest) -> None:
     """Reject fields that need another field, or contradict one (contract 3.1)."""
-    if request.top_logprobs is not None and not request.logprobs:
-        raise InvalidRequest(
-            "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
-            "top_logprobs",
-        )
+    if request.top_logprobs and not request.logprobs:
+        raise no_logprobs()
     if request.logprobs_token_ids and not request.logprobs:
         raise wrong_value("logprobs_token_ids", "it needs 'logprobs': true.")
     for name in sorted(request.__pydantic_fields_set__ & _CALLS.keys()):

@@ -248,6 +248,8 @@ async def store_response(
 ) -> None:
     """Store a response before its end is sent; if that fails, the response says so.
 
+    Of a response that is not to be stored, the conversation gets the items nevertheless.
+
     Raises:
         StoreUnavailable: the store is required, and the response was not stored in time.
     """
@@ -255,6 +257,7 @@ async def store_response(
     logprobs = 0 if request.top_logprobs is None else 1 + request.top_logprobs
     tokens = (reply["usage"] or {}).get("output_tokens", 0) * (TEXT + LOGPROB * logprobs)
     record = record_of(exchange, body, reply, tokens)
+    record.is_kept = bool(reply["store"])
     record.parent = request.previous_response_id
     record.chain = state.chain or reply["id"]
     if request.conversation is not None and reply["status"] in USABLE:
@@ -263,7 +266,7 @@ async def store_response(
         record.items = turn_items(reply["id"], body.get("input"), reply["output"])
         # They repeat the input and the output, which are most of the size.
         record.size *= 2
-    if await store.commit(record):
+    if (not record.is_kept and record.conversation is None) or await store.commit(record):
         return
     if store.place.required:
         raise StoreUnavailable(LATE)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Capabilities, Sampling
-from ...backends.errors import LatimerError
+from ...backends.base import Capabilities, Generation, Sampling, Text
+from ...backends.errors import ContextExceeded, LatimerError
 from ...schemas.openai.messages import Message
 from ...schemas.openai.response_items import ReasoningItem
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
@@ -22,19 +21,21 @@ from ..chat.prepare import ChatJob, ChatTurn, prepare
 from ..chat.profile import known_profile
 from ..chat.templates import Reasoning
 from ..chat.tools import ToolSet
-from ..errors import RESPONSE_NAMES, in_responses
+from ..errors import RESPONSE_NAMES, InvalidRequest, in_responses
 from ..generation.frames import in_stream
 from ..generation.logprobs import to_response
 from ..generation.run import Plan
 from ..generation.sinks import Answer, detailed_usage_of, respond
 from ..generation.token_ids import in_model_vocabulary
+from ..hosted import RESPONSE_LIMITS
 from ..request import Exchange
 from ..responses.files import UnreadPdfs, read_pdfs
-from ..responses.input import Conversation, conversation_of
+from ..responses.input import Conversation, conversation_of, placed
 from ..responses.items import new_response_id
 from ..responses.output import Shape, Thoughts
 from ..responses.response import Draft, ResponseEncoder, begun
 from ..responses.tools import Tools, tools_of
+from ..responses.truncation import droppable, fewest
 from ..service import ServedModel, Service
 from ..validation import (
     check_stream_options,
@@ -54,14 +55,14 @@ _REQUEST = TypeAdapter(ResponseRequest)
 _INPUT_TOKENS = TypeAdapter(InputTokensRequest)
 
 _Understood: TypeAlias = tuple[Sampling, Tools, Conversation]
+_Prepared: TypeAlias = tuple[_Understood, ChatJob, Sequence[str]]
 
+# The part of the context that a truncated conversation leaves for an answer without a limit.
+_ROOM = 8
 _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
     "moderation": (None, "Omit it."),
     "oai_compat": (bool, "An engine has no native response of this kind. Omit it."),
     "prompt": (None, "Send its text in 'instructions' and 'input'."),
-    "truncation": (
-        lambda value: value == "disabled", "An input is never cut. Send 'disabled', or omit it.",
-    ),
 }  # fmt: skip
 
 # Fields of OpenAI's own service, without an effect on the answer.
@@ -92,14 +93,14 @@ class _Drafted:
 
 async def create_response(exchange: Exchange, service: Service) -> None:
     """Create a response."""
-    request = await read(exchange, _REQUEST)
+    request = await read(exchange, _REQUEST, RESPONSE_LIMITS if service.hosted else ())
     draft = await _drafted(exchange, service, request, generates=True)
     await _answer(exchange, service, request, draft)
 
 
 async def count_input_tokens(exchange: Exchange, service: Service) -> None:
     """Return the number of input tokens that a response to a request would have."""
-    request = await read(exchange, _INPUT_TOKENS)
+    request = await read(exchange, _INPUT_TOKENS, RESPONSE_LIMITS if service.hosted else ())
     draft = await _drafted(exchange, service, request, generates=False)
     count = await prompt_tokens(draft.served, draft.chat.job)
     reply = {"object": "response.input_tokens", "input_tokens": count}
@@ -130,13 +131,9 @@ async def _drafted(
     refuse_unserved(request, _UNSERVED, capabilities.engine)
     stored = await is_stored(request, service.store)
     state = await state_of(exchange, service, request)
-    sampling, tools, conversation = await _understood(
-        exchange, service, request, capabilities, state
-    )
-    inexact: Sequence[str] = ()
-    if sampling.logit_bias:
-        sampling, inexact = await in_model_vocabulary(request, sampling, served)
-    chat = await _chat_of(exchange, request, served, sampling, tools, conversation, state)
+    prepared = _truncated if request.truncation == "auto" else _prepared
+    understood, chat, inexact = await prepared(exchange, service, request, served, state)
+    sampling, tools, conversation = understood
     thoughts = _thoughts(request, served)
     if thoughts == "summarised" and (await known_profile(served.model)).tags is not None:
         inexact = (*inexact, "reasoning.summary")
@@ -146,7 +143,7 @@ async def _drafted(
         sampling,
         capabilities,
         served.policy.strict,
-        map(_renamed, (*inexact, *chat.inexact, *conversation.inexact)),
+        map(_renamed, (*inexact, *conversation.own(chat.inexact), *conversation.inexact)),
         [*map(_renamed, chat.dropped)],
         [*tools.ignored, *conversation.ignored, *_inert(request)],
         [name for name in _HARMLESS if getattr(request, name) is not None],
@@ -160,6 +157,71 @@ async def _drafted(
     show = None if chat.job.logprobs is None else to_response
     shape = Shape(tools.names, thoughts, show, seal)
     return _Drafted(served, chat, tools, conversation, shape, state, stored)
+
+
+async def _prepared(
+    exchange: Exchange,
+    service: Service,
+    request: ResponseRequest,
+    served: ServedModel,
+    state: State,
+    dropped: Container[int] = (),
+) -> _Prepared:
+    """Return what a request asks for, its job, and the fields that are only approximated.
+
+    Args:
+        dropped: see `conversation_of`.
+    """
+    understood = await _understood(exchange, service, request, served.capabilities, state, dropped)
+    sampling, tools, conversation = understood
+    inexact: Sequence[str] = ()
+    if sampling.logit_bias:
+        sampling, inexact = await in_model_vocabulary(request, sampling, served)
+    chat = await _chat_of(exchange, request, served, sampling, tools, conversation, state)
+    return (sampling, tools, conversation), chat, inexact
+
+
+async def _truncated(
+    exchange: Exchange,
+    service: Service,
+    request: ResponseRequest,
+    served: ServedModel,
+    state: State,
+) -> _Prepared:
+    """Return what `_prepared` does, without as many items as needed for the rest to fit."""
+    arguments = exchange, service, request, served, state
+    context, most = served.model.context, request.most_tokens
+    units: list[list[int]] = []
+
+    async def attempt(count: int) -> _Prepared | None:
+        try:
+            prepared = await _prepared(*arguments, {at for unit in units[:count] for at in unit})
+            # A conversation that is cut must leave room for an answer.
+            room = most or (context // _ROOM if count else 1)
+            return prepared if await _fits(served, prepared[1].job, context - room) else None
+        except ContextExceeded:
+            return None
+        except InvalidRequest as error:
+            if error.code == "context_length_exceeded":
+                return None
+            raise
+
+    found = await attempt(0)
+    if found is None:
+        items = [*placed(request, state.before, state.resolve)]
+        units = droppable(items)
+        found = await fewest(len(units), attempt)
+    # What does not fit without all that may be dropped is the usual error.
+    return found or await _prepared(*arguments)
+
+
+async def _fits(served: ServedModel, job: Generation, most: int) -> bool:
+    """Return True if the prompt of a job has at most some tokens."""
+    content = job.prompt.content
+    if isinstance(content, Text) and not job.prompt.media and len(content.text.encode()) < most:
+        # A token has at least one byte; the one more is a BOS.
+        return True
+    return await prompt_tokens(served, job) < most
 
 
 async def _chat_of(
@@ -196,6 +258,7 @@ async def _understood(
     request: ResponseRequest,
     capabilities: Capabilities,
     state: State,
+    dropped: Container[int],
 ) -> _Understood:
     """Return what a request asks for; its PDF files are read first."""
     if not isinstance(request.input, str) and ReasoningItem in map(type, request.input):
@@ -205,12 +268,12 @@ async def _understood(
     arguments = request, capabilities, state, unseal
     try:
         if size <= offload.SMALL:
-            return _read(*arguments)
-        return await offload.run(size, _read, *arguments)
+            return _read(*arguments, {}, dropped)
+        return await offload.run(size, _read, *arguments, {}, dropped)
     except UnreadPdfs as unread:
         pdfs = unread.pdfs
     texts = await read_pdfs(pdfs, exchange.owner)
-    return await offload.run(max(size, offload.UNKNOWN), _read, *arguments, texts)
+    return await offload.run(max(size, offload.UNKNOWN), _read, *arguments, texts, dropped)
 
 
 def turn_of_response(
@@ -256,9 +319,10 @@ def _read(
     capabilities: Capabilities,
     state: State,
     unseal: Callable[[str], str | None],
-    pdf_texts: Mapping[str, str] = MappingProxyType({}),
+    pdf_texts: Mapping[str, str],
+    dropped: Container[int],
 ) -> _Understood:
-    conversation = conversation_of(request, state.before, state.resolve, unseal, pdf_texts)
+    conversation = conversation_of(request, state.before, state.resolve, unseal, pdf_texts, dropped)
     try:
         sampling = sampling_of(request, capabilities)
     except LatimerError as error:
@@ -335,6 +399,6 @@ def _work(
     # The items have the log-probabilities, each of its own tokens.
     show = None if shape.show is None else list
     store = None
-    if drafted.stored and service.store is not None:
+    if (drafted.stored or conversation is not None) and service.store is not None:
         store = partial(store_response, store=service.store, request=request, state=drafted.state)
     return Work(served, plan, draft, show, store)

@@ -386,11 +386,15 @@ async def delete_response(exchange: Exchange, service: Service, name: str) -> No
     """Delete a stored response."""
     store = service.store
     job = service.background.find(exchange.key, name)
+    found = False
     if exchange.grant is not None or service.background.elsewhere is not None:
-        _check_here(job, await found_response(exchange, service, name))
+        await found_response(exchange, service, name)
+        # It is deleted where it runs.
+        found = job is None and await _stop(exchange, service, name, delete=True)
     if job is not None:
         await job.cancel(delete=True)
-    found = store is not None and await store.delete(exchange.key, RESPONSE, name)
+    if store is not None:
+        found = await store.delete(exchange.key, RESPONSE, name) or found
     if job is not None:
         service.background.forget(name)
     elif not found:
@@ -410,7 +414,9 @@ async def cancel_response(exchange: Exchange, service: Service, name: str) -> No
     stored = await found_response(exchange, service, name)
     if not stored.reply["background"]:
         raise InvalidRequest("Cannot cancel a synchronous response.")
-    _check_here(job, stored)
+    if job is None and stored.reply["status"] in RUNNING:
+        await _stop(exchange, service, name, delete=False)
+        stored = await found_response(exchange, service, name)
     await send(exchange, as_json, stored.reply)
 
 
@@ -458,6 +464,21 @@ async def found_response(
     if found is None and await elsewhere.may_have(exchange.key, name):
         raise ReplicaUnavailable
     raise not_found("Response", name, elsewhere.loss)
+
+
+async def _stop(exchange: Exchange, service: Service, name: str, delete: bool) -> bool:
+    """End a response that another process runs; return False if none does.
+
+    Raises:
+        ReplicaUnavailable: the process does not end it in time.
+    """
+    elsewhere = service.background.elsewhere
+    found = None if elsewhere is None else await elsewhere.find(exchange.key, name)
+    if elsewhere is None or found is None or found.reply["status"] not in RUNNING:
+        return False
+    if not await elsewhere.stop(exchange.key, name, delete):
+        raise ReplicaUnavailable
+    return True
 
 
 def _check_here(job: Job | None, stored: Stored) -> None:

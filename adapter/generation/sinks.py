@@ -463,23 +463,28 @@ def usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
 
 
 def detailed_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
-    """Return the token counts with the details of chat responses (contract 3.3)."""
+    """Return the token counts with the details of chat responses (contract 3.3).
+
+    Tokens that the engine drafts by itself are no predictions of the client.
+    """
     usage = usage_of(finishes, choices_per_prompt)
-    cached = sum(map(_CACHED, finishes[::choices_per_prompt]))
-    accepted, rejected = sum(map(_ACCEPTED, finishes)), sum(map(_REJECTED, finishes))
     usage["prompt_tokens_details"] = {
-        "cached_tokens": cached,
+        "cached_tokens": sum(map(_CACHED, finishes[::choices_per_prompt])),
         "cache_write_tokens": 0,
         "audio_tokens": 0,
     }
-    details = _NO_DETAILS
-    if accepted or rejected:
-        details = {
-            **_NO_DETAILS,
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
-        }
-    usage["completion_tokens_details"] = details
+    usage["completion_tokens_details"] = _NO_DETAILS
+    return usage
+
+
+def predicted_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> Usage:
+    """Return the detailed token counts of a request that predicts its answer."""
+    usage = detailed_usage_of(finishes, choices_per_prompt)
+    usage["completion_tokens_details"] = {
+        **_NO_DETAILS,
+        "accepted_prediction_tokens": sum(map(_ACCEPTED, finishes)),
+        "rejected_prediction_tokens": sum(map(_REJECTED, finishes)),
+    }
     return usage
 
 

@@ -205,6 +205,11 @@ class Elsewhere(Protocol):
 
     loss: str
 
+    @property
+    def mark(self) -> str:
+        """The digits of this process in the ids of responses, or empty."""
+        ...
+
     async def add(self, job: Job) -> None:
         """Let the other processes find a response that has begun here."""
         ...
@@ -225,6 +230,17 @@ class Elsewhere(Protocol):
         """Return True if a response that is not found may be in another process that runs."""
         ...
 
+    async def stop(self, owner: str, name: str, delete: bool) -> bool:
+        """Let the process that runs a response end it, and wait for that.
+
+        Args:
+            delete: True to store nothing of it.
+
+        Returns:
+            False if the response still runs.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Wait until the notes are made."""
         ...
@@ -235,17 +251,20 @@ class Background:
 
     Attributes:
         elsewhere: what other processes of the server have; None if there are none.
-        mark: the digits of this process in the ids of responses, or empty.
     """
 
     elsewhere: Elsewhere | None = None
-    mark = ""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
         # The ids of responses that have ended, from the oldest.
         self._ended: dict[str, asyncio.TimerHandle] = {}
         self._size = 0
+
+    @property
+    def mark(self) -> str:
+        """The digits of this process in the ids of responses, or empty."""
+        return "" if self.elsewhere is None else self.elsewhere.mark
 
     def start(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
         """Run a response in the background."""
@@ -288,11 +307,16 @@ class Background:
             await self.elsewhere.aclose()
 
     def keep(self, job: Job) -> None:
-        """Keep a response that has ended for a while."""
+        """Keep a response that has ended for a while, unless its client deleted it."""
         self._jobs[job.id] = job
         job.log.end()
         if self.elsewhere is not None:
             self.elsewhere.end(job)
+        if job.is_deleted:
+            del self._jobs[job.id]
+            if self.elsewhere is not None:
+                self.elsewhere.remove(job.id)
+            return
         loop = asyncio.get_running_loop()
         self._ended[job.id] = loop.call_later(KEPT, self.forget, job.id)
         self._size += job.size

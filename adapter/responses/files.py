@@ -18,7 +18,9 @@ from ...backends import offload, sandbox
 from ...backends.offload import Memo
 from ...schemas import limits
 from ...schemas.limits import PDF_MEMORY, PDF_PAGES, PDF_SECONDS, PDF_TEXT
+from ...schemas.openai.messages import File, FilePart, Message, TextPart
 from ...schemas.openai.response_items import InputFilePart, InputMessage
+from ...schemas.openai.responses import CONTEXTS
 from .. import data_urls
 from ..errors import InvalidRequest, missing, unsupported, wrong_value
 from .items import Output, Placed
@@ -51,7 +53,7 @@ class UnreadPdfs(Exception):
 
 
 def check_pdfs(items: Iterable[Placed], texts: Mapping[str, str]) -> list[str]:
-    """Return the paths of the PDF files in items; for stored items, the field that names them.
+    """Return the paths of the PDF files in items; see `own_path`.
 
     Args:
         texts: the text of each PDF file, by its data as the client sent it.
@@ -61,16 +63,26 @@ def check_pdfs(items: Iterable[Placed], texts: Mapping[str, str]) -> list[str]:
         InvalidRequest: the texts are too long together.
     """
     found = [pdf for item in items for pdf in _pdfs_of(item)]
-    unread = [pdf for pdf in found if pdf.data not in texts]
+    check_texts(found, texts)
+    return [own_path(pdf.path) for pdf in found]
+
+
+def check_texts(pdfs: Sequence[Pdf], texts: Mapping[str, str]) -> None:
+    """Check the texts of PDF files; see `check_pdfs`."""
+    unread = [pdf for pdf in pdfs if pdf.data not in texts]
     if unread:
         raise UnreadPdfs(unread)
     size = 0
-    for pdf in found:
+    for pdf in pdfs:
         size += len(texts[pdf.data])
         if size > limits.PDF_TEXT.maximum:
             raise too_long(pdf.path)
-    paths = [pdf.path for pdf in found]
-    return [path if path.startswith("input") else path.partition("[")[0] for path in paths]
+
+
+def own_path(path: str) -> str:
+    """Return a path in the request; for a stored item, the field that names it."""
+    field = path.partition("[")[0]
+    return field if field in CONTEXTS else path
 
 
 def too_long(path: str) -> InvalidRequest:
@@ -83,18 +95,18 @@ def too_long(path: str) -> InvalidRequest:
     )
 
 
-def file_text(part: InputFilePart, path: str, texts: Mapping[str, str]) -> str:
+def file_text(part: InputFilePart | File, path: str, texts: Mapping[str, str]) -> str:
     """Return the text of a file, with its name in front.
 
     Args:
-        path: the path of the part in the request.
+        path: the path in the request of the object with the data.
         texts: the text of each PDF file, by its data as the client sent it.
 
     Raises:
         InvalidRequest: the part has no data, or that of a file that is not read.
     """
     for name in ("file_id", "file_url"):
-        if getattr(part, name) is not None:
+        if getattr(part, name, None) is not None:
             raise unsupported(f"{path}.{name}", AS_TEXT)
     if part.file_data is None:
         raise missing(f"{path}.file_data")
@@ -131,14 +143,18 @@ def _pdfs_of(placed: Placed) -> Iterator[Pdf]:
     elif isinstance(item, Output):
         content, path = item.output, f"{path}.output"
     for index, part in enumerate(() if isinstance(content, str) else content):
+        pdf = pdf_of(part, f"{path}[{index}]") if isinstance(part, InputFilePart) else None
+        if pdf is not None:
+            yield pdf
+
+
+def pdf_of(part: InputFilePart | File, path: str) -> Pdf | None:
+    """Return the PDF file of a part, or None if it has another file or none; see `file_text`."""
+    data = part.file_data
+    if data is None or part.file_id is not None or getattr(part, "file_url", None) is not None:
         # A part with an id or a URL as well is an error (`file_text`).
-        if (
-            isinstance(part, InputFilePart)
-            and part.file_data is not None
-            and part.file_id is part.file_url is None
-            and _is_pdf(part.file_data)
-        ):
-            yield Pdf(f"{path}[{index}].file_data", part.file_data)
+        return None
+    return Pdf(f"{path}.file_data", data) if _is_pdf(data) else None
 
 
 def _is_pdf(data: str) -> bool:
@@ -206,6 +222,60 @@ async def read_pdfs(
             message = f"This server cannot start a reader of PDF files. {AS_TEXT}"
             raise unsupported(pdf.path, message) from None
     return texts
+
+
+async def files_as_text(
+    messages: Sequence[Message], size: int, owner: str
+) -> tuple[Sequence[Message], list[str]]:
+    """Replace the files in chat messages by their texts.
+
+    Args:
+        size: the size of the request in bytes.
+        owner: see `read_pdfs`.
+
+    Returns:
+        The messages, and the paths of the PDF files.
+
+    Raises:
+        InvalidRequest: a file cannot be read, or is not in the request.
+    """
+    files = _files_of(messages)
+    pdfs = [pdf for path, file in files.items() if (pdf := pdf_of(file, path)) is not None]
+    texts = await read_pdfs(pdfs, owner)
+    check_texts(pdfs, texts)
+    if files:
+        messages = await offload.run(size, _with_texts, messages, texts)
+    return messages, [pdf.path for pdf in pdfs]
+
+
+def _files_of(messages: Sequence[Message]) -> dict[str, File]:
+    """Return the files in chat messages by their paths in the request."""
+    return {
+        f"messages[{index}].content[{number}].file": part.file
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for number, part in enumerate(message.content)
+        if isinstance(part, FilePart)
+    }
+
+
+def _with_texts(messages: Sequence[Message], texts: Mapping[str, str]) -> Sequence[Message]:
+    found = []
+    for index, message in enumerate(messages):
+        content = message.content
+        if isinstance(content, list):
+            parts = [
+                TextPart(
+                    type="text",
+                    text=file_text(part.file, f"messages[{index}].content[{number}].file", texts),
+                )
+                if isinstance(part, FilePart)
+                else part
+                for number, part in enumerate(content)
+            ]
+            message = message.model_copy(update={"content": parts})
+        found.append(message)
+    return found
 
 
 def _read(data: bytes, seconds: float, spent: list[float]) -> str:

@@ -6,7 +6,7 @@ templates. The outputs of calls follow the message with the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -51,12 +51,14 @@ from ...schemas.openai.responses import ResponseRequest
 from .. import data_urls
 from ..chat.tools import check_count
 from ..errors import InvalidRequest, missing, unsupported, wrong_value
-from .files import check_pdfs, file_text
+from .files import check_pdfs, file_text, own_path
 from .items import Answer, Call, Output, Placed, answers_of, is_cut
 from .tools import flat_name
 
 # The item with an id, or None if it is unknown.
 Resolve: TypeAlias = Callable[[str], Item | None]
+# Between texts that are joined.
+_BETWEEN = "\n\n"
 # The reasoning in an `encrypted_content`, or None if it cannot be opened.
 Unseal: TypeAlias = Callable[[str], str | None]
 
@@ -77,6 +79,10 @@ class Conversation:
     inexact: list[str]
     names: Mapping[str, str] = field(default_factory=dict)
 
+    def own(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths in the request for paths in `messages`; see `files.own_path`."""
+        return [own_path(self.names.get(path, path)) for path in paths]
+
 
 def conversation_of(
     request: ResponseRequest,
@@ -84,6 +90,7 @@ def conversation_of(
     resolve: Resolve = lambda _id: None,
     unseal: Unseal = lambda _blob: None,
     pdf_texts: Mapping[str, str] = MappingProxyType({}),
+    dropped: Container[int] = (),
 ) -> Conversation:
     """Return the conversation of a request.
 
@@ -93,6 +100,7 @@ def conversation_of(
         resolve: returns stored items.
         unseal: opens reasoning that this server has encrypted.
         pdf_texts: the text of each PDF file, by its data as the client sent it.
+        dropped: the places of items to omit; see `truncation`.
 
     Raises:
         UnreadPdfs: the texts of PDF files are missing.
@@ -106,7 +114,8 @@ def conversation_of(
             None,
             "missing_required_parameter",
         )
-    items = [*_placed(request, before, resolve)]
+    every = [*placed(request, before, resolve)]
+    items = [one for index, one in enumerate(every) if index not in dropped]
     check_count((content_of(item) for item, _ in items), "input")
     answers = answers_of(items)
     inexact = check_pdfs(items, pdf_texts)
@@ -148,7 +157,7 @@ def _add(history: History, item: Item, path: str, answers: Sequence[Answer]) -> 
         history.end()
 
 
-def _placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) -> Iterator[Placed]:
+def placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) -> Iterator[Placed]:
     """Yield the items of the conversation, with references replaced by stored items."""
     # The request does not contain these items, so errors name the field that does.
     context = "previous_response_id" if request.conversation is None else "conversation"
@@ -182,15 +191,20 @@ def content_of(item: Item) -> object:
 
 
 def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | None:
-    """Return the reasoning of an item, which may be sealed, or stored under the item's id."""
+    """Return the reasoning of an item, which may be sealed, or stored under the item's id.
+
+    A summary alone is the last resort: that of this server is the reasoning itself, and some
+    clients keep nothing else of a stream.
+    """
     if item.text:
         return item.text
     thought = None if item.encrypted_content is None else unseal(item.encrypted_content)
     stored = resolve(item.id) if thought is None and isinstance(item.id, str) else None
-    return stored.text or None if isinstance(stored, ReasoningItem) else thought
-
-
-_BETWEEN = "\n\n"
+    if isinstance(stored, ReasoningItem) and stored.text:
+        return stored.text
+    if item.encrypted_content is not None:
+        return thought
+    return _BETWEEN.join([part.text for part in item.summary or ()]) or None
 
 
 class History:

@@ -17,7 +17,7 @@ import orjson
 
 from ..store.records import Record, Stored, time_of
 from ..store.store import Store
-from .background import Background, Job
+from .background import Background, Elsewhere, Job
 
 # The last part of the name of a file that is not complete.
 _DRAFT = ".draft"
@@ -34,16 +34,27 @@ class Register:
     Args:
         folder: the folder that the workers share.
         number: the number of this worker.
+
+    Attributes:
+        others: what all servers with the same store have; None if nothing is shared.
     """
 
     loss = ""
+    others: Elsewhere | None = None
 
     def __init__(self, folder: Path, number: int) -> None:
         self._folder = folder
         self._number = number
 
+    @property
+    def mark(self) -> str:
+        """See `Elsewhere`."""
+        return "" if self.others is None else self.others.mark
+
     async def add(self, job: Job) -> None:
         """See `Elsewhere`."""
+        if self.others is not None:
+            await self.others.add(job)
         facts = {
             "worker": self._number,
             "owner": job.owner,
@@ -56,6 +67,8 @@ class Register:
     def end(self, job: Job) -> None:
         """See `Elsewhere`."""
         self._write(job.id, {"worker": self._number})
+        if self.others is not None:
+            self.others.end(job)
 
     def remove(self, name: str) -> None:
         """See `Elsewhere`."""
@@ -64,16 +77,24 @@ class Register:
     async def find(self, owner: str, name: str) -> Stored | None:
         """See `Elsewhere`."""
         facts = self._read(name)
-        if facts is None or facts["worker"] == self._number or facts.get("owner") != owner:
+        if facts is None:
+            return None if self.others is None else await self.others.find(owner, name)
+        if facts["worker"] == self._number or facts.get("owner") != owner:
             return None
         return running_elsewhere(facts)
 
     async def may_have(self, owner: str, name: str) -> bool:
         """See `Elsewhere`. The relay asks the worker that has a response."""
-        return False
+        return self.others is not None and await self.others.may_have(owner, name)
+
+    async def stop(self, owner: str, name: str, delete: bool) -> bool:
+        """See `Elsewhere`."""
+        return self.others is None or await self.others.stop(owner, name, delete)
 
     async def aclose(self) -> None:
         """See `Elsewhere`."""
+        if self.others is not None:
+            await self.others.aclose()
 
     def worker_of(self, name: str) -> int | None:
         """Return the number of the worker that has a response, or None."""
@@ -89,6 +110,9 @@ class Register:
             if "begun" not in facts:
                 self.remove(name)
                 continue
+            if self.others is not None:
+                # It stores the failure itself if its process is known to have ended.
+                await self.others.find(facts["owner"], name)
             failed = failed_with_process(facts)
             if store is not None and failed["store"]:
                 await store_failed(store, facts, failed)

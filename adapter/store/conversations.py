@@ -44,6 +44,8 @@ def write(
 ) -> list[Record]:
     """Insert records, and append their items; return those that are larger than the whole store.
 
+    Of a record that is not kept, only the items are stored.
+
     Args:
         most: the bytes that the store may have; the oldest objects are deleted for it.
 
@@ -62,10 +64,11 @@ def write(
     for record in records:
         if record.parent is not None and record.chain is not None:
             use(connection, record.created_at, chain=record.chain)
-    size = insert(connection, files, records)
+    kept = [record for record in records if record.is_kept]
+    size = insert(connection, files, kept)
     if locked:
         size += append_all(connection, files, records, locked)
-    count(connection, len(records), size)
+    count(connection, len(kept), size)
     retention.make_room(connection, files, most)
     if any(record.is_withdrawn for record in records):
         raise Withdrawn

@@ -268,6 +268,14 @@ class Database:
         self._writer.shutdown(wait=False)
         self._readers.shutdown(wait=False)
 
+    def connect(self) -> Connection:
+        """Return a connection of the caller's own, which commits each statement; in a thread.
+
+        Raises:
+            StoreUnavailable: the database is closed.
+        """
+        return self._ready().connect().execution_options(isolation_level="AUTOCOMMIT")
+
     async def vacuum(self) -> None:
         """Give the space of deleted rows back.
 
@@ -403,7 +411,8 @@ def _engine(place: StoreConfig, reads_only: bool = False) -> Engine:
     common: dict[str, Any] = {
         # A statement's parameters are texts of users, and errors go to the log.
         "hide_parameters": True,
-        "pool_size": READERS + 2,
+        # One for the writer, one for a checkpoint, and one of the caller's own (`connect`).
+        "pool_size": READERS + 3,
         "max_overflow": 0,
         "pool_logging_name": "latimer",
     }

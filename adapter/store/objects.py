@@ -98,6 +98,12 @@ def find(connection: Connection, key: Key, files: Files | None = None) -> Stored
     return stored_of(row, files.whole(connection, request_of(row), row.media))
 
 
+def known(connection: Connection, kind: str, ids: Sequence[str]) -> list[str]:
+    """Return the ids, of at most `MANY`, that objects of a kind have, of any owner."""
+    wanted = select(objects.c.id).where(objects.c.kind == kind, objects.c.id.in_(ids))
+    return [*connection.scalars(wanted)]
+
+
 def lock(connection: Connection, key: Key) -> Row[Any] | None:
     """Return the row of an object without its messages, or None; no one else can change it."""
     return connection.execute(_of(key).with_for_update()).one_or_none()

@@ -46,6 +46,7 @@ class Record:
         conversation: the id of the conversation that the object belongs to, or None.
         items: the items, each with an id, to append to this conversation in the same transaction;
             those whose ids it has are not appended again. Their size is a part of `size`.
+        is_kept: False to append the items only, and store no object.
         is_withdrawn: True if the object must not stay in the store, because its response says so.
         is_tried: True if the database may have got the object.
         is_rejected: True if the database can never take the object.
@@ -70,6 +71,7 @@ class Record:
     chain: str | None = None
     conversation: str | None = None
     items: Sequence[Mapping[str, Any]] = ()
+    is_kept: bool = True
     is_withdrawn: bool = field(default=False, init=False)
     is_tried: bool = field(default=False, init=False)
     is_rejected: bool = field(default=False, init=False)

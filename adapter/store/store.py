@@ -112,19 +112,25 @@ class Store:
             async with asyncio.timeout(COMMIT_SECONDS):
                 await self._writer.flush()
 
-    async def commit(self, record: Record) -> bool:
+    async def commit(self, record: Record, seconds: float | None = None) -> bool:
         """Write an object before its response ends; return False if it is not stored in time.
 
         An object that is not stored in time is never stored. A store in memory that is not open yet
         only queues it: it ends with this process anyway, and a request that reads waits for the
         queue.
+
+        Args:
+            seconds: the time that it has; by default little, but items of a conversation have as
+                long as those that a client appends itself.
         """
         if self._database is None and self._opens_later:
             return self.keep(record)
         if not self._writer.add(record):
             return False
         try:
-            async with asyncio.timeout(COMMIT_SECONDS):
+            if seconds is None:
+                seconds = COMMIT_SECONDS if record.conversation is None else ANSWER_SECONDS
+            async with asyncio.timeout(seconds):
                 await self._writer.flush()
         except (TimeoutError, StoreUnavailable):
             record.is_withdrawn = True
@@ -175,6 +181,10 @@ class Store:
             None,
             id,
         )
+
+    async def known(self, kind: str, ids: Sequence[str]) -> list[str]:
+        """Return the ids, of at most some hundred, that objects of a kind have; see `get`."""
+        return await self._ask(lambda database: database.read(objects.known, kind, ids), [])
 
     async def page(
         self, owner: str, kind: str, query: Query, show: Callable[[Stored], T]

@@ -249,22 +249,56 @@ def _deepest(error: jsonschema_rs.ValidationError) -> tuple[Path, str]:
 
 
 def modern(schema: Any) -> Any:
-    """Return a schema in which exclusive bounds are numbers, as since draft 6.
+    """Return a schema of any dialect as one of the latest.
 
-    Many tools still have the flags of draft 4, with or without naming it.
+    Exclusive bounds become numbers, as since draft 6, and a list of `items` becomes `prefixItems`,
+    as since 2020-12. References by the schema's own `id` become pointers. Many clients write older
+    schemas without naming their dialect, or name one that was never published.
     """
+    found = _modern(schema)
+    if not isinstance(found, dict):
+        return found
+    found.pop("$schema", None)
+    base = found.get("$id", found.get("id"))
+    if isinstance(base, str):
+        _localize(found, base.partition("#")[0])
+    return found
+
+
+def _modern(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [modern(one) for one in schema]
+        return [_modern(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     found = {}
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
-            found[key] = {name: modern(inner) for name, inner in value.items()}
+            found[key] = {name: _modern(inner) for name, inner in value.items()}
         else:
-            found[key] = value if key in VALUES else modern(value)
+            found[key] = value if key in VALUES else _modern(value)
     for exclusive, bound in _BOUNDS.items():
         is_flag = isinstance(found.get(exclusive), bool)
         if is_flag and found.pop(exclusive) and bound in found:
             found[exclusive] = found.pop(bound)
+    if "prefixItems" not in found:
+        # It only has an effect next to a list of `items`.
+        rest = found.pop("additionalItems", None)
+        if isinstance(found.get("items"), list):
+            found["prefixItems"] = found.pop("items")
+            if rest is not None:
+                found["items"] = rest
     return found
+
+
+def _localize(schema: Any, base: str) -> None:
+    """Shorten the references into the schema at `base` to their fragments, in place."""
+    if isinstance(schema, list):
+        for one in schema:
+            _localize(one, base)
+    elif isinstance(schema, dict):
+        target = schema.get("$ref")
+        if base and isinstance(target, str) and (target == base or target.startswith(f"{base}#")):
+            schema["$ref"] = target.removeprefix(base) or "#"
+        for key, value in schema.items():
+            if key not in VALUES:
+                _localize(value, base)

@@ -334,8 +334,6 @@ class _Converter:
     def _array(self, schema: Schema, path: Path) -> str:
         items = schema.get("items", True)
         first = schema.get("prefixItems", [])
-        if isinstance(items, list):
-            first, items = items, schema.get("additionalItems", True)
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if max(least, most or 0) > MOST_TIMES:
             raise UnsupportedSchema(f"at most {MOST_TIMES} items are enforced", path)

@@ -14,6 +14,7 @@ from .common import (
     FinishReason,
     JsonObject,
     LogitBias,
+    MaxTokens,
     Metadata,
     Penalty,
     ReplyHead,
@@ -25,7 +26,6 @@ from .common import (
     TokenIds,
     Usage,
     invalid,
-    read_limit,
     unexpected,
 )
 from .messages import Content, Function, Message, ResponseFormat, Tool
@@ -168,7 +168,6 @@ class InstructAdapter(Request):
 
 
 # None means no limit.
-MaxTokens = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(read_limit)]
 
 
 class ChatRequest(EngineExtras):

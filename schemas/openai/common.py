@@ -242,6 +242,9 @@ def read_limit(value: object) -> object:
     return None if type(value) is int and -2 <= value <= -1 else value
 
 
+MaxTokens = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(read_limit)]
+
+
 def _check_logit_bias(value: object) -> object:
     if value == "":
         # Clients of other servers send an empty string for no biases.

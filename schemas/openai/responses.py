@@ -13,6 +13,7 @@ from .common import (
     EngineExtras,
     JsonObject,
     LogitBias,
+    MaxTokens,
     Metadata,
     Request,
     Seed,
@@ -173,7 +174,7 @@ class ResponseRequest(EngineExtras):
     include: list[Include] | None = None
     instructions: str | None = None
     logit_bias: LogitBias = None
-    max_output_tokens: Annotated[int, Field(ge=16)] | None = None
+    max_output_tokens: MaxTokens = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     metadata: Metadata | None = None
     moderation: JsonObject | None = None

@@ -6,13 +6,18 @@ import asyncio
 from typing import Any
 
 import httpx2
+from latimer.adapter.generation.sinks import detailed_usage_of, predicted_usage_of
+from latimer.backends.base import Finish
+from latimer.backends.llama_cpp import LlamaCpp
 from latimer.schemas.openai.chat import ChatChunk, ChatCompletion
 from pydantic import TypeAdapter
+from support.clients import adapting
 from support.replies import chunks_in
 
 REPLY = TypeAdapter(ChatCompletion)
 CHUNK = TypeAdapter(ChatChunk)
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PREDICTED = ("accepted_prediction_tokens", "rejected_prediction_tokens")
 ANSWER = "The capital of France is Paris."
 
 
@@ -163,3 +168,30 @@ async def test_empty_system_messages_and_names(client: httpx2.AsyncClient) -> No
     system = {"role": "system", "content": "", "name": "boss"}
     reply = await chat(client, messages=[system, *FRANCE])
     assert reply["choices"][0]["message"]["content"] == ANSWER
+
+
+async def test_only_a_request_with_a_prediction_reports_one() -> None:
+    """Tokens that an engine drafts by itself are no predictions of the client."""
+    text = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."
+    asked = {"role": "user", "content": "Count to 12."}
+    messages = [asked, {"role": "assistant", "content": text}, asked]
+    async with adapting(LlamaCpp()) as client:
+        for prediction in (None, {"type": "content", "content": text}):
+            body = {"messages": messages, "prediction": prediction}
+            reply = await chat(client, **body)
+            last = (await chunks_of(client, **body, stream_options={"include_usage": True}))[-1]
+            for usage in (reply["usage"], last["usage"]):
+                details = usage["completion_tokens_details"]
+                found = details["accepted_prediction_tokens"]
+                assert found > 0 if prediction else found == 0
+                assert prediction or details["rejected_prediction_tokens"] == 0
+
+
+def test_drafts_are_counted_as_predictions_if_there_is_one() -> None:
+    """The counts of all choices are added for a prediction, and are zero without one."""
+    finishes = [Finish(0, "end", None, 3, 5, accepted_tokens=2, rejected_tokens=1)] * 2
+    counts = [
+        [usage_of(finishes, 2)["completion_tokens_details"][name] for name in PREDICTED]
+        for usage_of in (detailed_usage_of, predicted_usage_of)
+    ]
+    assert counts == [[0, 0], [4, 2]]

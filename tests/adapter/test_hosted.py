@@ -67,6 +67,7 @@ BEYOND: list[tuple[str, dict[str, Any], str, str]] = [
     (H, {"tool_choice": "auto", "tools": []}, COUNTED, "Invalid value for 'tool_choice': 'tool_ch"),
     (H, {"parallel_tool_calls": False}, COUNTED, "Invalid value for 'parallel_tool_calls': 'para"),
     (H, {"function_call": "none"}, COUNTED, "Invalid value for 'function_call': 'function_call'"),
+    (H, {"top_logprobs": 0, "logprobs": False}, COUNTED, "The 'top_logprobs' parameter is only al"),
     (H, {"metadata": {}}, COUNTED, "The 'metadata' parameter is only allowed when 'store' is en"),
 ]  # fmt: skip
 # Requests beyond every engine, with the bound that each mode names.
@@ -277,6 +278,33 @@ def test_the_setting_comes_from_flag_variable_and_file(
         Settings.load(None)
     with pytest.raises(ValueError, match="limits must be one of engine, openai, not 'none'"):
         OpenAIAdapter(LlamaCpp(), limits="none")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+@pytest.mark.parametrize(("most", "text"), [(1, "1"), (6, "1, 2, 3,"), (-1, COUNTED)])
+async def test_a_response_may_be_shorter_than_openais(
+    engine: str, most: int, text: str, apps: Any, client_of: Any
+) -> None:
+    """By default `max_output_tokens` may be any limit of the engine, and -1 means no limit."""
+    body = {"model": "demo", "input": COUNT, "temperature": 0, "max_output_tokens": most}
+    async with client_of(apps(engine)) as client:
+        made = (await client.post("/v1/responses", json=body)).json()
+    assert made["output"][0]["content"][0]["text"] == text
+    assert made["max_output_tokens"] == (most if most > 0 else None)
+    assert made["status"] == ("incomplete" if most > 0 else "completed")
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+async def test_openais_limit_of_a_response(hosted: httpx2.AsyncClient, path: str) -> None:
+    """With OpenAI's limits, a response has at least 16 tokens."""
+    for most, status in ((15, 400), (-1, 400), (16, 200)):
+        body = {"model": "demo", "input": COUNT, "max_output_tokens": most}
+        reply = await hosted.post(path, json=body)
+        assert reply.status_code == status, reply.text
+        if status == 400:
+            error = reply.json()["error"]
+            assert f"Expected a value >= 16, but got {most} instead." in error["message"]
+            assert error["param"] == "max_output_tokens"
 
 
 def test_the_documentation_has_the_table_of_the_code() -> None:

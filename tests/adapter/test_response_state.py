@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -120,14 +121,46 @@ async def test_a_response_in_a_conversation_is_continued_there(client: httpx2.As
     assert f"belongs to the conversation '{name}'" in message
 
 
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_conversation_gets_items_of_a_response_that_is_not_stored(
+    client: httpx2.AsyncClient, background: bool
+) -> None:
+    """With `store: false` the response is not retrieved later, and its items are appended."""
+    name = (await client.post("/v1/conversations", json={})).json()["id"]
+    more = {"conversation": name, "store": False, "background": background}
+    made = await created(client, "My name is Bob.", **more)
+    assert made["store"] is False
+    path = f"/v1/conversations/{name}/items?order=asc"
+    async with asyncio.timeout(10):
+        while len(items := (await client.get(path)).json()["data"]) < 2:
+            assert background
+    assert [item["role"] for item in items] == ["user", "assistant"]
+    assert items[0]["content"] == [{"type": "input_text", "text": "My name is Bob."}]
+    if not background:
+        assert (await client.get(f"{R}/{made['id']}")).status_code == 404
+    again = await created(client, "x", conversation=name)
+    alone = await created(client, "x")
+    assert again["usage"]["input_tokens"] > alone["usage"]["input_tokens"] + 8
+
+
+async def test_a_conversation_is_not_in_the_way_of_chat(client: httpx2.AsyncClient) -> None:
+    """Fields of Responses in a chat request are unknown, and store nothing."""
+    async with adapting(Echo("Paris.", context=512), store="off") as other:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}],
+                "background": True, "conversation": "conv_1", "max_tokens": 4}  # fmt: skip
+        reply = await other.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-latimer-ignored"] == "background, conversation"
+
+
 async def test_errors_of_earlier_items_name_them(client: httpx2.AsyncClient) -> None:
     """An item of a conversation that nothing here can read is named by its id."""
-    part = {"type": "input_image", "image_url": "https://example.com/x.png"}
+    part = {"type": "input_file", "file_url": "https://example.com/x.pdf"}
     items = [{"role": "user", "content": [part], "id": "msg_x"}]
     name = (await client.post("/v1/conversations", json={"items": items})).json()["id"]
     body = {"model": "demo", "input": "x", "conversation": name}
     _, _, param, _ = error_of(await client.post(R, json=body))
-    assert param == "conversation[msg_x].content[0].type"
+    assert param == "conversation[msg_x].content[0].file_url"
 
 
 async def test_reasoning_that_is_not_stored_is_listed(client: httpx2.AsyncClient) -> None:

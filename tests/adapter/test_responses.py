@@ -269,7 +269,6 @@ async def test_a_shutdown_in_mid_stream() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "moderation": ({"moderation": {"model": "m"}}, "moderation"),
     "prompt": ({"prompt": {"id": "p"}}, "prompt"),
-    "truncation": ({"truncation": "auto"}, "truncation"),
     "native": ({"oai_compat": False}, "oai_compat"),
 }
 

@@ -33,6 +33,9 @@ def instance(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -
         return {name: instance(schema["properties"][name], root) for name in schema["required"]}
     if kind == "object":
         return {name: instance(one, root) for name, one in schema.get("properties", {}).items()}
+    if kind == "array" and isinstance(schema.get("items"), list):
+        # A tuple as drafts before 2020-12 have it.
+        return [instance(one, root) for one in schema["items"]]
     if kind == "array":
         return [instance(schema.get("items", {}), root)] * schema.get("minItems", 0)
     return {"string": "a", "number": 0.5, "integer": 0, "boolean": True, "null": None}[kind]

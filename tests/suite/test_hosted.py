@@ -15,7 +15,7 @@ from latimer.conformance.target import Api, Reply
 from suite.server import Fault, Server
 from suite.trial import HEADERS, Direct, Stage
 
-CLIPPED = [f"errors.{name}" for name, *_ in BEYOND]
+CLIPPED = [*(f"errors.{name}" for name, *_ in BEYOND), "responses.minimum"]
 IDS = [
     *CLIPPED,
     *(f"errors.{name}" for name, *_ in STRONG),
@@ -26,6 +26,10 @@ IDS = [
     "tools.too-many",
 ]
 CHECKS = {check.id: check for check in all_checks()}
+
+
+# The fields of a request that a server without OpenAI's limits takes as they are.
+LIFTED = ("stop", "logprobs", "max_output_tokens")
 
 
 class Clips(Fault):
@@ -39,6 +43,8 @@ class Clips(Fault):
             within["stop"] = body["stop"][:4]
         if body.get("max_tokens") == -1:
             within["max_tokens"] = None
+        if type(body.get("max_output_tokens")) is int:
+            within["max_output_tokens"] = max(body["max_output_tokens"], 16)
         if type(body.get("logprobs")) is int:
             within["logprobs"] = min(body["logprobs"], 5)
         if len(body.get("tools") or ()) > 128:
@@ -64,7 +70,7 @@ class Serves(Clips):
     def valid(path: str, sent: dict[str, Any]) -> dict[str, Any]:
         """Return the original fields of a request that was found valid."""
         asked = sent["asked"]
-        found = {**sent, **{name: asked[name] for name in ("stop", "logprobs") if name in asked}}
+        found = {**sent, **{name: asked[name] for name in LIFTED if name in asked}}
         if asked.get("max_tokens") == -1:
             found["max_tokens"] = 400
         return found

@@ -127,7 +127,7 @@ async def test_a_text_follows_its_format(demo: httpx2.AsyncClient, fields: dict[
             "type": "grammar", "syntax": "regex", "definition": "("}}]},
          "tools[0].format.definition", "invalid_value"),
         ({"min_tokens": 20, "max_output_tokens": 16}, "min_tokens", "invalid_value"),
-        ({"n_predict": 5}, "n_predict", "integer_below_min_value"),
+        ({"n_predict": -3}, "n_predict", "integer_below_min_value"),
         ({"n": 2}, "n", "unsupported_parameter"),
         ({"input": [{"role": "user", "content": [
             {"type": "input_image", "image_url": "data:image/png;base64,aGk="}]}]},

@@ -69,8 +69,8 @@ CASES: list[tuple[dict[str, Any], str, str | None, str | None]] = [
     ({"max_completion_tokens": 5}, moved("max_completion_tokens", "max_output_tokens"), None,
      "unsupported_parameter"),
     ({"max_tokens": 5}, moved("max_tokens", "max_output_tokens"), None, "unsupported_parameter"),
-    ({"max_output_tokens": 15}, "Invalid 'max_output_tokens': integer below minimum value. "
-     "Expected a value >= 16, but got 15 instead.", "max_output_tokens",
+    ({"max_output_tokens": 0}, "Invalid 'max_output_tokens': integer below minimum value. "
+     "Expected a value >= 1, but got 0 instead.", "max_output_tokens",
      "integer_below_min_value"),
     ({"temperature": -1}, "Invalid 'temperature': decimal below minimum value. Expected a value "
      ">= 0, but got -1 instead.", "temperature", "decimal_below_min_value"),

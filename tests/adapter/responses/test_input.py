@@ -14,6 +14,7 @@ from .requests import ITEMS, call, output, read, request_of, said, shown, though
 
 URL = "data:image/png;base64,aGk="
 IMAGE = {"type": "input_image", "image_url": URL}
+SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
 CHAT_IMAGE = {"type": "image_url", "image_url": {"url": URL}}
 
 
@@ -112,9 +113,10 @@ def test_a_string_is_a_message_of_the_user() -> None:
         # Items that only others can read do not separate those around them.
         ([thought("t"), {"type": "web_search_call", "id": "ws_1"}, said("a")],
          [message("assistant", "a", reasoning_content="t")]),
-        # Reasoning without its text, or without what it leads to.
-        ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}, said("a")],
-         [message("assistant", "a")]),
+        # Reasoning with a summary only, with more than that, or without what it leads to.
+        ([SUMMARY, said("a")], [message("assistant", "a", reasoning_content="s")]),
+        ([{**SUMMARY, **thought("t"), "summary": SUMMARY["summary"]}, said("a")],
+         [message("assistant", "a", reasoning_content="t")]),
         ([thought("t"), user()], [{"role": "assistant", "reasoning_content": "t"}, U]),
         # The first system and developer texts are one message; others are not.
         ([{"role": "developer", "content": "d"}, user()], [message("developer", "d"), U]),

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.responses import replicas
 from latimer.adapter.responses.items import item_id, mark_of, new_response_id, place_of
 from latimer.adapter.responses.replicas import Replicas
 from latimer.adapter.store.records import time_of
@@ -30,6 +31,24 @@ ENDLESS: dict[str, Any] = {
 }
 
 
+class Actors:
+    """The members of a deployment as one replica sees them; `running` has the marks of all."""
+
+    def __init__(self, mark: str, running: set[str]) -> None:
+        self.mark = mark
+        self._running = running
+
+    async def join(self) -> None:
+        """Ray knows its replicas."""
+
+    async def running(self) -> set[str]:
+        """Return the marks of the replicas that run."""
+        return self._running
+
+    async def leave(self) -> None:
+        """Ray knows its replicas."""
+
+
 class Deployment:
     """Two replicas, and what Ray would say about their processes.
 
@@ -45,14 +64,9 @@ class Deployment:
         engine = Echo(", ".join(map(str, range(1, 13))), context=2048, pause=0.001)
         keys = ["one", "two"]
         app = OpenAIAdapter(engine, any_model=True, store=store, api_keys=keys)
-        background = app.service.background
-        background.mark = mark
         shared = None if store == "memory" else app.service.store
-        background.elsewhere = Replicas(mark, shared, self._marks)
+        app.service.background.elsewhere = Replicas(Actors(mark, self.running), shared)
         return app
-
-    async def _marks(self) -> set[str]:
-        return self.running
 
 
 Pair = tuple[Deployment, httpx2.AsyncClient, httpx2.AsyncClient]
@@ -111,7 +125,7 @@ def test_an_id_has_the_mark_of_its_replica() -> None:
 
 
 async def test_another_replica_sees_that_a_response_runs(pair: Pair) -> None:
-    """It is `in_progress` there, is not continued, and a request for its end is to be repeated."""
+    """It is `in_progress` there, and can be neither continued nor streamed."""
     _, first, second = pair
     path = await begun(first)
     found = await second.get(path)
@@ -119,15 +133,40 @@ async def test_another_replica_sees_that_a_response_runs(pair: Pair) -> None:
     body = {"model": "demo", "input": "x", "previous_response_id": path.rpartition("/")[2]}
     status, message, *_ = error_of(await second.post(R, json=body))
     assert (status, "its status is 'in_progress'" in message) == (400, True)
-    for reply in (
-        await second.post(f"{path}/cancel"),
-        await second.delete(path),
-        await second.get(path, params={"stream": "true"}),
-    ):
-        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_unavailable")
-        assert reply.headers["retry-after"] == "1"
+    reply = await second.get(path, params={"stream": "true"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_unavailable")
+    assert reply.headers["retry-after"] == "1"
     assert (await first.post(f"{path}/cancel")).json()["status"] == "cancelled"
     assert (await ended(second, path))["status"] == "cancelled"
+
+
+async def test_another_replica_ends_a_response(pair: Pair) -> None:
+    """It is cancelled or deleted where it runs, and both replicas then say so."""
+    made, first, second = pair
+    path, other = await begun(first), await begun(first)
+    assert (await second.post(f"{path}/cancel")).json()["status"] == "cancelled"
+    assert (await second.delete(other)).json()["deleted"] is True
+    for client in (first, second):
+        assert (await client.get(path)).json()["status"] == "cancelled"
+        assert (await client.get(other)).status_code == 404
+    await made.apps[0].service.background.aclose()
+    database = await made.apps[0].service.store.open()  # type: ignore[union-attr]
+    kinds = "SELECT kind FROM latimer_objects"
+    found = await database.read(lambda one: one.exec_driver_sql(kinds).scalars().all())
+    assert found == ["response"]
+
+
+async def test_a_replica_that_does_not_answer_is_not_waited_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A response that its replica does not end is a 503 after some time, and still runs."""
+    _, first, second = pair
+    path = await begun(first)
+    monkeypatch.setattr(replicas, "PATIENCE", 0.05)
+    reply = await second.post(f"{path}/cancel")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_unavailable")
+    assert (await second.get(path)).json()["status"] == "in_progress"
+    assert (await first.post(f"{path}/cancel")).json()["status"] == "cancelled"
 
 
 async def test_another_replica_has_what_has_ended(pair: Pair) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from latimer.adapter.store.records import CONVERSATION, Key, Record
 from latimer.adapter.store.store import Store
 from support.stored import PIXEL, record
 
+TESTS = Path(__file__).parents[2]
 NONE = "conv_0660e9ffc1636faff6bf09c7"
 
 
@@ -237,6 +240,63 @@ async def test_concurrent_transactions_append_in_one_order(store: Store) -> None
     assert sorted(starts) == sorted(f"msg_{index}" for index in range(40))
     assert found == [f"{start}_{place}" for start in starts for place in range(3)]
     assert await miscounted(database) == (0, 0)
+
+
+# Appends to a conversation as clients and as responses do: each turn has three items.
+APPENDS = """
+import asyncio, sys
+from adapter.store.test_conversations import item, response
+from support.stored import store_at
+
+async def main(target, name, prefix, count):
+    store = store_at(target)
+    for number in range(count):
+        turn = [item(f"msg_{prefix}{number}_{place}") for place in range(3)]
+        if number % 3 == 0:
+            assert await store.append("", name, turn)
+            continue
+        one = response(name, turn)
+        one.is_kept = number % 3 == 1
+        await store.begin()
+        assert await store.commit(one), number
+    await store.aclose()
+
+asyncio.run(main(*sys.argv[1:4], int(sys.argv[4])))
+"""
+
+
+async def test_processes_append_in_one_order(store: Store, target: str) -> None:
+    """Nothing of what several processes append at the same time is lost, or mixed."""
+    if target == "memory":
+        pytest.skip("other processes do not have this store")
+    name, count = await made(store), 12
+    begin = sys.executable, "-c", APPENDS, target, name
+    running = [await asyncio.create_subprocess_exec(*begin, prefix, str(count), cwd=TESTS)
+               for prefix in "abc"]  # fmt: skip
+    assert [await one.wait() for one in running] == [0, 0, 0]
+    found = await ids(store, name)
+    assert found is not None
+    starts = [one.rpartition("_")[0] for one in found[::3]]
+    assert sorted(starts) == sorted(f"msg_{a}{b}" for a in "abc" for b in range(count))
+    assert found == [f"{start}_{place}" for start in starts for place in range(3)]
+    (stored,) = await rows(store, "SELECT count(*) FROM latimer_objects WHERE kind = 'response'")
+    assert stored == (3 * count // 3,)
+    assert await miscounted(await store.open()) == (0, 0)
+
+
+async def test_items_of_a_response_that_is_not_stored(store: Store) -> None:
+    """A record that is not kept leaves its items only, and takes them back if it is withdrawn."""
+    name = await made(store, item("msg_0"))
+    one = response(name, [item("msg_1", image=PIXEL)])
+    one.is_kept = False
+    assert await store.write([one]) == []
+    assert await store.all_items("", name) == [item("msg_0"), item("msg_1", image=PIXEL)]
+    assert await store.get("", "response", one.id) is None
+    assert await miscounted(await store.open()) == (0, 0)
+    one.is_withdrawn = one.is_tried = True
+    await store.write([one])
+    assert await ids(store, name) == ["msg_0"]
+    assert await miscounted(await store.open()) == (0, 0)
 
 
 async def test_totals_count_items(store: Store) -> None:

@@ -183,3 +183,45 @@ def test_exclusive_bounds_as_flags(named: bool) -> None:
     assert to_gbnf(json.dumps(schema)) == to_gbnf(
         json.dumps({"type": "integer", "exclusiveMinimum": 5, "maximum": 7})
     )
+
+
+INTEGER: dict[str, Any] = {"type": "integer"}
+PAIR: dict[str, Any] = {"prefixItems": [INTEGER, {"type": "null"}], "items": False}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"items": PAIR["prefixItems"], "additionalItems": False}, PAIR),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "items": PAIR["prefixItems"],
+          "additionalItems": False}, PAIR),
+        ({"items": PAIR["prefixItems"]}, {"prefixItems": PAIR["prefixItems"]}),
+        ({"items": INTEGER, "additionalItems": False, "maxItems": 2},
+         {"items": INTEGER, "maxItems": 2}),
+        # The name of no published dialect.
+        ({"$schema": "http://json-schema.org/schema#", **INTEGER}, INTEGER),
+        # References by the schema's own address.
+        *(({key: "http://x/y", "properties": {"a": {"$ref": "http://x/y#/definitions/A"}},
+            "definitions": {"A": INTEGER}},
+           {"properties": {"a": {"$ref": "#/definitions/A"}}, "definitions": {"A": INTEGER}})
+          for key in ("id", "$id")),
+        ({"id": "http://x/y#", "properties": {"a": {"anyOf": [{"$ref": "http://x/y"}, INTEGER]}}},
+         {"properties": {"a": {"anyOf": [{"$ref": "#"}, INTEGER]}}}),
+        # Properties and values with these names are no keywords.
+        ({"properties": {"id": INTEGER, "items": INTEGER}, "required": ["id"]},
+         {"properties": {"id": INTEGER, "items": INTEGER}, "required": ["id"]}),
+        ({"enum": [{"items": [1]}]}, {"enum": [{"items": [1]}]}),
+    ],
+)  # fmt: skip
+def test_older_drafts(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """A schema of an older draft has the grammar of the same schema in the latest one."""
+    before = json.dumps(old)
+    assert to_gbnf(before) == to_gbnf(json.dumps(new))
+    assert json.dumps(old) == before
+
+
+def test_references_elsewhere_stay_errors() -> None:
+    """A reference to another address is never resolved."""
+    schema = {"$id": "http://x/y", "properties": {"a": {"$ref": "http://x/yz#/definitions/A"}}}
+    with pytest.raises(UnsupportedSchema, match="outside the schema"):
+        to_gbnf(json.dumps(schema))

@@ -196,6 +196,19 @@ async def without_effect(api: Api) -> None:
     )  # fmt: skip
 
 
+@check("chat.no-prediction",
+       "Without prediction, no tokens of one are counted as accepted or rejected.",
+       "should", "3.3")  # fmt: skip
+async def no_prediction(api: Api) -> None:
+    # An engine that drafts tokens by itself finds some here.
+    asked = {"role": "user", "content": "Count to 12."}
+    said = {"role": "assistant", "content": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."}
+    body = await api.chat([asked, said, asked], temperature=0, max_tokens=48)
+    details = body["usage"].get("completion_tokens_details") or {}
+    for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
+        expect(not details.get(name), f"expected {name} 0, but got {details}")
+
+
 @check("chat.service-tier",
        "If a request has service_tier auto, the response has the tier that was used, not auto.",
        "should", "3.3 3.9 [DOC]")  # fmt: skip

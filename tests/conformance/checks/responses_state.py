@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -298,3 +299,35 @@ async def replay(api: Api) -> None:
 async def unknown(api: Api) -> None:
     await respond(api, "Hello", max_output_tokens=16)
     (await api.get(f"{R}/resp_none")).error(404)
+
+
+# Contexts up to this length, in tokens, are filled by a request that is answered. For longer ones
+# the tokens are only counted, because a small computer needs minutes to read them.
+SHORT = 8_192
+
+
+@check("responses.truncation",
+       "With truncation auto, the oldest turns of a conversation that exceeds the context length "
+       "are omitted, or auto is rejected with a 400 error whose param is truncation.",
+       "should", "R9.5")  # fmt: skip
+async def truncation(api: Api) -> None:
+    await respond(api, "Hello", max_output_tokens=16)
+    beyond = await api.post(R, {"model": api.model, "input": "a b " * 1_000_000})
+    length = re.search(r"context length is (\d+)", str(beyond.error(400)["message"]))
+    if length is None:
+        raise Skip("the error does not name the context length")
+    context = int(length[1])
+    turns = [{**HELLO, "content": "word " * 200} for _ in range(context // 150)]
+    body = {"model": api.model, "input": [*turns, AGAIN], "instructions": "Be short.",
+            "truncation": "auto"}  # fmt: skip
+    if context <= SHORT:
+        reply = await api.post(R, {**body, "store": False, "max_output_tokens": 16})
+    else:
+        reply = await api.post(f"{R}/input_tokens", body)
+    if reply.status == 400 and reply.error(400)["param"] == "truncation":
+        return
+    found = reply.ok()
+    count = found["usage"]["input_tokens"] if "usage" in found else found["input_tokens"]
+    expect(0 < count <= context, f"expected at most {context} input tokens, but got {count}")
+    named = found.get("truncation", "auto")
+    expect(named == "auto", f"expected truncation auto, but got {named!r}")

@@ -75,6 +75,38 @@ async def schema(api: Api) -> None:
     _valid(await _content(api, schema_format(COLOUR)), COLOUR)
 
 
+# A tuple as drafts 4 to 2019-09 have it, without naming one of them.
+TUPLE = {"type": "array", "items": [{"type": "integer"}, {"type": "boolean"}],
+         "additionalItems": False, "minItems": 2}  # fmt: skip
+OLDER = {"type": "object", "properties": {"pair": TUPLE}, "required": ["pair"],
+         "additionalProperties": False}  # fmt: skip
+
+
+@check("structured.older",
+       "A schema with a list of items, as in older drafts, is followed, or rejected with a 400 "
+       "error.",
+       "should", "3.7")  # fmt: skip
+async def older(api: Api) -> None:
+    form = schema_format(OLDER, strict=False)
+    body = {"model": api.model, "messages": [{"role": "user", "content": ASK}],
+            "response_format": form, "temperature": 0, "max_tokens": LIMIT}  # fmt: skip
+    await _content(api, schema_format(COLOUR))
+    reply = await api.post(H, body)
+    if reply.status == 400:
+        reply.error(400)
+        return
+    choice = reply.ok()["choices"][0]
+    if choice["finish_reason"] == "length":
+        raise Skip(f"the model needs more than {LIMIT} tokens for the answer")
+    found = choice["message"]["content"]
+    try:
+        one, two = json.loads(found)["pair"]
+    except (ValueError, TypeError, LookupError):
+        one = two = None
+    is_pair = type(one) is int and type(two) is bool
+    expect(is_pair, f"expected an integer and a boolean as the pair, but got {found!r}")
+
+
 @check("structured.schema-stream",
        "With response_format json_schema, the streamed content is the same as without streaming.",
        "must", "10.29 10.73")  # fmt: skip

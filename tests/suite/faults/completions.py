@@ -130,6 +130,9 @@ FIELDS = {
 # Bodies.
 
 BODIES = {
+    "counts-drafts": reply(put("usage.completion_tokens_details", {
+        "reasoning_tokens": 0, "audio_tokens": 0, "accepted_prediction_tokens": 5,
+        "rejected_prediction_tokens": 3}), at=CHAT),
     "completion-same-id": reply(put("id", "cmpl-1"), at=COMPLETIONS),
     "chat-no-refusal": reply(drop("choices.*.message.refusal"), at=CHAT),
     "chat-empty-tool-calls": reply(turn("choices.*.message", lambda message: (

@@ -53,6 +53,8 @@ def _written(change: Edit) -> Any:
 
 FAULTS = {
     "forms-ignored": ignores("response_format"),
+    "older-items-ignored": valid(put(f"{FORM}.schema.properties.pair.items", {"type": "string"}),
+                                 at=CHAT),
     "text-refused": refuses(has("response_format", TEXT), CHAT),
     "text-is-json": valid(AS_OBJECT, when=has("response_format", TEXT)),
     "object-in-a-fence": _written(lambda text: f"```json\n{text}\n```"),

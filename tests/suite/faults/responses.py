@@ -310,6 +310,7 @@ STATE = {
     "replay-all": query(drop("starting_after")),
     "socket-500": Fault(no_socket=500),
     "compact-500": Fault(no_compact=500),
+    "never-cut": request(put("truncation", "disabled"), when=has("truncation", "auto")),
 }  # fmt: skip
 CONVERSATIONS = {
     "no-metadata": reply(put("metadata", {}), at="conversation GET"),
@@ -318,6 +319,8 @@ CONVERSATIONS = {
     "not-read": ignores("conversation"),
     "not-deleted": reply(put("deleted", False), at="conversation DELETE"),
     "and-parent": takes(given("conversation", "previous_response_id"), R, conversation=None),
+    "only-stored": takes(has("store", False), R, conversation=None),
+    "loses-items": reply(turn("data", lambda data: data[:15]), at="conversation items"),
 }
 FAULTS = {
     **{f"response-{name}": one

@@ -87,7 +87,8 @@ def _head(body: Mapping[str, Any], now: int) -> dict[str, Any]:
                  "verbosity": text.get("verbosity") or "medium"},
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": [_told(tool) for tool in body.get("tools") or () if tool["type"] in OWN],
-        "top_logprobs": body.get("top_logprobs") or 0, "truncation": "disabled",
+        "top_logprobs": body.get("top_logprobs") or 0,
+        "truncation": body.get("truncation") or "disabled",
         "user": body.get("user"),
     }  # fmt: skip
     for name, usual in (("temperature", 1), ("top_p", 1), ("frequency_penalty", 0),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite.responses.objects import answer, conversation_of, events, failure
 from suite.responses.rules import check, check_calls, check_items, items_of, listed, replaced
-from suite.responses.turns import as_chat
+from suite.responses.turns import as_chat, without_first
 from suite.rules import Refused, check_metadata, parse
 from suite.stored import Query, page
 
@@ -40,8 +40,7 @@ class Routes:
         given = replaced(given_in(sent), self.state.item, sent.get("store"))
         check_calls([*before, *given])
         await self._server.ready()
-        whole = answer({"model": "org/toy", **sent}, as_chat(sent, [*before, *given]),
-                       self._server.clock(), self._server.turn(sent))  # fmt: skip
+        whole = self._answer(sent, [*before, *given])
         if path == TOKENS:
             count = {"object": "response.input_tokens",
                      "input_tokens": whole["usage"]["input_tokens"]}  # fmt: skip
@@ -50,9 +49,21 @@ class Routes:
         if sent.get("stream"):
             await self._stream(whole, sent, given, send, receive)
             return
-        if whole["store"]:
-            self.state.keep(whole, sent, given)
+        self.state.keep(whole, sent, given)
         await self._server.reply(send, 200, self._fault.reply(R, whole, sent))
+
+    def _answer(self, sent: Mapping[str, Any], items: Sequence[Any]) -> dict[str, Any]:
+        """Return the response to items, or to the last of them that fit."""
+        turn = self._server.turn(sent)
+        while True:
+            try:
+                return answer({"model": "org/toy", **sent}, as_chat(sent, items),
+                              self._server.clock(), turn)  # fmt: skip
+            except Refused as refused:
+                too_long = refused.code == "context_length_exceeded"
+                if sent.get("truncation") != "auto" or not too_long or len(items) < 2:
+                    raise
+                items = without_first(items)
 
     async def _stream(
         self, whole: dict[str, Any], sent: Mapping[str, Any], given: Any, send: Send, receive: Any
@@ -62,7 +73,7 @@ class Routes:
         found = self._fault.events(events(whole, padded))
         slow = (sent.get("max_output_tokens") or 0) >= LONG
         number = 0
-        if whole["store"] and self._fault.keeps_aborted:
+        if self._fault.keeps_aborted:
             self.state.keep(whole, sent, given)
         async for event, died in self._server.paced(found, slow, receive):
             if died:
@@ -70,11 +81,11 @@ class Routes:
                     await self._event(send, last)
                 break
             number += 1
-            if event is found[-1] and whole["store"] and not self._fault.late:
+            if event is found[-1] and not self._fault.late:
                 self.state.keep(whole, sent, given)
             await self._event(send, event)
         await asyncio.sleep(self._fault.late)
-        if whole["store"] and self._fault.late:
+        if self._fault.late:
             self.state.keep(whole, sent, given)
         await send({"type": "http.response.body", "body": b""})
 
@@ -243,11 +254,12 @@ class State:
         return next((item for item in items if item["id"] == name), None)
 
     def keep(self, whole: dict[str, Any], sent: Mapping[str, Any], given: Sequence[Any]) -> None:
-        """Store a response, and append its items to its conversation."""
+        """Store a response if it asks for that, and append its items to its conversation."""
         before = sent.get("previous_response_id")
         chain = [*self.responses[before].chain, before] if before in self.responses else []
         items = [listed(item) for item in given]
-        self.responses[whole["id"]] = Kept(whole, sent, items, chain)
+        if whole["store"]:
+            self.responses[whole["id"]] = Kept(whole, sent, items, chain)
         if sent.get("conversation"):
             self.conversation(conversation_of(sent)).items += [*items, *whole["output"]]
 

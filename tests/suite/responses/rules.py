@@ -91,9 +91,7 @@ def _check_words(body: Mapping[str, Any]) -> None:
     for at, name in enumerate(body.get("include") or ()):
         if name not in INCLUDE:
             raise invalid(name, f"include[{at}]", INCLUDE)
-    if body.get("truncation") == "auto":
-        raise unsupported("truncation")
-    if body.get("truncation") not in (None, "disabled"):
+    if body.get("truncation") not in (None, "auto", "disabled"):
         raise invalid(body["truncation"], "truncation", ("auto", "disabled"))
     effort = (body.get("reasoning") or {}).get("effort")
     if effort not in EFFORTS:

@@ -35,6 +35,13 @@ def as_chat(body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> dict
     }  # fmt: skip
 
 
+def without_first(items: Sequence[Any]) -> list[Any]:
+    """Return items without the first one after the instructions, and without its output."""
+    gone = next(item for item in items if item.get("role") not in ("system", "developer"))
+    call = gone.get("call_id")
+    return [one for one in items if one is not gone and (not call or one.get("call_id") != call)]
+
+
 def _tools(tool: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a tool as tools of chat; one that OpenAI runs itself has no equal there."""
     kind = tool["type"]

@@ -1,0 +1,87 @@
+"""Tests of the processes that share a store: each is known to run until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from latimer.adapter.store.members import Members
+from latimer.adapter.store.store import Store
+
+from .conftest import Opened
+
+# Joins the members of a store, says so, and waits.
+JOINS = """
+import asyncio, sys
+from latimer.adapter.store.config import store_config_of
+from latimer.adapter.store.members import Members
+from latimer.adapter.store.store import Store
+
+async def main():
+    members = Members(Store(store_config_of(sys.argv[1])))
+    await members.join()
+    print(members.mark, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+ENDS = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the setting `store` for an empty database that processes can share."""
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    url: str = request.getfixturevalue("postgresql_url")
+    return url
+
+
+async def test_a_member_runs_until_it_leaves(opened: Opened) -> None:
+    """A member is seen by all once it has joined, and by none when it has left."""
+    async with opened() as one, opened() as other:
+        first, second = Members(one), Members(other)
+        assert await second.running() == set()
+        await first.join()
+        await second.join()
+        await first.join()
+        assert await first.running() == await second.running() == {first.mark, second.mark}
+        await first.leave()
+        assert await second.running() == {second.mark}
+        await first.leave()
+        await second.leave()
+        assert await first.running() == set()
+
+
+async def test_a_process_that_is_killed_does_not_run(store: Store, target: str) -> None:
+    """The lock of a process ends with it, and leaves nothing behind."""
+    begin = sys.executable, "-c", JOINS, target
+    process = await asyncio.create_subprocess_exec(*begin, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    mark = (await process.stdout.readline()).decode().strip()
+    assert await Members(store).running() == {mark}
+    process.kill()
+    await process.communicate()
+    async with asyncio.timeout(5):
+        while await Members(store).running():
+            # PostgreSQL notices a lost connection a moment later.
+            await asyncio.sleep(0.01)
+    if not target.startswith("postgresql"):
+        assert not [*Path(target).parent.glob("*-run-*")]
+
+
+async def test_a_lost_connection_is_replaced(store: Store, target: str) -> None:
+    """A member whose connection the database has closed joins again."""
+    if not target.startswith("postgresql"):
+        pytest.skip("SQLite has no connections")
+    members = Members(store)
+    await members.join()
+    database = await store.open()
+    mark = (int(members.mark, 16),)
+    await database.read(lambda connection: connection.exec_driver_sql(ENDS, mark).all())
+    await members.join()
+    assert await members.running() == {members.mark}
+    await members.leave()
