@@ -103,6 +103,11 @@ ROUTES: Mapping[str, Methods] = {
         "GET": Later("conversations", "retrieve_item"),
         "DELETE": Later("conversations", "delete_item"),
     },
+    # Anthropic's API.
+    "/messages": {"POST": Later("messages", "create_message")},
+    "/messages/count_tokens": {"POST": Later("messages", "count_message_tokens")},
+    "/messages/batches": {"GET": refuse, "POST": refuse},
+    "/messages/batches/{rest:path}": {"GET": refuse, "POST": refuse, "DELETE": refuse},
     "/embeddings": {"POST": Later("embeddings", "create_embeddings")},
     "/rerank": {"POST": Later("embeddings", "rerank")},
     # Cohere's clients add this path to their base URL.

@@ -78,6 +78,8 @@ class Ticket:
             before the first event of the call.
         affinity: `hit`, `miss` or `none`, for what that engine had in its prompt cache.
         waited: the seconds that the call waited for a place which waited longest.
+        input: the tokens of the last call's prompt, as `Finish` counts them; 0 until the engine has
+            said it, or before the first event of its stream.
         prompt, generated: the tokens of calls that were cancelled or have failed, as far as their
             engines have said.
         tries: the engines that have not served a call which was sent again then, in their order,
@@ -85,13 +87,13 @@ class Ticket:
     """
 
     __slots__ = (
-        "admitted", "affinity", "engine", "generated", "jobs", "key", "prompt", "session", "tier",
-        "tries", "waited", "weight",
+        "admitted", "affinity", "engine", "generated", "input", "jobs", "key", "prompt", "session",
+        "tier", "tries", "waited", "weight",
     )  # fmt: skip
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
-        self.jobs = self.prompt = self.generated = 0
+        self.jobs = self.prompt = self.generated = self.input = 0
         self.tier = tier
         self.key = self.session = self.engine = self.affinity = ""
         self.weight = 1.0

@@ -61,6 +61,7 @@ class ChatTurn(NamedTuple):
         reasoning: the reasoning that the request asks for.
         opening: the end of the prompt, if the request names it.
         is_plain: True if each message is known to be a role and a text (`are_plain`).
+        clips: see `Generation`.
     """
 
     messages: Sequence[Message]
@@ -78,6 +79,7 @@ class ChatTurn(NamedTuple):
     reasoning: Reasoning = AS_USUAL
     opening: instruct.Opening | None = None
     is_plain: bool = False
+    clips: bool = False
 
 
 class ChatJob(NamedTuple):
@@ -172,6 +174,7 @@ def prepare_plain(turn: ChatTurn, served: ServedModel) -> ChatJob | None:
         turn.owner,
         turn.answer,
         fingerprint=model.fingerprint,
+        clips=turn.clips,
     )
     return ChatJob(job, None, _shape(False, False, (), served.policy.reasoning), ())
 
@@ -201,6 +204,9 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
             "them in a user message.",
             "messages",
         )
+    if turn.tool_set is not None and turn.tool_set.mode == "none":
+        # The prompt has shown them.
+        turn = turn._replace(tool_set=None)
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
     inexact = ["messages"] if prompt.changed else []
     grammar, form = turn.answer, None
@@ -222,6 +228,7 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
         grammar=grammar,
         preserved_tokens=preserved_tokens,
         fingerprint=model.fingerprint,
+        clips=turn.clips,
     )
     field = served.policy.reasoning
     shape = _shape(form is not None, False, (), field)
