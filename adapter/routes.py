@@ -54,7 +54,7 @@ class Later:
         return endpoint
 
 
-async def refuse(exchange: Exchange, _service: Service) -> None:
+async def refuse(exchange: Exchange, _service: Service, *_values: str) -> None:
     """Refuse a request; with 404, because clients repeat it after an error of the server.
 
     Raises:

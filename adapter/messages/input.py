@@ -182,7 +182,10 @@ class _History:
         else:
             blocks = content
         if message.role == "system":
-            self._instruct("".join(block.text for block in blocks if isinstance(block, TextBlock)))
+            texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+            if len(texts) < len(blocks):
+                self.ignored.append(path)
+            self._instruct("".join(texts))
             return
         self._begin(message.role, path)
         for index, block in enumerate(blocks):

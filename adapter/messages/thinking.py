@@ -12,6 +12,7 @@ from ..errors import InvalidRequest
 # Reasoning is omitted, sealed without its text, or shown.
 Thoughts: TypeAlias = Literal["hidden", "omitted", "shown"]
 
+_KINDS = ("enabled", "adaptive", "between_tools", "disabled")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _LEAST_BUDGET = 1_024
 _MEMBERS = frozenset({"type", "budget_tokens", "display"})
@@ -64,7 +65,7 @@ def _switch(
     if thinking is None:
         return None, False
     kind = thinking.get("type") if isinstance(thinking, dict) else None
-    if kind not in ("enabled", "adaptive", "disabled"):
+    if kind not in _KINDS:
         ignored.append("thinking")
         return None, False
     ignored += [f"thinking.{name}" for name in thinking.keys() - _MEMBERS]

@@ -122,6 +122,7 @@ class ToolUseBlock(_Block):
     name: str
     input: JsonObject
     caller: Any = None
+    toolset_name: Any = None
 
 
 class ToolReferenceBlock(_Block):
@@ -139,7 +140,7 @@ class CompactionBlock(_Block):
 
 
 class ServerBlock(BaseModel):
-    """A block about tools that Anthropic runs, in a conversation that began there."""
+    """A block about tools that Anthropic runs or loads, in a conversation that began there."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -147,7 +148,8 @@ class ServerBlock(BaseModel):
         "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
         "code_execution_tool_result", "bash_code_execution_tool_result",
         "text_editor_code_execution_tool_result", "tool_search_tool_result", "mcp_tool_use",
-        "mcp_tool_result", "container_upload", "advisor_tool_result", "fallback",
+        "mcp_tool_result", "mcp_tool_listing", "container_upload", "advisor_tool_result",
+        "tool_addition", "tool_removal", "fallback",
     ]  # fmt: skip
 
 
@@ -167,6 +169,7 @@ class ToolResultBlock(_Block):
         Discriminator(form_of),
     ] = None
     is_error: bool | None = None
+    toolset_name: Any = None
 
 
 class MidConversationSystemBlock(_Block):
