@@ -97,7 +97,7 @@ async def _drafted(
         served = await service.resolve(request.model)
     else:
         served = await admitted(exchange, service, request.model, most)
-    exchange.model, capabilities = served.label, served.capabilities
+    exchange.model, capabilities = served.label, served.backend.capabilities
     conversation = _NOTHING
     try:
         thinking = thinking_of(request, served.model)
@@ -200,7 +200,7 @@ def turn_of_message(
         sampling,
         None,
         tool_set,
-        grammar_of(request, served.capabilities),
+        grammar_of(request, served.backend.capabilities),
         own,
         request.chat_template_kwargs,
         thinking.reasoning,

@@ -101,9 +101,7 @@ async def test_an_invalid_request_is_refused(
     echo: httpx2.AsyncClient, fields: dict[str, Any], message: str
 ) -> None:
     """An invalid request is a 400 whose message begins with the path of the field."""
-    found = told(
-        await echo.post(PATH, json=body_of(**fields)), 400, "invalid_request_error"
-    )
+    found = told(await echo.post(PATH, json=body_of(**fields)), 400, "invalid_request_error")
     assert found.startswith(message)
 
 
