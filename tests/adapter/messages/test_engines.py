@@ -178,7 +178,7 @@ async def test_the_context(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("llama_cpp", "llama_server"))
+@pytest.mark.parametrize("name", ["llama_cpp", "llama_server"])
 async def test_the_billing_block_does_not_spoil_the_prompt_cache(name: str, tmp_path: Path) -> None:
     """Requests that differ only in the billing block have one prompt, the second one cached."""
     async with engine(name, tmp_path, ANSWER) as client:
