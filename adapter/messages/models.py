@@ -11,7 +11,10 @@ from ..errors import InvalidRequest
 
 # Anthropic's bounds of `limit`, and its default.
 _LEAST, _MOST, _DEFAULT = 1, 1_000, 20
-_EFFORTS = ("low", "medium", "high")
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+# The ways of reasoning; a template with a switch has all of them.
+_KINDS = ("adaptive", "between_tools", "disabled", "enabled")
+_SERVER_TOOLS = ("code_execution", "web_search")
 
 
 def info_of(
@@ -29,6 +32,7 @@ def info_of(
         "type": "model",
         "id": name,
         "display_name": name,
+        "lifecycle": "active",
         "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     if model is None:
@@ -49,10 +53,14 @@ def info_of(
             },
             "image_input": _supported("image" in model.media),
             "pdf_input": _supported(True),
+            "server_tools": {
+                **_supported(False),
+                **{name: _supported(False) for name in _SERVER_TOOLS},
+            },
             "structured_outputs": _supported(structures),
             "thinking": {
                 **_supported(reasons),
-                "types": {"adaptive": _supported(reasons), "enabled": _supported(reasons)},
+                "types": {kind: _supported(reasons) for kind in _KINDS},
             },
         },
     }
