@@ -114,7 +114,7 @@ def test_models(sdk: Anthropic) -> None:
 
 def test_errors(sdk: Anthropic) -> None:
     """Errors have the SDK's own classes, and the message for a prompt that is too long."""
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: .* maximum") as error:
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* maximum") as error:
         sdk.messages.create(
             model="m", max_tokens=1, messages=[{"role": "user", "content": "word " * 5000}]
         )

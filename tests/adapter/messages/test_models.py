@@ -57,7 +57,7 @@ def test_pages(query: dict[str, str], names: str, more: bool) -> None:
 @pytest.mark.parametrize("limit", ["0", "1001", "x"])
 def test_a_limit_out_of_range_is_refused(limit: str) -> None:
     """The size of a page is a number from 1 to 1000."""
-    with pytest.raises(InvalidRequest, match="^limit: Input should be "):
+    with pytest.raises(InvalidRequest, match=r"^limit: Input should be "):
         page_of(INFOS, {"limit": limit})
 
 
