@@ -37,8 +37,6 @@ def _read(exchange: Exchange, adapter: TypeAdapter[R], body: Mapping[str, Any]) 
         values = {name: one for name, one in defaults.items() if name in _SAME - body.keys()}
         if values:
             request = _parsed(adapter, {**values, **body})
-            # The client has not sent them.
-            request.__pydantic_fields_set__.difference_update(values.keys() - {"top_k"})
     if request.stream:
         exchange.wants_stream = True
     if request.metadata is not None:
