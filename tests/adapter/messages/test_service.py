@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
@@ -12,6 +14,7 @@ from latimer.adapter.service import ModelEntry
 from latimer.backends.errors import Busy
 from support.clients import adapting, client_of
 from support.engines.echo import Echo
+from support.servers import serving
 
 from .requests import PATH, body_of, user
 from .test_errors import told
@@ -35,9 +38,12 @@ async def test_a_key_may_use_its_models_only() -> None:
     keys: Any = {"team": {"digest": digest_of("k"), "models": ["a"]}}
     async with adapting(Echo(), keys=keys, model_names=["a", "b"], any_model=False) as client:
         headers = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
-        for name, status in (("a", 200), ("b", 404)):
-            reply = await client.post(PATH, json=body_of(model=name), headers=headers)
-            assert reply.status_code == status
+        for path in (PATH, f"{PATH}/count_tokens"):
+            for name, status in (("a", 200), ("b", 404), ("c", 404)):
+                reply = await client.post(path, json=body_of(model=name), headers=headers)
+                assert reply.status_code == status
+                if status == 404:
+                    assert told(reply, 404, "not_found_error") == f"model: {name}"
         listed = (await client.get("/v1/models", headers=headers)).json()
         assert [model["id"] for model in listed["data"]] == ["a"]
 
@@ -185,3 +191,32 @@ async def test_what_has_no_effect_here_is_listed(fields: dict[str, Any], listed:
         reply = await client.post(PATH, json=body_of(**fields))
         assert reply.status_code == 200, reply.text
         assert reply.headers["x-latimer-ignored"] == listed
+
+
+async def test_silence_in_a_message_has_pings() -> None:
+    """A slow stream has nothing but comments before the message begins, and pings after that."""
+    async with adapting(Echo("ab", pause=0.3), keepalive=0.05) as client:
+        reply = await client.post(PATH, json=body_of(stream=True))
+    before, begun, after = reply.text.partition("event: message_start")
+    assert begun
+    assert set(before.split("\n\n")) <= {": keep-alive", ""}
+    # The first one follows the start of the block.
+    assert after.count("event: ping") > 1
+    assert ": keep-alive" not in after
+
+
+async def test_a_client_that_leaves_ends_the_generation() -> None:
+    """Closing a stream cancels its generation."""
+    engine = Echo("x" * 1_000, pause=0.01)
+    with serving(lambda: OpenAIAdapter(engine, any_model=True)) as address:
+        async with httpx2.AsyncClient(base_url=address) as client:
+            body = body_of(stream=True, max_tokens=1_000)
+            async with client.stream("POST", PATH, json=body) as reply:
+                async for line in reply.aiter_lines():
+                    if "text_delta" in line:
+                        break
+        for _ in range(100):
+            if not engine.running:
+                break
+            await asyncio.sleep(0.05)
+        assert engine.running == 0
