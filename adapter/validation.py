@@ -407,7 +407,7 @@ def _listed(names: list[str]) -> bytes:
     return value.encode()
 
 
-def check_stream_options(request: TextRequest) -> bool:
+def check_stream_options(request: CompletionRequest | ChatRequest | ResponseRequest) -> bool:
     """Return True if the stream is to end with its usage (contract 2.1).
 
     Raises:

@@ -110,6 +110,16 @@ class CountTokensRequest(EngineExtras):
     presence_penalty: Penalty | None = None
     seed: Seed | None = None
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The largest number of tokens to generate."""
+        return self.max_tokens
+
+    @property
+    def stop(self) -> list[str] | None:
+        """The stop sequences, by chat's name."""
+        return self.stop_sequences
+
 
 class MessagesRequest(CountTokensRequest):
     """Body of `POST /v1/messages`."""

@@ -84,7 +84,8 @@ async def empty_user(api: Api) -> None:
 @check("messages.empty-assistant", "An empty answer in the history is accepted.",
        "must", "M3.1 M13.22")  # fmt: skip
 async def empty_assistant(api: Api) -> None:
-    for content in ("", []):
+    empty: tuple[Any, ...] = ("", [])
+    for content in empty:
         await size(api, user(ASK), {"role": "assistant", "content": content}, user(ASK))
 
 

@@ -109,8 +109,8 @@ async def tool_loop(api: Api) -> None:
         return await size(api, user(ASK), said(call()), user(result(**members)), tools=[WEATHER])
 
     empty = await sized()
-    for members in ({"content": None}, {"content": []}):
-        expect_same(await sized(**members), empty, f"with {members}")
+    for nothing in (None, []):
+        expect_same(await sized(content=nothing), empty, f"with the content {nothing}")
     plain = await sized(content="Sunny.")
     expect(plain > empty, "expected the result in the prompt, but it has as many tokens")
     expect_same(await sized(content=[text("Sunny.")]), plain, "with a block")
