@@ -105,6 +105,10 @@ class Fault:
         """Return the events of a streamed response."""
         return events
 
+    def message_events(self, events: list[Any]) -> list[Any]:
+        """Return the events of a streamed message."""
+        return events
+
     def on_failure(self, events: list[Any]) -> list[Any]:
         """Return the last events of a streamed response whose engine died."""
         return events
@@ -168,7 +172,7 @@ class Server:
             more = {"allow": "POST"} if refused.status == 405 else {}
             if b"/messages" in scope["raw_path"] and CHAT.encode() not in scope["raw_path"]:
                 name = f"req_{next(self._numbers):032x}"
-                value = messages.error(status, value["error"]["message"], name)
+                value = messages.error(status, refused.message, name)
                 value = self.fault.reply("message error", value, sent)
                 more = {**more, "request-id": name}
             await self.reply(send, status, value, more)
@@ -281,7 +285,7 @@ class Server:
             await self.reply(send, 200, whole, more)
             return
         await self.begin_stream(send, more)
-        for event in self.fault.chunks(path, messages.events(whole), sent):
+        for event in self.fault.message_events(messages.events(whole)):
             data = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
             await send({"type": "http.response.body", "body": self.fault.event(data),
                         "more_body": True})  # fmt: skip

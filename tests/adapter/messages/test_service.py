@@ -222,11 +222,10 @@ async def test_a_client_that_leaves_ends_the_generation() -> None:
         assert engine.running == 0
 
 
-async def test_min_tokens_are_checked_as_in_chat() -> None:
+async def test_min_tokens_are_checked_as_in_chat(demo: httpx2.AsyncClient) -> None:
     """`min_tokens` is refused by its name above `max_tokens`, and with stop sequences."""
-    async with adapting(Echo()) as client:
-        reply = await client.post(PATH, json=body_of(min_tokens=50, max_tokens=10))
-        assert told(reply, 400, "invalid_request_error").startswith("min_tokens: ")
-        reply = await client.post(PATH, json=body_of(min_tokens=5, stop_sequences=["x"]))
-        message = told(reply, 400, "invalid_request_error")
-        assert message.startswith("min_tokens: not supported together with 'stop_sequences'")
+    reply = await demo.post(PATH, json=body_of(min_tokens=50, max_tokens=10))
+    assert told(reply, 400, "invalid_request_error").startswith("min_tokens: 50 is more than")
+    reply = await demo.post(PATH, json=body_of(min_tokens=5, stop_sequences=["x"]))
+    message = told(reply, 400, "invalid_request_error")
+    assert message.startswith("min_tokens: not supported together with 'stop_sequences'")

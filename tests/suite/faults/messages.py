@@ -7,7 +7,7 @@ from typing import Any
 
 from suite.faults.edits import (
     Edit,
-    chunks,
+    all_edits,
     drop,
     given,
     has,
@@ -41,7 +41,7 @@ def _reply(*edits: Edit) -> Fault:
 
 
 def _stream(*edits: Edit) -> Fault:
-    return chunks(*edits, at=M)
+    return Fault(message_events=lambda found: all_edits(edits, found))
 
 
 def _more(body: Any) -> Any:
