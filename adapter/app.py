@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
         model_names: the model names for clients; by default the engine's own name.
         any_model: accept every model name.
         api_keys: reject requests with 401 that do not send one of these keys in
-            `Authorization: Bearer …`. Without keys, every client is accepted.
+            `Authorization: Bearer …` or `x-api-key`. Without keys, every client is accepted.
         keys: more keys, each with a name and its table (`limits.config.KeyConfig`): its digest, the
             models that it may use, and its limits.
         admission: the store of these limits (`limits.config.AdmissionConfig`); memory by default.

@@ -390,6 +390,7 @@ class _History:
         here = f"messages[{len(self._messages)}].content"
         for index, (part, path) in enumerate(given):
             if not isinstance(part, TextPart):
-                self.names[f"{here}[{index}].image_url.url"] = f"{path}.source"
-                self.names[f"{here}[{index}]"] = path
+                # With dots, no path of the request looks like one of chat.
+                self.names[f"{here}[{index}].image_url.url"] = dotted(f"{path}.source")
+                self.names[f"{here}[{index}]"] = dotted(path)
         self._messages.append(make([part for part, _ in given]))

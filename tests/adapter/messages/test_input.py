@@ -188,7 +188,10 @@ def test_images_keep_their_places_in_errors() -> None:
     content = found.messages[0].content
     assert isinstance(content, list)
     assert [part.type for part in content] == ["text", "image_url", "text"]
-    assert found.names["messages[0].content[1].image_url.url"] == "messages[0].content[1].source"
+    assert found.names == {
+        "messages[0].content[1].image_url.url": "messages.0.content.1.source",
+        "messages[0].content[1]": "messages.0.content.1",
+    }
 
 
 def test_an_unseen_image_of_a_result_is_a_line() -> None:
