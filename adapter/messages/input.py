@@ -1,7 +1,7 @@
 """Turn the messages of a Messages request into chat messages (contract of messages, section 3).
 
 Several messages of one role in a row are one turn. The results of calls become messages of their
-own, directly after the message with the calls; what else the turn has follows them.
+own, directly after the message with the calls and in their order; what else the turn has follows.
 """
 
 from __future__ import annotations
@@ -337,7 +337,9 @@ class _History:
     def _close_user(self) -> None:
         results, content = self._results, self._content
         self._results, self._content = [], []
-        for block, path in results:
+        # In the order of the calls, whichever the client sends first.
+        places = {call_id: place for place, call_id in enumerate(self._open)}
+        for block, path in sorted(results, key=lambda one: places[one[0].tool_use_id]):
             self._open.pop(block.tool_use_id, None)
             self._append_result(block, path)
         if not results and not content:

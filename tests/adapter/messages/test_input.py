@@ -87,12 +87,12 @@ def test_instructions_never_separate_a_call_from_its_result() -> None:
 
 
 def test_results_precede_the_rest_of_a_turn() -> None:
-    """Results become messages of their own, in any order of blocks and calls."""
+    """Results become messages of their own in the order of the calls, for any order of blocks."""
     calls = said(text("ok"), call("t1", a=1), call("t2"))
     answer = user(text("go"), result("t2", content="two"), result("t1", content=[text("one")]))
     found = shown(user("Go"), calls, answer)
-    assert [one.get("tool_call_id") for one in found[2:]] == ["t2", "t1", None]
-    assert [one["content"] for one in found] == ["Go", "ok", "two", "one", "go"]
+    assert [one.get("tool_call_id") for one in found[2:]] == ["t1", "t2", None]
+    assert [one["content"] for one in found] == ["Go", "ok", "one", "two", "go"]
     functions = [one["function"] for one in found[1]["tool_calls"]]
     assert functions == [{"name": "f", "arguments": '{"a":1}'}, {"name": "f", "arguments": "{}"}]
 
