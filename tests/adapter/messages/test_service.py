@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -13,7 +14,8 @@ from latimer.adapter.limits.config import digest_of
 from latimer.adapter.service import ModelEntry
 from latimer.backends.errors import Busy
 from support.clients import adapting, client_of
-from support.engines.echo import Echo
+from support.engines.echo import Echo, ids_of
+from support.pdf_files import pdf
 from support.servers import serving
 
 from .requests import PATH, body_of, user
@@ -229,3 +231,28 @@ async def test_min_tokens_are_checked_as_in_chat(demo: httpx2.AsyncClient) -> No
     reply = await demo.post(PATH, json=body_of(min_tokens=5, stop_sequences=["x"]))
     message = told(reply, 400, "invalid_request_error")
     assert message.startswith("min_tokens: not supported together with 'stop_sequences'")
+
+
+async def test_pdf_files_are_read() -> None:
+    """The text of a PDF file is in the prompt and in the count, and a broken one is a 400."""
+
+    def asking(data: bytes) -> dict[str, Any]:
+        encoded = base64.b64encode(data).decode()
+        source = {"type": "base64", "media_type": "application/pdf", "data": encoded}
+        block = {"type": "document", "source": source, "title": "T"}
+        return body_of(messages=[user(block, {"type": "text", "text": "Read."})])
+
+    engine = Echo()
+    async with adapting(engine) as client:
+        body = asking(pdf("The sky is blue."))
+        reply = await client.post(PATH, json=body)
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-latimer-inexact"] == "messages[0].content[0]"
+        size = reply.json()["usage"]["input_tokens"]
+        prompt = bytes(one for one in ids_of(engine.jobs[0]) if one < 256)
+        assert b"Document 'T':\nThe sky is blue.\nRead." in prompt
+        counted = await client.post(f"{PATH}/count_tokens", json=body)
+        assert counted.json() == {"input_tokens": size}
+        broken = await client.post(PATH, json=asking(b"%PDF-1.4 broken"))
+        message = told(broken, 400, "invalid_request_error")
+        assert message.startswith("messages.0.content.0.source.data: the PDF file cannot be read")
