@@ -7,6 +7,8 @@ Section 6 of the contract defines the blocks and the order of events.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,6 +20,7 @@ from ..generation.choice import Delta, Kind
 from .thinking import Thoughts
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_KIND, _TEXT = attrgetter("kind"), attrgetter("text")
 # The prefixes of ids of calls: of chat, and here.
 _CALL, _TOOL_USE = "call_", "toolu_"
 
@@ -234,8 +237,13 @@ def content_of(deltas: Sequence[Delta], shape: Shape) -> tuple[list[dict[str, An
         text = "".join([delta.text for delta in deltas]) if shape.most else ""
         return [{"type": "text", "text": text}] if text else [], False
     output = Output(shape)
-    for delta in deltas:
-        output.add(delta)
+    # A long answer has thousands of deltas, which the event loop would wait for.
+    for kind, group in groupby(deltas, _KIND):
+        if kind == "call":
+            for delta in group:
+                output.add(delta)
+        else:
+            output.add(Delta("".join(map(_TEXT, group)), kind=kind))
     output.end()
     return output.content, output.has_calls
 
