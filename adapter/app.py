@@ -38,6 +38,7 @@ from .errors import (
 )
 from .hosted import NAMES, Limits
 from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store_of
+from .messages.errors import in_api_of
 from .metric_rows import Names
 from .metrics import Metrics
 from .option import option_of
@@ -62,7 +63,7 @@ class Options(TypedDict, total=False):
         model_names: the model names for clients; by default the engine's own name.
         any_model: accept every model name.
         api_keys: reject requests with 401 that do not send one of these keys in
-            `Authorization: Bearer …`. Without keys, every client is accepted.
+            `Authorization: Bearer …` or `x-api-key`. Without keys, every client is accepted.
         keys: more keys, each with a name and its table (`limits.config.KeyConfig`): its digest, the
             models that it may use, and its limits.
         admission: the store of these limits (`limits.config.AdmissionConfig`); memory by default.
@@ -313,9 +314,12 @@ async def _fail(exchange: Exchange, error: Exception) -> None:
     if isinstance(error, HTTPException):
         # Raised by a route or a middleware of the user.
         status = error.status_code
-        data = b"" if status in (204, 304) else orjson.dumps(of_http(status, str(error.detail)))
+        body, own = in_api_of(
+            exchange.scope, status, of_http(status, str(error.detail)), exchange.request_id
+        )
+        data = b"" if status in (204, 304) else orjson.dumps(body)
         headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
-        await exchange.reply(status, data, headers=headers)
+        await exchange.reply(status, data, headers=[*own, *headers])
         return
     # Text from a request must not control the terminal that shows the log.
     trace = printable("".join(traceback.format_exception(error)), keep="\n")
@@ -323,8 +327,8 @@ async def _fail(exchange: Exchange, error: Exception) -> None:
     log.error("request %s%s failed\n%s", exchange.request_id, user, trace)
     if exchange.started:
         raise error
-    status, body = unexpected()
-    await exchange.reply(status, orjson.dumps(body))
+    status, told = unexpected()
+    await exchange.refuse(status, *in_api_of(exchange.scope, status, told, exchange.request_id))
 
 
 def policy_of(options: Mapping[str, Any]) -> Policy:
@@ -571,9 +575,17 @@ def _path_in(scope: Scope) -> str:
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
+# The paths by which Claude Code looks for a server when it starts.
+_PROBED = frozenset({"", "/", "/api/hello"})
+
+
 async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request for an unknown path, or a handshake of a WebSocket."""
     if scope["type"] == "http":
+        if scope["method"] == "HEAD" and _path_in(scope) in _PROBED:
+            exchange: Exchange = scope[EXCHANGE]
+            await exchange.reply(200, b"")
+            return
         asked = shortened(f"{scope['method']} {scope['path']}")
         raise InvalidRequest(f"Invalid URL ({asked})", status=404)
     if "websocket.http.response" not in (scope.get("extensions") or ()):

@@ -98,18 +98,26 @@ class Keys:
         self._owners, self.grants, self.needed = others._owners, others.grants, others.needed
 
     def find(self, request: Request) -> str | None:
-        """Return the owner of a request's key, as a digest; None if it has no known key."""
+        """Return the owner of a request's key, as a digest; None if it has no known key.
+
+        Clients of Anthropic's API send a key in `x-api-key`, some also another one as OpenAI's do.
+        """
         for name, value in request.scope["headers"]:
             if name == b"authorization":
                 scheme, _, key = value.partition(b" ")
                 if scheme.lower() != b"bearer":
-                    return None
-                key = key.strip(b" \t")
+                    continue
+            elif name == b"x-api-key":
+                key = value
+            else:
+                continue
+            key = key.strip(b" \t")
+            owner = self._owners.get(sha256(key).digest())
+            if owner is None and not key.isascii():
+                # Some clients send Latin-1.
+                key = key.decode("latin-1").encode()
                 owner = self._owners.get(sha256(key).digest())
-                if owner is None and not key.isascii():
-                    # Some clients send Latin-1.
-                    key = key.decode("latin-1").encode()
-                    owner = self._owners.get(sha256(key).digest())
+            if owner is not None:
                 return owner
         return None
 
@@ -141,7 +149,9 @@ def _key_of(request: Request) -> bytes | None:
     value = request.headers.get("authorization", "").encode("latin-1")
     scheme, _, key = value.partition(b" ")
     key = key.strip(b" \t")
-    return key if scheme.lower() == b"bearer" and key else None
+    if scheme.lower() == b"bearer" and key:
+        return key
+    return request.headers.get("x-api-key", "").encode("latin-1").strip(b" \t") or None
 
 
 def _digest(key: bytes) -> bytes:

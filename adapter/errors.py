@@ -427,8 +427,8 @@ _MESSAGES: Mapping[type[RequestError], Callable[[Any], str]] = {
     ),
     InvalidGrammar: lambda error: f"Invalid '{error.param}': {summed_up(error.reason)}.",
     UnreadableMedia: lambda error: (
-        f"Invalid '{error.param}': the file cannot be read. Supported formats are PNG, JPEG, GIF "
-        "and BMP for images, and WAV, MP3 and FLAC for audio."
+        f"Invalid '{error.param}': the file cannot be read. Supported formats are PNG, JPEG, GIF, "
+        "BMP and WebP for images, and WAV, MP3 and FLAC for audio."
     ),
     UnknownToken: lambda error: (
         f"Invalid '{error.param}': {error.token} is not a token id of this model. Expected an id "

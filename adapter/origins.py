@@ -218,7 +218,7 @@ def _is_localhost(name: str) -> bool:
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = (
-    "x-request-id", "openai-processing-ms", "x-latimer-ignored", "x-latimer-inexact",
+    "x-request-id", "request-id", "openai-processing-ms", "x-latimer-ignored", "x-latimer-inexact",
     "x-latimer-engine", "x-latimer-affinity", "x-latimer-model", "retry-after", "retry-after-ms",
     "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
     "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",

@@ -22,8 +22,9 @@ from ..backends.http import FORWARDED
 from ..backends.queue import Ticket
 from ..schemas import limits
 from .dialects import Draft
-from .errors import Header, InvalidRequest, as_ascii, error_event, render, with_names
+from .errors import Header, InvalidRequest, as_ascii, error_event, with_names
 from .limits.leases import Grant, Lease
+from .messages.errors import render_as
 from .parts import count_values, most_values
 from .record import Record, Trace
 
@@ -331,8 +332,12 @@ class Exchange(Request):
             return
         if self.draft is not None and isinstance(error, RequestError):
             error = with_names(error, self.draft.names)
-        status, body, headers = render(error)
-        await self.reply(status, orjson.dumps(body), headers=headers)
+        await self.refuse(*render_as(self.scope, error, self.request_id))
+
+    async def refuse(self, status: int, body: Any, headers: Iterable[Header]) -> None:
+        """Send the object of an error; headers that the response has already are not repeated."""
+        new = [header for header in headers if header not in self.response_headers]
+        await self.reply(status, orjson.dumps(body), headers=new)
 
     async def start(self, status: int, content_type: bytes, headers: Iterable[Header] = ()) -> None:
         """Send the status and the headers of a response; chunks follow."""

@@ -54,7 +54,7 @@ class Later:
         return endpoint
 
 
-async def refuse(exchange: Exchange, _service: Service) -> None:
+async def refuse(exchange: Exchange, _service: Service, *_values: str) -> None:
     """Refuse a request; with 404, because clients repeat it after an error of the server.
 
     Raises:
@@ -106,6 +106,11 @@ ROUTES: Mapping[str, Methods] = {
         "GET": Later("conversations", "retrieve_item"),
         "DELETE": Later("conversations", "delete_item"),
     },
+    # Anthropic's API.
+    "/messages": {"POST": Later("messages", "create_message")},
+    "/messages/count_tokens": {"POST": Later("messages", "count_message_tokens")},
+    "/messages/batches": {"GET": refuse, "POST": refuse},
+    "/messages/batches/{rest:path}": {"GET": refuse, "POST": refuse, "DELETE": refuse},
     "/embeddings": {"POST": Later("embeddings", "create_embeddings")},
     "/rerank": {"POST": Later("embeddings", "rerank")},
     # Cohere's clients add this path to their base URL.

@@ -38,6 +38,7 @@ CLIENT_GONE = "client_gone"
 OPERATIONS = {
     "/chat/completions": "chat",
     "/responses": "chat",
+    "/messages": "chat",
     "/completions": "text_completion",
     "/embeddings": "embeddings",
     "/rerank": "rerank",

@@ -37,10 +37,11 @@ from .hosted import HostedLimit, refused
 from .request import Exchange, parameters
 
 if TYPE_CHECKING:
+    from ..schemas.anthropic.messages import CountTokensRequest
     from ..schemas.openai.responses import ResponseRequest
 
-    # The requests for generated text; each has its own table of other servers' fields.
-    TextRequest: TypeAlias = CompletionRequest | ChatRequest | ResponseRequest
+    # The requests for generated text.
+    TextRequest: TypeAlias = CompletionRequest | ChatRequest | ResponseRequest | CountTokensRequest
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Request)
@@ -51,9 +52,10 @@ NESTED = frozenset(
         "adapter", "allowed_tools", "assistant", "audio", "content", "conversation", "custom",
         "documents", "file", "format", "function", "function_call", "functions", "grammar",
         "image_url", "input", "input_audio", "items", "json_schema", "messages", "output",
-        "prediction", "prompt_cache_breakpoint", "prompt_cache_options", "reasoning",
-        "response_format", "stream_options", "summary", "system", "templates", "text", "tool_calls",
-        "tool_choice", "tools", "user", "web_search_options",
+        "output_config", "output_format", "prediction", "prompt_cache_breakpoint",
+        "prompt_cache_options", "reasoning", "response_format", "source", "stream_options",
+        "summary", "system", "templates", "text", "tool_calls", "tool_choice", "tools", "user",
+        "web_search_options",
     }
 )  # fmt: skip
 
@@ -409,7 +411,7 @@ def _listed(names: list[str]) -> bytes:
     return value.encode()
 
 
-def check_stream_options(request: TextRequest) -> bool:
+def check_stream_options(request: CompletionRequest | ChatRequest | ResponseRequest) -> bool:
     """Return True if the stream is to end with its usage (contract 2.1).
 
     Raises:
@@ -449,7 +451,7 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
     first = next((d for d in details if d["type"] == "missing"), details[0])
     kind, value = first["type"], first["input"]
     context: dict[str, Any] = first.get("ctx") or {}
-    path = _path(first["loc"], body, schema, kind == "missing")
+    path = path_of(first["loc"], body, schema, kind == "missing")
     if kind == "openai":
         path = shortened(path + context["path"])
         path = path.replace("[", ".[") if context["dotted"] else path
@@ -462,7 +464,7 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
         return _wrong_type(path, _TYPES[kind], value)
     is_key = first["loc"][-1] == "[key]"
     if is_key:
-        path = _path(first["loc"][:-2], body, schema, False)
+        path = path_of(first["loc"][:-2], body, schema, False)
     return _bounds(kind, path, value, context, is_key) or _choices(kind, path, value, context)
 
 
@@ -540,7 +542,7 @@ def _choices(kind: str, path: str, value: Any, context: dict[str, Any]) -> Inval
     return wrong_value(path, "the value is not allowed here.")
 
 
-def _path(loc: tuple[int | str, ...], body: Any, schema: Any, is_missing: bool) -> str:
+def path_of(loc: tuple[int | str, ...], body: Any, schema: Any, is_missing: bool) -> str:
     """Return a field's path in OpenAI's form: `messages[0].content[1].type`.
 
     pydantic's location also contains the tags of unions. The schema identifies them,
@@ -595,7 +597,9 @@ def _inner(schema: Any, step: int | str) -> Any:
 
 
 _FIELD, _FLAT = "response_format", "text.format"
-_NAMED = frozenset((*GRAMMAR_FIELDS, _FIELD, "text"))
+# Anthropic's field, and its former name.
+_OUTPUT, _FORMER = "output_config.format", "output_format"
+_NAMED = frozenset((*GRAMMAR_FIELDS, _FIELD, "text", "output_config", _FORMER))
 _SCHEMA = f"{_FIELD}.json_schema.schema"
 _OBJECT = '{"type":"object"}'
 
@@ -610,7 +614,7 @@ def grammar_of(request: TextRequest, capabilities: Capabilities) -> Grammar | No
     if _NAMED.isdisjoint(request.__pydantic_fields_set__):
         return None
     found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
-    form = _text_format(request) if request.endpoint == "responses" else _response_format(request)
+    form = _FORMATS[request.endpoint or "responses"](request)
     if form is not None:
         found.append(form)
     if not found:
@@ -679,6 +683,29 @@ def _text_format(request: ResponseRequest) -> Grammar | None:
         return Grammar("json_schema", _OBJECT, _FLAT)
     name = f" for response_format '{shortened(form.name)}'"
     return Grammar("json_schema", _schema_text(form.schema_, name, path), path)
+
+
+def _output_format(request: CountTokensRequest) -> Grammar | None:
+    """Return the grammar of `output_config.format` (contract of messages, 2.1)."""
+    config = request.output_config
+    form, path = None if config is None else config.format, _OUTPUT
+    if request.output_format is not None:
+        if form is not None:
+            raise wrong_value(_FORMER, f"'{_OUTPUT}' is set already. Omit one of them.")
+        form, path = request.output_format, _FORMER
+    if form is None:
+        return None
+    path = f"{path}.schema"
+    _check(form.schema_, "", path)
+    return Grammar("json_schema", orjson.dumps(form.schema_).decode(), path)
+
+
+_FORMATS: Mapping[str, Callable[[Any], Grammar | None]] = {
+    "chat": _response_format,
+    "completions": _response_format,
+    "messages": _output_format,
+    "responses": _text_format,
+}
 
 
 def _check_known(form: Request, field: str, schema: str) -> None:

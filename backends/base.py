@@ -170,6 +170,8 @@ class Generation:
             serves another model. Empty if any model will do.
         streamed: False if nobody needs the text before its end; an engine may then yield it whole.
         prediction: text that the answer is expected to repeat, for engines that can draft it.
+        clips: True if `max_tokens` may be more than the context has room for; the answer then ends
+            with the context.
     """
 
     prompt: Prompt
@@ -185,6 +187,7 @@ class Generation:
     fingerprint: str = ""
     streamed: bool = True
     prediction: str = ""
+    clips: bool = False
 
 
 @dataclass(slots=True)

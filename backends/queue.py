@@ -94,6 +94,8 @@ class Ticket:
             before the first event of the call.
         affinity: `hit`, `miss` or `none`, for what that engine had in its prompt cache.
         waited: the seconds that the call waited for a place which waited longest.
+        input: the tokens of the last call's prompt, as `Finish` counts them; 0 until the engine has
+            said it, or before the first event of its stream.
         prompt, generated: the tokens of calls that were cancelled or have failed, as far as their
             engines have said.
         looked_up, cached: the tokens of their prompts for which an engine says what its cache had,
@@ -102,13 +104,13 @@ class Ticket:
     """
 
     __slots__ = (
-        "admitted", "affinity", "cached", "engine", "generated", "jobs", "key", "looked_up",
+        "admitted", "affinity", "cached", "engine", "generated", "input", "jobs", "key", "looked_up",
         "prompt", "session", "tier", "tries", "waited", "weight",
     )  # fmt: skip
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
         self.admitted = False
-        self.jobs = self.prompt = self.generated = self.looked_up = self.cached = 0
+        self.jobs = self.prompt = self.generated = self.input = self.looked_up = self.cached = 0
         self.tier = tier
         self.key = self.session = self.engine = self.affinity = ""
         self.weight = 1.0

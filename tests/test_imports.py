@@ -19,11 +19,15 @@ FLOORS = ("adapter", "backends", "schemas")
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("schemas/*.py",),
     ("schemas/native/*.py", "schemas/openai/*.py"),
+    ("schemas/anthropic/*.py",),
     ("backends/*.py",),
     ("backends/grammar/*.py",),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
     ("backends/fleet/*.py",),
-    ("adapter/data_urls.py", "adapter/errors.py", "adapter/parts.py"),
+    (
+        "adapter/data_urls.py", "adapter/errors.py", "adapter/messages/errors.py",
+        "adapter/parts.py",
+    ),
     # Fields of other servers.
     ("adapter/dialects/*.py",),
     # The limits of keys.
@@ -57,6 +61,13 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         for name in (
             "__init__", "files", "input", "items", "output", "pdf_reader", "replicas", "response",
             "tools", "truncation",
+        )
+    ),
+    tuple(
+        f"adapter/messages/{name}.py"
+        for name in (
+            "__init__", "input", "message", "models", "output", "parts", "request", "thinking",
+            "tools",
         )
     ),
     ("adapter/endpoints/*.py",),

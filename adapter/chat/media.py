@@ -22,7 +22,8 @@ from .. import data_urls
 from ..errors import InvalidRequest, wrong_value
 from ..service import ServedModel
 
-# Formats that llama.cpp reads (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC.
+# Formats that llama.cpp reads (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC. WebP is
+# converted.
 _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
     "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
     "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
@@ -121,11 +122,14 @@ async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Me
             else:
                 param = f"{here}.image_url.url"
                 data = await _image(part.image_url.url, param, served)
+            is_webp = kind == "image" and data[:4] == b"RIFF" and data[8:12] == b"WEBP"
             # koboldcpp drops files that it cannot read, without an error.
-            if not data.startswith(_BEGINNINGS[kind]):
+            if not data.startswith(_BEGINNINGS[kind]) and not is_webp:
                 raise UnreadableMedia(param)
             check = _check_pixels if kind == "image" else _check_length
             await offload.run(len(data), check, data, param)
+            if is_webp:
+                data = await offload.run(offload.UNKNOWN, _as_png, data, param)
             found.append(Media(kind, data, param))
     return tuple(found)
 
@@ -153,6 +157,23 @@ def _inline(url: str, param: str) -> bytes:
             "invalid_image_format",
         )
     return _decoded(data_urls.decode, url, param)
+
+
+def _as_png(data: bytes, param: str) -> bytes:
+    """Return a WebP file, which no engine reads, as PNG; of an animation, the first picture."""
+    # Few images are of this kind, and the library takes 5 MB.
+    from PIL import Image
+
+    out = io.BytesIO()
+    try:
+        with Image.open(io.BytesIO(data), formats=("WEBP",)) as picture:
+            mode = "RGBA" if picture.has_transparency_data else "RGB"
+            # Time matters more than size, because the engine has the file for a moment only.
+            picture.convert(mode).save(out, "PNG", compress_level=1)
+    except Exception:
+        # The library does not document its exceptions for broken files.
+        raise UnreadableMedia(param) from None
+    return out.getvalue()
 
 
 def _check_pixels(data: bytes, param: str) -> None:

@@ -62,6 +62,7 @@ class ChatTurn(NamedTuple):
         opening: the end of the prompt, if the request names it.
         is_plain: True if each message is known to be a role and a text (`are_plain`).
         reply: the ids of the tokens that the reply begins with.
+        clips: see `Generation`.
     """
 
     messages: Sequence[Message]
@@ -80,6 +81,7 @@ class ChatTurn(NamedTuple):
     opening: instruct.Opening | None = None
     is_plain: bool = False
     reply: Sequence[int] = ()
+    clips: bool = False
 
 
 class ChatJob(NamedTuple):
@@ -177,6 +179,7 @@ def prepare_plain(turn: ChatTurn, served: ServedModel) -> ChatJob | None:
         turn.owner,
         turn.answer,
         fingerprint=model.fingerprint,
+        clips=turn.clips,
     )
     return ChatJob(job, None, _shape(False, False, (), served.policy.reasoning), ())
 
@@ -211,6 +214,9 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
             "them in a user message.",
             "messages",
         )
+    if turn.tool_set is not None and turn.tool_set.mode == "none":
+        # The prompt has shown them.
+        turn = turn._replace(tool_set=None)
     stops = tuple(dict.fromkeys((*turn.stops, *markers)))
     if prompt.changed:
         inexact.append("messages")
@@ -236,6 +242,7 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
         grammar=grammar,
         preserved_tokens=preserved_tokens,
         fingerprint=model.fingerprint,
+        clips=turn.clips,
     )
     field = served.policy.reasoning
     shape = _shape(form is not None, False, (), field)

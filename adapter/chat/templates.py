@@ -224,6 +224,12 @@ def variables_of(
 
 
 @lru_cache(maxsize=64)
+def can_switch(source: str) -> bool:
+    """Return True if a template can switch reasoning on and off."""
+    return any(_uses(source, name) for name in SWITCHES)
+
+
+@lru_cache(maxsize=64)
 def _uses(source: str, name: str) -> bool:
     """Return True if a template uses a variable; the word can also occur in a tag or in text."""
     return name in source and (name != "thinking" or _THINKING.search(source) is not None)

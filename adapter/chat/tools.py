@@ -49,7 +49,8 @@ from .formats import ToolCallFormat
 from .formats.base import FunctionSchema
 from .parsers import INPUT
 
-Mode = Literal["auto", "required", "named"]
+# With `none`, the model sees the tools and may call none of them.
+Mode = Literal["auto", "required", "named", "none"]
 
 
 class ToolSet(NamedTuple):

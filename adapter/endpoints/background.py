@@ -17,8 +17,7 @@ from ...backends.errors import EngineError, EngineUnavailable, LatimerError
 from ...backends.fleet.loading import REQUEST
 from ...schemas.openai.responses import ResponseRequest
 from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
-from ..generation.frames import in_stream
-from ..generation.keepalive import COMMENT
+from ..generation.frames import COMMENT, in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
 from ..request import EVENT_STREAM, Exchange

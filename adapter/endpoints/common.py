@@ -24,6 +24,7 @@ from ..store.records import Record, time_of
 from ..store.store import Store
 
 if TYPE_CHECKING:
+    from ...schemas.anthropic.messages import CountTokensRequest
     from ...schemas.openai.responses import ResponseRequest
 
 # The names in responses (contract 3.9); the others stay as they are.
@@ -162,7 +163,7 @@ def record_of(
 
 
 def chosen_format(
-    request: ChatRequest | ResponseRequest, served: ServedModel
+    request: ChatRequest | ResponseRequest | CountTokensRequest, served: ServedModel
 ) -> InstructFormat | None:
     """Return the instruct format of a request or of the model, if one replaces the template."""
     own = None

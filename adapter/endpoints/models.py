@@ -28,7 +28,9 @@ from ...schemas.openai.models import (
 )
 from ..chat.profile import known_profile
 from ..errors import StoreUnavailable
-from ..request import Exchange
+from ..messages.errors import speaks_anthropic
+from ..messages.models import info_of, page_of
+from ..request import Exchange, parameters
 from ..service import ServedModel, Service
 from ..validation import read
 
@@ -60,6 +62,11 @@ class Abilities(NamedTuple):
 async def list_models(exchange: Exchange, service: Service) -> None:
     """List every model name that requests may use."""
     models = await service.models(exchange.grant)
+    if speaks_anthropic(exchange.scope):
+        infos = [await _info(name, served) for name, served in models.items()]
+        page = page_of(infos, parameters(exchange.scope["query_string"]))
+        await _reply_to_anthropic(exchange, page)
+        return
     reply: ModelList = {
         "object": "list",
         "data": [
@@ -76,11 +83,29 @@ async def retrieve_model(exchange: Exchange, service: Service, name: str) -> Non
     spellings = (name, unquote(name), name.lstrip("/"))
     name = next((spelling for spelling in spellings if spelling in names), name)
     known = names.get(name)
+    if speaks_anthropic(exchange.scope):
+        if name not in names:
+            known = await service.resolve(name, exchange.grant)
+        await _reply_to_anthropic(exchange, await _info(name, known))
+        return
     if name in names and known is None:
         reply: Any = _unknown(name)
     else:
         reply = await _described(name, known or await service.resolve(name, exchange.grant))
     await exchange.reply(200, orjson.dumps(reply))
+
+
+async def _info(name: str, served: ServedModel | None) -> dict[str, Any]:
+    """Return Anthropic's object for a model; `served` is None if no engine has described it."""
+    if served is None:
+        return info_of(name)
+    reasons = (await abilities_of(served)).reasoning
+    return info_of(name, served.model, reasons, "json_schema" in served.capabilities.grammars)
+
+
+async def _reply_to_anthropic(exchange: Exchange, reply: Any) -> None:
+    own = (b"request-id", exchange.request_id.encode())
+    await exchange.reply(200, orjson.dumps(reply), headers=[own])
 
 
 def _unknown(name: str) -> ModelObject:

@@ -181,12 +181,13 @@ class Choice:
     Attributes:
         finish: the last event of the choice, or None before it has come.
         reason: its finish reason, or None before.
+        stop: the stop sequence that ended it, or None.
         reasoning: the reasoning of the choice.
     """
 
     __slots__ = (
         "_echo", "_incomplete", "_matcher", "_parts", "_placer", "_released", "_stops", "finish",
-        "reason",
+        "reason", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -207,6 +208,7 @@ class Choice:
         self._placer: TokenAligner | None = None
         self.finish: Finish | None = None
         self.reason: FinishReason | None = None
+        self.stop: str | None = None
 
     def start(self) -> Sequence[Delta]:
         """Return the echoed prompt if it is known without the engine."""
@@ -282,11 +284,14 @@ class Choice:
         rest: Sequence[Delta] = () if parts is None else parts.end(self._placer)
         source = self._matcher if parts is None else parts
         stop = None if source is None else source.stop
-        if stop is None and event.reason == "stop" and event.stop not in self._stops:
-            raise EngineError(
-                f"The engine stopped at {event.stop!r}, which is not a stop sequence of the "
-                "request. Is a reverse prompt set on the engine?"
-            )
+        if stop is None and event.reason == "stop":
+            stop = event.stop
+            if stop not in self._stops:
+                raise EngineError(
+                    f"The engine stopped at {stop!r}, which is not a stop sequence of the "
+                    "request. Is a reverse prompt set on the engine?"
+                )
+        self.stop = stop
         if parts is None and (self._matcher or self._placer or self._echo.keep_end):
             rest = self._rest(event)
         if stop is None and event.reason == "length":

@@ -18,13 +18,17 @@ import orjson
 from typing_extensions import override
 
 from ...backends.errors import LatimerError
+from ...backends.queue import Ticket
 from ...schemas.openai.common import FinishReason, StreamOptions, Usage
 from ..errors import DONE, error_event
-from .choice import Delta
+from .choice import Choice, Delta
 from .logprobs import Entry
 
 if TYPE_CHECKING:
     from ...schemas.openai.responses import ResponseStreamOptions
+
+# Clients ignore the comments of server-sent events.
+COMMENT = b": keep-alive\n\n"
 
 
 class ChunkEncoder:
@@ -39,10 +43,16 @@ class ChunkEncoder:
     Attributes:
         keeps: True if the frames make the response object of the stream from deltas that they keep.
         is_plain: True if a delta of content without tokens is one frame of `texts`.
+        choices: the choices of the stream, before its first frame.
+        party: the request as engines know it, which learns the size of the prompt.
+        comment: the frame that is sent in silence.
     """
 
     keeps = False
     is_plain = False
+    choices: Sequence[Choice] = ()
+    party: Ticket | None = None
+    comment = COMMENT
 
     def __init__(
         self,

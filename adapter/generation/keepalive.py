@@ -14,8 +14,8 @@ from ...backends.base import Backend
 from ...backends.errors import LatimerError
 from ...backends.queue import Ticket
 from ..request import EVENT_STREAM, Exchange
+from .frames import ChunkEncoder
 
-COMMENT = b": keep-alive\n\n"
 # Ticks per interval: a comment follows after three to four of them without a frame.
 TICKS = 4
 # The value of `KeepAlive.idle` while a frame is being sent. Ticks never make it positive.
@@ -38,12 +38,13 @@ class KeepAlive:
     """
 
     __slots__ = (
-        "__weakref__", "_backend", "_exchange", "_is_sending", "_streams", "idle", "party",
-        "writing",
+        "__weakref__", "_backend", "_exchange", "_frames", "_is_sending", "_streams", "idle",
+        "party", "writing",
     )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, backend: Backend) -> None:
+    def __init__(self, exchange: Exchange, backend: Backend, frames: ChunkEncoder) -> None:
         self._exchange = exchange
+        self._frames = frames
         self._backend = backend
         self._is_sending = False
         self._streams: _Streams = set()
@@ -92,7 +93,7 @@ class KeepAlive:
                     # A stream that waits for its model may have sent a comment meanwhile.
                     await exchange.start(200, EVENT_STREAM)
             self._is_sending = True
-            await exchange.chunk(COMMENT)
+            await exchange.chunk(self._frames.comment)
         except (LatimerError, OSError):
             # The engine is not available, so the request will fail with its own error. Or the
             # client has disconnected, which ends the request.

@@ -43,12 +43,14 @@ class Result(NamedTuple):
         deltas: all deltas of the choice, with those of an echoed prompt; none if the frames of a
             stream keep them.
         score: the mean log-probability, which ranks choices.
+        stop: the stop sequence that ended it, or None.
     """
 
     deltas: Sequence[Delta]
     finish_reason: FinishReason
     logprobs: Any = None
     score: float = 0.0
+    stop: str | None = None
 
     @property
     def text(self) -> str:
@@ -77,17 +79,22 @@ class Answer:
     store: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None
 
     def result(
-        self, prompt: Sequence[Delta], deltas: Sequence[Delta], reason: FinishReason, end: Finish
+        self,
+        prompt: Sequence[Delta],
+        deltas: Sequence[Delta],
+        reason: FinishReason,
+        end: Finish,
+        stop: str | None,
     ) -> Result:
         """Return the choice with these deltas, after those of an echoed prompt."""
         everything = [*prompt, *deltas] if prompt else deltas
         if self.show is None and self.best is None:
-            return Result(everything, reason)
+            return Result(everything, reason, stop=stop)
         generated = [entry for delta in deltas for entry in delta.entries]
         shown = None
         if self.show is not None:
             shown = self.show([*chain.from_iterable(one.entries for one in prompt), *generated])
-        return Result(everything, reason, shown, mean(generated, end.end))
+        return Result(everything, reason, shown, mean(generated, end.end), stop)
 
 
 class JsonSink(Sink):
@@ -151,9 +158,10 @@ class JsonSink(Sink):
         deltas = [*deltas, *rest] if rest else deltas
         prompt = self._prompts[index]
         if prompt or self._needs_tokens:
-            self._results[index] = self._answer.result(prompt, deltas, reason, event)
+            found = self._answer.result(prompt, deltas, reason, event, choice.stop)
+            self._results[index] = found
         else:
-            self._results[index] = Result(deltas, reason)
+            self._results[index] = Result(deltas, reason, stop=choice.stop)
 
     @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
@@ -212,7 +220,7 @@ class StreamSink(Sink):
         self._last = b""
         # True if the stream is the text of one choice: most are no more than that.
         self._is_text = False
-        self.comments = KeepAlive(exchange, served.backend)
+        self.comments = KeepAlive(exchange, served.backend, frames)
         # A response that is sent in one piece needs its end before its head. One in the background
         # has readers of its own, which get comments.
         is_silent = self.at_once or exchange.is_detached
@@ -220,7 +228,7 @@ class StreamSink(Sink):
 
     @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
-        self._choices = choices
+        self._choices = self._frames.choices = choices
         self._per_prompt = per_prompt
         self._starts = [choice.start() for choice in choices]
         self._is_text = (
@@ -332,12 +340,13 @@ class StreamSink(Sink):
 
     def _end(self, event: Finish) -> bytes:
         index = event.choice
-        rest, reason = self._choices[index].end(event)
+        choice = self._choices[index]
+        rest, reason = choice.end(event)
         self._ended += 1
         data = self._framed(index, rest) + self._frames.end(index, reason)
         if self._answer.keeps:
             deltas = self._kept[index] if self._kept else ()
-            self._results[index] = self._answer.result((), deltas, reason, event)
+            self._results[index] = self._answer.result((), deltas, reason, event, choice.stop)
         return data
 
     def _framed(self, index: int, deltas: Sequence[Delta]) -> bytes:
@@ -400,6 +409,7 @@ def respond(
             plan.party = sink.comments.party
         else:
             sink.comments.party = plan.party
+        frames.party = plan.party
     if frames is None or sink.at_once:
         # The engine may yield texts whole, because the response is sent at the end.
         for job in plan.jobs:

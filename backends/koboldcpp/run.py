@@ -72,7 +72,8 @@ async def input_of(server: Server, job: Generation, model: Model) -> tuple[str, 
             check_text(text)
             return text, most, None
     text, count, tokens = await counted(server, job, model)
-    return text, model.context - count if most is None else most, tokens
+    room = model.context - count
+    return text, room if most is None else min(most, room), tokens
 
 
 def check_text(text: str) -> None:
@@ -100,7 +101,8 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
     count = tokens + model.adds_bos
     if not count:
         raise EmptyPrompt
-    if count + (job.max_tokens or 0) > model.context or count >= model.context:
+    wanted = 0 if job.clips else job.max_tokens or 0
+    if count + wanted > model.context or count >= model.context:
         raise ContextExceeded(model.context, tokens, job.max_tokens or 0)
     return text, count, tokens
 
@@ -174,6 +176,7 @@ class Run:
         # The number of the engine's generations after the last call, for grammars.
         self._generations = 0
         self._party = job.party or Ticket()
+        self._party.input = prompt_tokens or 0
         self._has_turn = False
 
     async def take(self) -> None:

@@ -381,7 +381,8 @@ class LlamaCpp(Backend):
         if prompt[-1] < 0:
             raise ends_with_media(ENGINE)
         room = model.context - len(prompt)
-        if room < 0 or (job.max_tokens or 0) > room or (room == 0 and job.max_tokens != 0):
+        wanted = 0 if job.clips else job.max_tokens or 0
+        if room < 0 or wanted > room or (room == 0 and job.max_tokens != 0):
             raise ContextExceeded(model.context, count, job.max_tokens or 0)
         if job.prompt.logprobs is not None and not count:
             # The prompt is only a BOS token, so there is nothing to score.
@@ -397,10 +398,12 @@ class LlamaCpp(Backend):
             if (token := vocabulary.mark(mark)) is not None and token not in vocabulary.ends
         }
         mailbox = Mailbox(asyncio.get_running_loop())
-        max_tokens = room if job.max_tokens is None else job.max_tokens
+        max_tokens = room if job.max_tokens is None else min(job.max_tokens, room)
+        party = job.party or Ticket()
+        party.input = count
         task = Task(
             job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks,
-            job.party or Ticket(), not (job.streamed or job.stops.by_reader), prediction,
+            party, not (job.streamed or job.stops.by_reader), prediction,
         )  # fmt: skip
         return task, mailbox
 

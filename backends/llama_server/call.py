@@ -187,8 +187,12 @@ class Call:
                 continue
             try:
                 events = stream.parse(data)
-                if self._job.prompt.media and not self._begun:
-                    self._begin(events[0])
+                if not self._begun:
+                    self._begun = True
+                    if self._job.prompt.media:
+                        self._begin(events[0])
+                    if self._job.party is not None:
+                        self._job.party.input = events[0]["tokens_evaluated"] - stream.bos_count
                 batch = stream.feed(events) if self._read is None else await self._read(events)
                 if events[-1]["stop"]:
                     check_model(events[-1], self._names)
@@ -209,7 +213,6 @@ class Call:
 
     def _begin(self, event: dict[str, Any]) -> None:
         """Read the length of a prompt with media, which only the server knows."""
-        self._begun = True
         self._stream.check_room(event, self._context)
         if self._job.logprobs is not None:
             self._tokens.prompt_tokens = self._stream.prompt_tokens(event)

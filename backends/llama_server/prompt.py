@@ -33,7 +33,8 @@ def text_prompt(job: Generation, model: Model) -> str | None:
         or not content.parse_special
         or prompt.media
         or prompt.suffix is not None
-        or len(content.text.encode()) + 2 > model.context - (job.max_tokens or 0)
+        or len(content.text.encode()) + 2
+        > model.context - (0 if job.clips else job.max_tokens or 0)
     ):
         return None
     if not content.text and not model.adds_bos:
@@ -87,7 +88,7 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
         ids, count = prompt, len(prompt) - job.prompt.bos_count
     if not ids:
         raise EmptyPrompt
-    if len(ids) + (job.max_tokens or 0) > model.context:
+    if len(ids) + (0 if job.clips else job.max_tokens or 0) > model.context:
         raise ContextExceeded(model.context, count, job.max_tokens or 0)
     if job.prompt.logprobs is not None:
         check_ids("prompt", ids, len((await server.facts()).vocabulary))

@@ -418,7 +418,7 @@ class ChoiceStream:
     ) -> None:
         self._job = job
         self._choice = choice
-        self._hidden = bos_count
+        self.bos_count = bos_count
         self._steps: list[Step] = []
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
@@ -435,13 +435,14 @@ class ChoiceStream:
         Raises:
             ContextExceeded: prompt and completion do not fit.
         """
-        prompt, wanted = self.prompt_tokens(event), self._job.max_tokens or 0
-        if prompt + self._hidden + wanted > context:
+        job, prompt = self._job, self.prompt_tokens(event)
+        wanted = job.max_tokens or 0
+        if prompt + self.bos_count + (0 if job.clips else wanted) > context:
             raise ContextExceeded(context, prompt, wanted)
 
     def prompt_tokens(self, event: Mapping[str, Any]) -> int:
         """Return the number of the client's own prompt tokens, which every event has."""
-        return max(whole_of(event["tokens_evaluated"]) - self._hidden, 0)
+        return max(whole_of(event["tokens_evaluated"]) - self.bos_count, 0)
 
     def parse(self, events: list[bytes]) -> list[dict[str, Any]]:
         """Parse the events of a chunk; `feed` checks their contents.
@@ -564,7 +565,7 @@ class ChoiceStream:
     def stopped(self) -> Finish:
         """Return the end of a choice that its reader has cut."""
         event = self.event
-        prompt = max(event["tokens_evaluated"] - self._hidden, 0)
+        prompt = max(event["tokens_evaluated"] - self.bos_count, 0)
         cached = event["timings"]["cache_n"] if "timings" in event else 0
         count = max(min(cached, prompt), 0)
         return Finish(self._choice, "stop", None, prompt, self._predicted, count)
@@ -608,7 +609,7 @@ class ChoiceStream:
             end, stop = cut(text, self._job.stops.texts)
             if stop is not None:
                 completion = begun_before(end, self._token_starts())
-        prompt = read - self._hidden
+        prompt = read - self.bos_count
         cached = max(min(cached, prompt), 0)
         finish = Finish(self._choice, _REASONS[kind], word, max(prompt, 0), completion, cached)
         return [*events, finish]

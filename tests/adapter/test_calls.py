@@ -15,6 +15,11 @@ MOST = {
     "completion, token": 5,
     "completion, token in a burst": 0,
     "completion, token of a plain response": 1,
+    # At most 1.1 times those of chat.
+    "messages": 99,
+    "messages, token": 5,
+    "messages, token in a burst": 0,
+    "messages, token of a plain response": 1,
     "over llama-server: chat": 128,
     "over llama-server: chat, token": 17,
     "over llama-server: chat, token in a burst": 0,
@@ -23,6 +28,10 @@ MOST = {
     "over llama-server: completion, token": 17,
     "over llama-server: completion, token in a burst": 0,
     "over llama-server: completion, token of a plain response": 1,
+    "over llama-server: messages": 139,
+    "over llama-server: messages, token": 18,
+    "over llama-server: messages, token in a burst": 0,
+    "over llama-server: messages, token of a plain response": 1,
     # Metrics, the log, and spans without an SDK; what they do after a request counts too.
     "observed, over llama-server: chat": 138,
     "observed, over llama-server: chat, token": 17,

@@ -273,7 +273,7 @@ async def fewest(app: App, path: str, body: bytes) -> Counter[str]:
 def body_of(path: str, tokens: int, stream: bool) -> bytes:
     """Return the body of a request."""
     body: dict[str, Any] = {"model": "m", "max_tokens": tokens, "temperature": 0}
-    if path.endswith("chat/completions"):
+    if not path.endswith("/completions") or path.endswith("chat/completions"):
         body["messages"] = [{"role": "user", "content": "Hello"}]
     else:
         body["prompt"] = "Hello"
@@ -281,6 +281,9 @@ def body_of(path: str, tokens: int, stream: bool) -> bytes:
 
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+# The apps whose messages are counted, too.
+MESSAGES = {"messages": "/v1/messages"}
+WITH_MESSAGES = ("", "over llama-server: ")
 
 
 def prepared(burst: bool) -> App:
@@ -404,7 +407,13 @@ def measure(apps: Mapping[str, Callable[[bool], App]] = APPS) -> dict[str, Count
 
     async def count(place: str, burst: bool) -> None:
         app = apps[place](burst)
-        for name, path in PATHS.items():
+        paths = PATHS
+        # An earlier checkout has no messages.
+        if place in WITH_MESSAGES and any(
+            getattr(route, "path", "") in MESSAGES.values() for route in getattr(app, "routes", ())
+        ):
+            paths = {**PATHS, **MESSAGES}
+        for name, path in paths.items():
             for kind in KINDS:
                 if kind.burst is burst:
                     *short, calls = [await fewest(app, path, body) for body in kind.bodies(path)]

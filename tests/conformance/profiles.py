@@ -42,6 +42,9 @@ PROFILES: Mapping[str, Sequence[str]] = {
         "responses.type", "responses.stream-type", "responses.stream-order",
         "responses.accumulator*", "responses.call-dump", "responses.all-keys",
     ),
+    "anthropic": (
+        "messages.*",
+    ),
     "langchain": (
         "history.system-middle", "history.system-after-system", "history.user-after-user",
         "history.arguments-*", *_CHAT, *_CHAT_STREAM, "completions.usage", "completions.nulls",

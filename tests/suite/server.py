@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from suite import embeddings, model, rules
+from suite import embeddings, messages, model, rules
 from suite.responses.routes import CONVERSATIONS, TOKENS, Routes
 from suite.rules import Refused, check_body, parse
 from suite.stored import Store
@@ -24,7 +24,7 @@ from suite.work import CHAT, work_of
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/completions", "/embeddings", "/responses"
-POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, TOKENS}
+POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, TOKENS, messages.M, messages.COUNT}
 # The number of requests that are rejected after the engine died.
 DOWN = 2
 # The number of long streams that the engine runs concurrently.
@@ -105,6 +105,10 @@ class Fault:
         """Return the events of a streamed response."""
         return events
 
+    def message_events(self, events: list[Any]) -> list[Any]:
+        """Return the events of a streamed message."""
+        return events
+
     def on_failure(self, events: list[Any]) -> list[Any]:
         """Return the last events of a streamed response whose engine died."""
         return events
@@ -166,6 +170,11 @@ class Server:
             }
             status, value = self.fault.error(refused.status, error, sent)
             more = {"allow": "POST"} if refused.status == 405 else {}
+            if b"/messages" in scope["raw_path"] and CHAT.encode() not in scope["raw_path"]:
+                name = f"req_{next(self._numbers):032x}"
+                value = messages.error(status, refused.message, name)
+                value = self.fault.reply("message error", value, sent)
+                more = {**more, "request-id": name}
             await self.reply(send, status, value, more)
 
     async def _route(
@@ -183,7 +192,7 @@ class Server:
             await self.reply(send, 200, {})
             return
         if path.startswith("/models"):
-            await self._models(method, path, send)
+            await self._models(method, path, send, "anthropic-version" in headers)
             return
         query = dict(parse_qsl(scope["query_string"].decode()))
         if path.startswith(f"{CHAT}/") or (path == CHAT and method == "GET"):
@@ -204,6 +213,11 @@ class Server:
         sent |= self.fault.request(path, parse(self.fault.raw(await _read(receive))))
         if path == EMBEDDINGS:
             await self._embed(sent, send)
+            return
+        if path.startswith(messages.M):
+            if "refused" in self.fault.query(query):
+                raise Refused("Unknown query.")
+            await self._message(path, sent, send, receive)
             return
         if path in (RESPONSES, TOKENS):
             await self._routes.create(path, sent, send, receive)
@@ -256,9 +270,34 @@ class Server:
             **more,
         }
 
-    async def _models(self, method: str, path: str, send: Send) -> None:
+    async def _message(self, path: str, sent: dict[str, Any], send: Send, receive: Any) -> None:
+        messages.check(sent, path == messages.COUNT)
+        sent = self.fault.valid(path, sent)
+        await self.ready()
+        whole = messages.answer({"max_tokens": 1, **sent}, self.turn(sent))
+        more = {"request-id": f"req_{next(self._numbers):032x}"}
+        if path == messages.COUNT:
+            count = {"input_tokens": whole["usage"]["input_tokens"]}
+            await self.reply(send, 200, self.fault.reply(path, count, sent), more)
+            return
+        whole = self.fault.reply(path, whole, sent)
+        if not sent.get("stream"):
+            await self.reply(send, 200, whole, more)
+            return
+        await self.begin_stream(send, more)
+        for event in self.fault.message_events(messages.events(whole)):
+            data = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+            await send({"type": "http.response.body", "body": self.fault.event(data),
+                        "more_body": True})  # fmt: skip
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _models(self, method: str, path: str, send: Send, anthropic: bool) -> None:
         one = {"id": "org/toy", "object": "model", "created": 1_700_000_000, "owned_by": "suite",
                "context_length": model.CONTEXT}  # fmt: skip
+        if path == "/models" and anthropic:
+            reply = self.fault.reply("message models", messages.models(one), {})
+            await self.reply(send, 200, reply)
+            return
         if path == "/models":
             listed = {"object": "list", "data": [one]}
             await self.reply(send, 200, self.fault.reply(path, listed, {}))
@@ -341,9 +380,10 @@ class Server:
         body = self.fault.event(f"data: {data}\n\n".encode())
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def begin_stream(self, send: Send) -> None:
+    async def begin_stream(self, send: Send, more: Mapping[str, str] | None = None) -> None:
         """Send the head of a stream of events."""
-        headers = self._head("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
+        head = {"cache-control": "no-cache", **(more or {})}
+        headers = self._head("text/event-stream; charset=utf-8", head)
         await _start(send, 200, self.fault.headers(200, headers))
 
     async def ready(self) -> None:

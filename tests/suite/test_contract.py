@@ -20,6 +20,9 @@ SECTIONS = (
     *(f"R{i}" for i in ("1", "2", "2.1", "2.2", "2.3", "2.4", "2.5", "2.6", "3", "4", "5.1", "5.2",
                         "5.3", "5.4", "5.5", "6", "7", "8", "9.1", "9.2", "9.3", "9.4")),
     *(f"R10.{i}" for i in range(1, 59)),
+    # The contract of the Messages API.
+    *(f"M{i}" for i in ("1", "2.1", "2.3", "3.1", "3.2", "3.4", "4", "5.1", "5.3", "6.1", "6.2",
+                        "7", "8", "11.1")),
 )  # fmt: skip
 ROOT = DOCUMENT.parent.parent.parent
 CHECKS = {check.id: check for check in all_checks()}

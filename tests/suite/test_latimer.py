@@ -22,6 +22,11 @@ from support.servers import restarted_llama_server, serving
 
 # Checks of reasoning, which a scripted model passes.
 REASONED = ("responses.reasoning", "responses.accumulator-reasoning")
+# Those of messages need a template with a switch.
+SWITCHED = (
+    "messages.thinking", "messages.thinking-off", "messages.thinking-omitted",
+    "messages.stream-thinking",
+)  # fmt: skip
 REASONING = [check.id for check in all_checks() if check.id.startswith(REASONED)]
 # Checks that do not pass, with the reasons; docs/conformance/README.md says more.
 EXPLAINED = {
@@ -37,7 +42,7 @@ EXPLAINED = {
     "responses.unknown-field": "unknown fields are ignored and listed, unless the server is strict",
     "responses.image": "the demo model does not accept images",
     "responses.stream-calls": "the demo model makes only one call",
-    **dict.fromkeys(REASONING, "the demo model does not reason"),
+    **dict.fromkeys((*REASONING, *SWITCHED), "the demo model does not reason"),
 }
 # The beginnings of the ids of checks that have an engine of their own in another test.
 ENGINE = ("engine.", "responses.engine-")
@@ -99,6 +104,9 @@ KEEPS = HERMES.replace(
     "{{ m.role }}\n{{ m.reasoning_content or '' }}{{ m.content }}",
 )
 THINKS = KEEPS.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+MAY_THINK = KEEPS.replace(
+    "assistant\n{% endif %}", "assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
 THOUGHTS = ("Two cats", " have", " four legs", " each.", "</think>", "\n\n", "Eight", ".")
 CALLS = (
     "<tool_call>", '{"name": "get_weather", ', '"arguments": {"city": "Paris"}}', "</tool_call>",
@@ -111,9 +119,10 @@ CALLS = (
     ("script", "template", "names"),
     [
         (THOUGHTS, THINKS, REASONING),
+        (THOUGHTS, MAY_THINK, SWITCHED),
         (CALLS, KEEPS, ["responses.stream-calls", "responses.one-call", "responses.call-ids"]),
     ],
-    ids=["reasoning", "several calls"],
+    ids=["reasoning", "reasoning on demand", "several calls"],
 )
 async def test_what_the_demo_model_cannot_show(
     tmp_path: Path, script: Sequence[str], template: str, names: Sequence[str]

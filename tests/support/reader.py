@@ -33,6 +33,7 @@ OUTPUTS = {
     "responses.create": (
         "1, 2, 3, 4, 5.\n1, 2, 3, 4, 5, 6.\n1, 2, 3, 4, 5, 6, 7.ResponseUsage("
     ),
+    "messages.create": "1, 2, 3, 4, 5. 12\n1, 2, 3, 4, 5.12\n",
     "conversations.create": " message\n",
     '"custom"': "turn ", "tools=": "get_weather", "response_format=": '"capital"',
     "MockTransport": "llama-server is not ready: Loading model\n",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from latimer.adapter.generation.keepalive import COMMENT
+from latimer.adapter.generation.frames import COMMENT
 from latimer.conformance.published import event_problem
 
 ADDED, DONE = "output_item.added", "output_item.done"

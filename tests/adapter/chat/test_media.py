@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from latimer.backends.base import Backend
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from PIL import Image
 from support import gguf_files, mrope
 from support.clients import adapting
 from support.projector import TOKENS, listener, png, projector, wav
@@ -87,6 +89,55 @@ async def test_pictures_are_seen(client: httpx2.AsyncClient) -> None:
     assert before != green
     _, both = await answer(client, RED, HELLO, GREEN)
     assert both == alone + 2 * TOKENS
+
+
+def webp(*colour: int) -> str:
+    """Return an image of one colour as WebP, in base64."""
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(png(*colour))) as picture:
+        picture.save(out, "WEBP", lossless=True)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+async def test_webp_is_read(client: httpx2.AsyncClient) -> None:
+    """A WebP image gets the answer of the same image as PNG, and a broken one is a 400."""
+    part = image(url=f"data:image/webp;base64,{webp(255, 0, 0)}")
+    assert await answer(client, HELLO, part) == await answer(client, HELLO, RED)
+    broken = image(url=f"data:image/webp;base64,{webp(255, 0, 0)[:40]}")
+    reply = await post(client, HELLO, broken)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "image_parse_error")
+
+
+async def test_messages_have_images(client: httpx2.AsyncClient) -> None:
+    """An image block is seen as in chat, by its bytes; also in the result of a call."""
+
+    async def said(*messages: Any) -> tuple[str, int]:
+        body = {"model": "m", "max_tokens": 8, "temperature": 0, "messages": list(messages)}
+        reply = await client.post("/v1/messages", json=body)
+        assert reply.status_code == 200, reply.text
+        assert "x-latimer-inexact" not in reply.headers
+        found = reply.json()
+        usage = found["usage"]
+        size = usage["input_tokens"] + usage["cache_read_input_tokens"]
+        return "".join(block["text"] for block in found["content"]), size
+
+    def block(data: str) -> dict[str, Any]:
+        source = {"type": "base64", "media_type": "image/jpeg", "data": data}
+        return {"type": "image", "source": source}
+
+    red = base64.b64encode(png(255, 0, 0)).decode()
+    wanted = await answer(client, HELLO, RED)
+    for data in (red, webp(255, 0, 0)):
+        assert await said({"role": "user", "content": [HELLO, block(data)]}) == wanted
+    asked = {"role": "user", "content": "Look"}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    sizes = []
+    for parts in ([HELLO], [HELLO, block(red)]):
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": parts}
+        turns = asked, {"role": "assistant", "content": [call]}, {"role": "user", "content": [
+            result, HELLO]}  # fmt: skip
+        sizes.append((await said(*turns))[1])
+    assert sizes[1] == sizes[0] + TOKENS
 
 
 async def test_both_engines_see_the_same(mmproj: Path, seeing_server: str) -> None:

@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.generation.keepalive import COMMENT
+from latimer.adapter.generation.frames import COMMENT
 from latimer.backends.base import Batch, Finish, Generation, Piece
 from latimer.backends.errors import Busy, ContextExceeded, EngineUnavailable, LatimerError
 from latimer.backends.koboldcpp import KoboldCpp

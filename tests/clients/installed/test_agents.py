@@ -1,6 +1,6 @@
 """Coding agents work in a folder with their own tools; a llama-server returns scripted answers.
 
-Codex uses the Responses API.
+Codex uses the Responses API, and Claude Code the Messages API.
 """
 
 from __future__ import annotations
@@ -129,6 +129,15 @@ AGENTS = {
         ("pi", "-p", "--provider", "latimer", "--model", "demo"), "write", ("path", "content"),
         files={".pi/agent/models.json": PI.replace("completions", "responses")},
     ),
+    "claude code": Agent(
+        ("node", "@MODULES/@anthropic-ai/claude-code/cli-wrapper.cjs", "--model", "demo",
+         "--allowedTools", "Write", "--permission-mode", "acceptEdits", "-p"),
+        "Write", ("file_path", "content"),
+        variables={
+            "ANTHROPIC_BASE_URL": "@ROOT", "ANTHROPIC_AUTH_TOKEN": "unused",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1",
+        },
+    ),
     "continue": Agent(
         ("cn", "-p", "--auto", "--config", "@HOME/config.yaml"), "Write", ("filepath", "content"),
         files={"config.yaml": CONTINUE}, variables={"CONTINUE_TELEMETRY_ENABLED": "0"},
@@ -182,7 +191,15 @@ def test_an_agent_writes_a_file(
     own = node_of("agents") / "node_modules" / ".bin"
 
     def local(text: str) -> str:
-        return text.replace("@URL", url).replace("@HOME", home)
+        places = {
+            "@URL": url,
+            "@ROOT": url.removesuffix("/v1"),
+            "@HOME": home,
+            "@MODULES": str(own.parent),
+        }
+        for name, place in places.items():
+            text = text.replace(name, place)
+        return text
 
     for path, text in agent.files.items():
         (Path(home) / path).parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ ENVIRONMENTS = {
 }  # fmt: skip
 NODE = (
     "openai", "openai_responses", "ai_sdk", "ai_sdk_responses", "langchain", "langchain_responses",
-    "openai_agents", "openai_agents_responses",
+    "openai_agents", "openai_agents_responses", "messages", "ai_sdk_messages", "langchain_messages",
 )  # fmt: skip
 
 

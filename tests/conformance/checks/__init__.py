@@ -20,6 +20,11 @@ from . import (
     keepalive,
     logprobs,
     mcp,
+    messages,
+    messages_errors,
+    messages_input,
+    messages_stream,
+    messages_tools,
     models,
     responses,
     responses_connection,
@@ -45,7 +50,7 @@ from . import (
 MODULES = (
     transport, errors, headers, models, completions, choices, sampling, stops, logprobs, echo,
     streaming, keepalive, chat, history, chat_logprobs, tools, custom_tools, mcp, structured,
-    constraints, embeddings, stored, responses, concurrency, security, engine, types,
+    constraints, embeddings, stored, responses, messages, concurrency, security, engine, types,
 )  # fmt: skip
 # Checks of limits, in the groups of the fields that they limit.
 LIMITS = hosted
@@ -54,4 +59,6 @@ RESPONSES = (
     responses_input, responses_stream, responses_tools, responses_custom, responses_reasoning,
     responses_state, responses_conversations, responses_errors, responses_connection,
 )  # fmt: skip
+# The rest of the group messages.
+MESSAGES = (messages_input, messages_tools, messages_stream, messages_errors)
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

@@ -150,13 +150,14 @@ def _always(value: Any) -> bool:
 def _hook(edits: Sequence[Edit], at: str | None, when: When) -> Callable[..., Any]:
     def hook(path: str, value: Any, *sent: Any) -> Any:
         if at in (None, path) and when(*sent or (value,)):
-            return _all(edits, value)
+            return all_edits(edits, value)
         return value
 
     return hook
 
 
-def _all(edits: Sequence[Edit], value: Any) -> Any:
+def all_edits(edits: Sequence[Edit], value: Any) -> Any:
+    """Return a value after several edits."""
     for edit in edits:
         value = edit(value)
     return value
@@ -209,12 +210,12 @@ def both(*edits: Edit) -> Fault:
 
 def events(*edits: Edit) -> Fault:
     """Return a fault that changes the list of a streamed response's events."""
-    return Fault(events=lambda found: _all(edits, found))
+    return Fault(events=lambda found: all_edits(edits, found))
 
 
 def query(*edits: Edit) -> Fault:
     """Return a fault that changes queries."""
-    return Fault(query=lambda found: _all(edits, found))
+    return Fault(query=lambda found: all_edits(edits, found))
 
 
 def error(*edits: Edit, status: int | None = None, when: When = _always) -> Fault:
@@ -227,7 +228,7 @@ def error(*edits: Edit, status: int | None = None, when: When = _always) -> Faul
     def hook(found: int, error: Any, sent: Mapping[str, Any]) -> tuple[int, Any]:
         if not when({"status": found, "error": error, "sent": sent}):
             return found, {"error": error}
-        return status or found, _all(edits, {"error": error})
+        return status or found, all_edits(edits, {"error": error})
 
     return Fault(error=hook)
 
@@ -239,7 +240,7 @@ def headers(*edits: Edit, when: When = _always) -> Fault:
         when: a condition of an object with the headers and the `status`.
     """
     return Fault(headers=lambda status, found: (
-        _all(edits, found) if when({**found, "status": status}) else found))  # fmt: skip
+        all_edits(edits, found) if when({**found, "status": status}) else found))  # fmt: skip
 
 
 def rejects(when: Callable[[str, str, dict[str, str]], bool], status: int = 500) -> Fault:

@@ -92,7 +92,9 @@ class Echo(Backend):
         ids = ids_of(job)
         if not ids:
             raise EmptyPrompt
-        if len(ids) + (job.max_tokens or 0) > self.facts.context:
+        if job.party is not None:
+            job.party.input = len(ids)
+        if len(ids) + (0 if job.clips else job.max_tokens or 0) > self.facts.context:
             raise ContextExceeded(self.facts.context, len(ids), job.max_tokens or 0)
 
     @asynccontextmanager
@@ -118,7 +120,8 @@ class Echo(Backend):
             tokens = [_token(one, job.prompt.logprobs, index) for index, one in enumerate(prompt)]
             yield [PromptTokens(0, tokens)]
         text = _last_message(_VOCABULARY.text(prompt)) if self.script is None else self.script
-        most = self.facts.context - len(prompt) if job.max_tokens is None else job.max_tokens
+        room = self.facts.context - len(prompt)
+        most = room if job.max_tokens is None else min(job.max_tokens, room)
         data = text.encode()
         if job.sampling.extras.get("ignore_eos"):
             data *= 1 + most // max(len(data), 1)

@@ -1,0 +1,88 @@
+"""Turn the body of a Messages request into a typed request, with Anthropic's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from ...schemas.anthropic.messages import CountTokensRequest
+from ..errors import InvalidRequest, unsupported
+from ..request import Exchange
+from ..validation import path_of
+from .errors import ThreadRefused, dotted
+
+R = TypeVar("R", bound=CountTokensRequest)
+
+# A model's own defaults name the fields of chat.
+_SAME = CountTokensRequest.foreign | {"temperature", "top_p", "top_k"}
+
+
+def read(exchange: Exchange, adapter: TypeAdapter[R]) -> Awaitable[R]:
+    """Parse and validate a request's body.
+
+    Raises:
+        InvalidRequest: the body is invalid; with Anthropic's message.
+    """
+    return exchange.read_json(partial(_read, exchange, adapter))
+
+
+def _read(exchange: Exchange, adapter: TypeAdapter[R], body: Mapping[str, Any]) -> R:
+    request = _parsed(adapter, body)
+    if exchange.defaults is not None:
+        defaults = exchange.defaults(body)
+        values = {name: one for name, one in defaults.items() if name in _SAME - body.keys()}
+        if values:
+            request = _parsed(adapter, {**values, **body})
+    if request.stream:
+        exchange.wants_stream = True
+    if request.metadata is not None:
+        _note_user(exchange, request.metadata)
+    if request.thread is not None:
+        raise ThreadRefused
+    if request.mcp_servers:
+        raise unsupported("mcp_servers", "This server calls no MCP servers. Omit it.")
+    return request
+
+
+def _parsed(adapter: TypeAdapter[R], body: Mapping[str, Any]) -> R:
+    try:
+        request: R = adapter.validator.validate_python(body)
+    except ValidationError as invalid:
+        raise from_validation(invalid, body, adapter.core_schema) from None
+    return request
+
+
+def _note_user(exchange: Exchange, metadata: Any) -> None:
+    """Note the end user, and the session in it that Claude Code names as JSON."""
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    if not isinstance(user, str) or not user:
+        return
+    exchange.end_user = user
+    if user.startswith("{"):
+        try:
+            session = orjson.loads(user).get("session_id")
+        except orjson.JSONDecodeError:
+            return
+        if isinstance(session, str):
+            exchange.cache_key = session
+
+
+def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRequest:
+    """Return Anthropic's error for a body: a missing field first, then the first other error.
+
+    Args:
+        schema: pydantic's core schema of the body.
+    """
+    details = error.errors(include_url=False)
+    first = next((one for one in details if one["type"] == "missing"), details[0])
+    path = path_of(first["loc"], body, schema, first["type"] == "missing")
+    if first["type"] == "openai":
+        # A field of chat.
+        context = first["ctx"]
+        full = path + context["path"]
+        return InvalidRequest(context["text"].replace("{param}", full), full)
+    return InvalidRequest(f"{dotted(path)}: {first['msg']}" if path else first["msg"])
