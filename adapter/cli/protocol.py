@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import httptools
@@ -24,6 +26,8 @@ from ...schemas import limits
 from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.maximum
+# What a handshake of a WebSocket must have besides the headers that ask for one.
+_HANDSHAKE = frozenset({b"sec-websocket-key", b"sec-websocket-version"})
 # The headers that determine the length of a body.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -134,6 +138,10 @@ class Protocol(HttpToolsProtocol):
         # Bytes received since the last complete head or part of a body.
         self._unread = 0
         self._data = b""
+        self._opens_socket = False
+
+    def closed(self) -> None:
+        """Note that the connection has closed."""
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -155,6 +163,7 @@ class Protocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        self.closed()
 
     @override
     def on_body(self, body: bytes) -> None:
@@ -171,7 +180,10 @@ class Protocol(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         self._unread = 0
+        self._opens_socket = self._is_handshake()
         super().on_headers_complete()
+        if self._opens_socket:
+            return
         # uvicorn has no setting for the class, and the request's task has not begun.
         self.cycle.__class__ = _Cycle
         # The parser adds trailers to this list, but they are not headers of the request.
@@ -182,6 +194,37 @@ class Protocol(HttpToolsProtocol):
                 # The connection closes before its turn.
                 self.pipeline.popleft()
             # A disconnect is only noticed while the connection is read.
+            self.flow.resume_reading()
+
+    def _is_handshake(self) -> bool:
+        """Return True if the request opens a WebSocket, and no other one is unanswered."""
+        if not self.parser.should_upgrade() or self._get_upgrade() != b"websocket":
+            return False
+        return (
+            self.parser.get_method() == b"GET"
+            and {name for name, _ in self.headers} >= _HANDSHAKE
+            and (self.cycle is None or self.cycle.response_complete)
+        )
+
+    @override
+    def _should_upgrade(self) -> bool:
+        return self._opens_socket
+
+    @override
+    def handle_websocket_upgrade(self) -> None:
+        """Continue with the protocol of WebSockets, which the first handshake imports."""
+        self._unset_keepalive_if_required()
+        self.flow.pause_reading()
+        self._upgrading = self.loop.create_task(self._upgrade())
+
+    async def _upgrade(self) -> None:
+        module = "latimer.adapter.cli.sockets"
+        if module not in sys.modules:
+            await asyncio.to_thread(import_module, module)
+        if not self.transport.is_closing():
+            connection = sys.modules[module].SocketProtocol
+            self.ws_protocol_class = partial(connection, closed=self.closed)
+            super().handle_websocket_upgrade()
             self.flow.resume_reading()
 
     @override

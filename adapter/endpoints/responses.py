@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -12,8 +12,9 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Capabilities, Sampling
+from ...backends.base import Capabilities, Finish, Sampling
 from ...backends.errors import LatimerError
+from ...schemas.openai.common import Usage
 from ...schemas.openai.messages import Message
 from ...schemas.openai.response_items import ReasoningItem
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
@@ -28,12 +29,20 @@ from ..generation.logprobs import to_response
 from ..generation.run import Plan
 from ..generation.sinks import Answer, detailed_usage_of, respond
 from ..generation.token_ids import in_model_vocabulary
-from ..request import Exchange
+from ..request import FRAME, Exchange
 from ..responses.files import UnreadPdfs, read_pdfs
 from ..responses.input import Conversation, conversation_of
 from ..responses.items import new_response_id
+from ..responses.lanes import Create
 from ..responses.output import Shape, Thoughts
-from ..responses.response import Draft, ResponseEncoder, begun
+from ..responses.response import (
+    USABLE,
+    Draft,
+    ResponseEncoder,
+    SocketEncoder,
+    WarmUpEncoder,
+    begun,
+)
 from ..responses.tools import Tools, tools_of
 from ..service import ServedModel, Service
 from ..validation import (
@@ -48,7 +57,14 @@ from ..validation import (
 )
 from .background import Work, begin
 from .common import chosen_format, name_of, opening_of, party_of, prompt_tokens
-from .response_state import State, is_stored, state_of, store_response, stored_request
+from .response_state import (
+    State,
+    is_stored,
+    keep_turn,
+    state_of,
+    store_response,
+    stored_request,
+)
 
 _REQUEST = TypeAdapter(ResponseRequest)
 _INPUT_TOKENS = TypeAdapter(InputTokensRequest)
@@ -93,6 +109,9 @@ class _Drafted:
 async def create_response(exchange: Exchange, service: Service) -> None:
     """Create a response."""
     request = await read(exchange, _REQUEST)
+    if FRAME in exchange.scope:
+        # A WebSocket has no comments.
+        exchange.keepalive = 0.0
     draft = await _drafted(exchange, service, request, generates=True)
     await _answer(exchange, service, request, draft)
 
@@ -302,6 +321,8 @@ def _answer(
 
         body = stored_request(exchange.to_store or {}, drafted.state)
         return begin(exchange, service, request, work, body, again)
+    if FRAME in exchange.scope:
+        return _answer_frame(exchange, request, drafted, work)
     keep = None if work.store is None else partial(work.store, exchange)
     if not request.stream:
         answer = Answer(work.draft.whole, work.show, store=keep)
@@ -310,6 +331,38 @@ def _answer(
     answer = Answer(frames.whole, work.show, keeps=True, store=keep)
     padded = in_stream(request.stream_options, frames)
     return respond(exchange, work.served, work.plan, answer, padded)
+
+
+def _answer_frame(
+    exchange: Exchange, request: ResponseRequest, drafted: _Drafted, work: Work
+) -> Awaitable[None]:
+    """Answer a frame of a WebSocket, which can continue the response then."""
+    frame: Create = exchange.scope[FRAME]
+
+    async def keep(reply: Any) -> None:
+        if work.store is not None:
+            await work.store(exchange, reply)
+        if reply["status"] in USABLE:
+            await keep_turn(frame, request, drafted.state, reply)
+
+    plan, show = work.plan, work.show
+    if frame.generates:
+        frames = SocketEncoder(work.draft)
+    else:
+        frames, show = WarmUpEncoder(work.draft), None
+        # An engine evaluates the whole prompt only to generate a token.
+        job = replace(plan.jobs[0], max_tokens=1, grammar=None, logprobs=None)
+        plan = replace(plan, jobs=[job], usage=_warm_up_usage, form=None)
+    answer = Answer(frames.whole, show, keeps=True, store=keep)
+    padded = in_stream(request.stream_options, frames)
+    return respond(exchange, work.served, plan, answer, padded)
+
+
+def _warm_up_usage(finishes: Sequence[Finish], choices: int) -> Usage:
+    """Return the token counts of a prompt that was evaluated only."""
+    usage = detailed_usage_of(finishes, choices)
+    usage["completion_tokens"], usage["total_tokens"] = 0, usage["prompt_tokens"]
+    return usage
 
 
 def _work(

@@ -39,10 +39,12 @@ class ChunkEncoder:
     Attributes:
         keeps: True if the frames make the response object of the stream from deltas that they keep.
         is_plain: True if a delta of content without tokens is one frame of `texts`.
+        begins_early: True if `start` may be sent before the first delta, and returns nothing then.
     """
 
     keeps = False
     is_plain = False
+    begins_early = False
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class ObfuscatedEncoder(ChunkEncoder):
 
     def __init__(self, frames: ChunkEncoder) -> None:
         self._frames = frames
-        self.keeps = frames.keeps
+        self.keeps, self.begins_early = frames.keeps, frames.begins_early
 
     @override
     def start(self, index: int) -> bytes:
