@@ -110,8 +110,7 @@ async def create_response(exchange: Exchange, service: Service) -> None:
     """Create a response."""
     request = await read(exchange, _REQUEST)
     if FRAME in exchange.scope:
-        # A WebSocket has no comments.
-        exchange.keepalive = 0.0
+        _prepare_frame(exchange, request)
     draft = await _drafted(exchange, service, request, generates=True)
     await _answer(exchange, service, request, draft)
 
@@ -331,6 +330,17 @@ def _answer(
     answer = Answer(frames.whole, work.show, keeps=True, store=keep)
     padded = in_stream(request.stream_options, frames)
     return respond(exchange, work.served, work.plan, answer, padded)
+
+
+def _prepare_frame(exchange: Exchange, request: ResponseRequest) -> None:
+    """Prepare the request of a frame."""
+    # A WebSocket has no comments.
+    exchange.keepalive = 0.0
+    frame: Create = exchange.scope[FRAME]
+    if not (frame.generates or request.input or request.previous_response_id):
+        # Codex warms up with its tools only. No template takes a conversation without a message,
+        # so the prompt has one that differs from the next request's.
+        request.input = "."
 
 
 def _answer_frame(
