@@ -69,6 +69,9 @@ from .response_state import (
 _REQUEST = TypeAdapter(ResponseRequest)
 _INPUT_TOKENS = TypeAdapter(InputTokensRequest)
 
+# The fields of a warm-up that a later request can have in common with it.
+_EVALUATED = ("input", "instructions", "previous_response_id", "tools")
+
 _Understood: TypeAlias = tuple[Sampling, Tools, Conversation]
 
 _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
@@ -338,8 +341,7 @@ def _prepare_frame(exchange: Exchange, request: ResponseRequest) -> None:
     exchange.keepalive = 0.0
     frame: Create = exchange.scope[FRAME]
     if not (frame.generates or request.input or request.previous_response_id):
-        # Codex warms up with its tools only. No template takes a conversation without a message,
-        # so the prompt has one that differs from the next request's.
+        # Codex warms up before the first message. No template takes a conversation without one.
         request.input = "."
 
 
@@ -361,7 +363,8 @@ def _answer_frame(
     else:
         frames, show = WarmUpEncoder(work.draft), None
         # An engine evaluates the whole prompt only to generate a token.
-        job = replace(plan.jobs[0], max_tokens=1, grammar=None, logprobs=None)
+        most = 1 if any(map(frame.body.get, _EVALUATED)) else 0
+        job = replace(plan.jobs[0], max_tokens=most, grammar=None, logprobs=None)
         plan = replace(plan, jobs=[job], usage=_warm_up_usage, form=None)
     answer = Answer(frames.whole, show, keeps=True, store=keep)
     padded = in_stream(request.stream_options, frames)
