@@ -18,6 +18,8 @@ from .request import FRAME, JSON
 
 # The app that serves the requests of frames, in the scope of a handshake.
 APP = "latimer.app"
+# The parts of a large text in the message that brings it, instead of the text.
+PARTS = "latimer.parts"
 # Before the key in the subprotocol of a browser, which cannot set headers; OpenAI's Realtime API
 # has introduced it.
 _KEY = "openai-insecure-api-key."

@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from ...backends import offload
 from ...backends.errors import LatimerError
 from ..errors import Header, InvalidRequest, ShuttingDown, render, unexpected
-from ..handshake import request_of, subprotocol_of
+from ..handshake import PARTS, request_of, subprotocol_of
 from ..request import object_of
 from ..responses.lanes import DEFAULT, Create, Lanes, create_of, lane_of
 from ..service import Service
@@ -129,7 +129,7 @@ class _Connection:
                 return
             lane = DEFAULT
             try:
-                frame, size = await self._parsed(message.get("text"))
+                frame, size = await self._parsed(message)
                 lane = lane_of(frame)
                 if frame.get("type") == _STEER:
                     await self.send(_not_steered(frame))
@@ -138,28 +138,34 @@ class _Connection:
                 if create is None:
                     continue
                 if self._end is not None:
-                    raise self._end.error
+                    await self._send_error(self._end.error, lane)
+                    continue
                 self._lanes.add(create)
             except LatimerError as error:
                 await self._send_error(error, lane)
+                # A flood of wrong frames leaves the event loop to others.
+                await asyncio.sleep(0)
                 continue
             except _TooLarge:
                 await self._close(1009, f"A message may have {self._service.max_body} bytes.")
                 return
             self._run_next()
 
-    async def _parsed(self, text: str | None) -> tuple[dict[str, Any], int]:
+    async def _parsed(self, message: Message) -> tuple[dict[str, Any], int]:
         """Return the object in a text frame, and the size of the frame in bytes.
 
         Raises:
             InvalidRequest: there is none.
             _TooLarge: the frame is larger than a body may be.
         """
-        if text is None:
+        text, parts = message.get("text"), message.get(PARTS, ())
+        if text is None and not parts:
             raise InvalidRequest("Expected a text frame with a JSON object, but got a binary one.")
-        if len(text) > self._service.max_body:
+        size = len(text or "") + sum(map(len, parts))
+        most = self._service.max_body
+        if size > most:
             raise _TooLarge
-        return await offload.run(len(text), _object, text, self._service.max_body)
+        return await offload.run(size, _object, text, parts, most)
 
     def _run_next(self) -> None:
         """Begin the responses whose turn it is."""
@@ -307,8 +313,8 @@ def _events(data: bytes) -> Iterator[bytes]:
             yield text
 
 
-def _object(text: str, most: int) -> tuple[dict[str, Any], int]:
-    data = text.encode()
+def _object(text: str | None, parts: Sequence[bytes], most: int) -> tuple[dict[str, Any], int]:
+    data = b"".join(parts) if text is None else text.encode()
     if len(data) > most:
         raise _TooLarge
     return object_of([data]), len(data)
