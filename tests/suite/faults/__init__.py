@@ -6,10 +6,19 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from suite.faults import completions, embeddings, formats, responses, stored, tools, transport
+from suite.faults import (
+    completions,
+    embeddings,
+    formats,
+    responses,
+    stored,
+    tools,
+    transport,
+    websocket,
+)
 from suite.server import Fault
 
-_MODULES = (completions, embeddings, formats, responses, stored, tools, transport)
+_MODULES = (completions, embeddings, formats, responses, stored, tools, transport, websocket)
 FAULTS: Mapping[str, Fault] = {
     name: fault for module in _MODULES for name, fault in module.FAULTS.items()
 }
