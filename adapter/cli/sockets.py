@@ -121,16 +121,18 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
         The others wait until the app has read these, and the client has read their answers.
         """
-        if self.queue.empty() and self.writable.is_set() and not self.transport.is_closing():
+        # After the end only the client's answer to it is left to read.
+        may_parse = self.close_sent or (self.queue.empty() and self.writable.is_set())
+        if may_parse and not self.transport.is_closing():
             pieces = [*islice(self._arrived[0], _PIECES)]
             super().data_received(b"".join(pieces))
             if len(pieces) < _PIECES:
                 self._arrived.popleft()
-            if self._arrived and self.queue.empty():
+            if self._arrived and (self.close_sent or self.queue.empty()):
                 self.loop.call_soon(self._go_on)
         if self._arrived:
             self._pause()
-        elif self.queue.empty():
+        elif self.close_sent or self.queue.empty():
             self._resume()
 
     def _go_on(self) -> None:
