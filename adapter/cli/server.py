@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
 
     @property
     def running(self) -> int:
-        """The number of requests that run; a WebSocket that waits for its client is none."""
+        """The number of requests that run; idle WebSockets do not count."""
         return len(self.server_state.tasks) - sum(one.is_idle for one in self._app.service.sockets)
 
     @override

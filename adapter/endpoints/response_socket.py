@@ -328,7 +328,7 @@ def _error_frame(status: int, body: Mapping[str, Any], headers: Sequence[Header]
     frame["error"] = body["error"]
     shown = {name.decode(): value.decode() for name, value in headers if name in _SHOWN}
     if shown:
-        # Codex reads them beside the error, and OpenAI's SDKs in it.
+        # Codex reads them next to the error, and OpenAI's SDKs in it.
         frame["headers"] = shown
         frame["error"] = {**body["error"], "headers": shown}
     return orjson.dumps(frame).decode()

@@ -311,7 +311,7 @@ def test_the_concurrency_of_a_key_counts_responses() -> None:
 
 
 def test_a_response_has_a_line_in_the_log() -> None:
-    """Each frame is a request in the log, with its tokens, and the connection is none."""
+    """Each frame is a request in the log, with its tokens, and the connection has no line."""
     lines: list[bytes] = []
     log = RequestLog(lines.append, "json")
     with connected(OpenAIAdapter(Echo("Hello."), any_model=True, observers=[log])) as socket:
@@ -488,7 +488,7 @@ def test_no_frame_breaks_a_connection(frames: list[Any]) -> None:
 
 
 async def test_a_closed_connection_leaves_no_task() -> None:
-    """When a connection has ended, no task of it is left, whatever ran."""
+    """When a connection has ended, no task of it is left."""
     app = OpenAIAdapter(Echo(pause=0.01), any_model=True)
     before = asyncio.all_tasks()
     for leaves in ("at once", "in a response"):

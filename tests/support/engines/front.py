@@ -114,7 +114,7 @@ class Director(_Forwarding):
         return (await self.ask("POST", path, json.dumps(payload).encode())).json()
 
     async def _events(self, text: str, evaluated: int, most: int) -> AsyncGenerator[bytes, None]:
-        """Yield the native events of an answer, one for each token; a limit of -1 is none."""
+        """Yield the native events of an answer, one for each token; -1 sets no limit."""
         asked = {"content": text, "add_special": False, "with_pieces": True}
         tokens = (await self._json("/tokenize", asked))["tokens"]
         is_cut = 0 <= most <= len(tokens)
