@@ -204,7 +204,7 @@ class SocketRoute(WebSocketRoute):
     """The path of a WebSocket, whose endpoint is imported when the server has started."""
 
     def __init__(self, path: str, service: Service) -> None:
-        super().__init__(path, self._open, name="connect_responses")
+        super().__init__(path, self.load, name="connect_responses")
         self.path_regex = _pattern(path)
         self._service = service
 
@@ -214,12 +214,14 @@ class SocketRoute(WebSocketRoute):
 
         return serve_frames
 
-    async def _open(self, socket: WebSocket) -> None:
+    @override
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        socket = WebSocket(scope, receive, send)
         require_key(socket)
         if not self._service.socket_lifetime:
-            raise WebSocketRefused(socket.scope["path"])
+            raise WebSocketRefused(scope["path"])
         serve = await asyncio.to_thread(self.load)
-        await serve(socket, self._service, socket.scope[APP])
+        await serve(socket, self._service, scope[APP], send)
 
 
 async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
-from starlette.types import ASGIApp, Message, Receive
+from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 from ...backends import offload
@@ -61,21 +61,24 @@ def _expiry(seconds: float) -> _End:
     return _End(1000, f"The connection is {minutes} old.", error, is_told=True)
 
 
-async def serve_frames(socket: WebSocket, service: Service, app: ASGIApp) -> None:
+async def serve_frames(socket: WebSocket, service: Service, app: ASGIApp, send: Send) -> None:
     """Answer the frames of a WebSocket until it closes.
 
     Args:
         app: the app that answers the requests of the frames.
+        send: sends messages of the connection. Every token takes this path, and the checks of
+            `WebSocket.send` would be a coroutine more.
     """
     await socket.accept(subprotocol_of(socket.scope))
-    await _Connection(socket, service, app).run()
+    await _Connection(socket, service, app, send).run()
 
 
 class _Connection:
     """A WebSocket that is open; see `service.Socket`."""
 
-    def __init__(self, socket: WebSocket, service: Service, app: ASGIApp) -> None:
+    def __init__(self, socket: WebSocket, service: Service, app: ASGIApp, send: Send) -> None:
         self._socket = socket
+        self._send = send
         self._service = service
         self._app = app
         self._loop = asyncio.get_running_loop()
@@ -202,13 +205,15 @@ class _Connection:
 
         return receive
 
-    async def send(self, text: str) -> None:
-        """Send a frame, unless the client has left."""
+    async def send(self, *frames: str) -> None:
+        """Send frames, unless the client has left."""
         if self._gone.is_set():
             return
         try:
-            await self._socket.send({"type": "websocket.send", "text": text})
-        except (WebSocketDisconnect, WebSocketDisconnected):
+            for text in frames:
+                await self._send({"type": "websocket.send", "text": text})
+        except (OSError, RuntimeError):
+            # The server says so in its own way.
             self._gone.set()
 
     async def _send_error(self, error: LatimerError, lane: str) -> None:
@@ -291,8 +296,10 @@ class _Answer:
             return
         body = message.get("body", b"")
         if self._status == 200:
-            for event in _events(body):
-                await self._connection.send(event[:-1].decode() + self._tail)
+            # Comments have no data.
+            found = [event.partition(b"\ndata: ")[2] for event in body.split(b"\n\n")]
+            frames = [event[:-1].decode() + self._tail for event in found if event]
+            await self._connection.send(*frames)
             return
         self._body += body
         if not message.get("more_body", False):
@@ -303,14 +310,6 @@ class _Answer:
         """Send the error of an unexpected exception."""
         status, body = unexpected()
         await self._connection.send(_error_frame(status, body, (), self._lane))
-
-
-def _events(data: bytes) -> Iterator[bytes]:
-    """Return the JSON of each event; comments have none."""
-    for event in data.split(b"\n\n"):
-        _name, _, text = event.partition(b"\ndata: ")
-        if text:
-            yield text
 
 
 def _object(text: str | None, parts: Sequence[bytes], most: int) -> tuple[dict[str, Any], int]:
