@@ -74,11 +74,16 @@ async def serve_frames(socket: WebSocket, service: Service, app: ASGIApp, send: 
 
 
 class _Connection:
-    """A WebSocket that is open; see `service.Socket`."""
+    """A WebSocket that is open; see `service.Socket`.
+
+    Attributes:
+        raw_send: sends a message of the connection.
+        is_gone: True if the client has left, or the connection has closed.
+    """
 
     def __init__(self, socket: WebSocket, service: Service, app: ASGIApp, send: Send) -> None:
         self._socket = socket
-        self._send = send
+        self.raw_send = send
         self._service = service
         self._app = app
         self._loop = asyncio.get_running_loop()
@@ -87,6 +92,7 @@ class _Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: _End | None = None
         self._gone = asyncio.Event()
+        self.is_gone = False
 
     @property
     def is_idle(self) -> bool:
@@ -120,7 +126,7 @@ class _Connection:
             timer.cancel()
             service.sockets.discard(self)
             self._reader.cancel()
-            self._gone.set()
+            self.leave()
             self._lanes.clear()
             await self._settle()
             self._turns.clear()
@@ -205,16 +211,19 @@ class _Connection:
 
         return receive
 
-    async def send(self, *frames: str) -> None:
-        """Send frames, unless the client has left."""
-        if self._gone.is_set():
+    async def send(self, text: str) -> None:
+        """Send a frame, unless the client has left."""
+        if self.is_gone:
             return
         try:
-            for text in frames:
-                await self._send({"type": "websocket.send", "text": text})
+            await self.raw_send({"type": "websocket.send", "text": text})
         except (OSError, RuntimeError):
-            # The server says so in its own way.
-            self._gone.set()
+            self.leave()
+
+    def leave(self) -> None:
+        """Note that the client has left: servers raise one error or another then."""
+        self.is_gone = True
+        self._gone.set()
 
     async def _send_error(self, error: LatimerError, lane: str) -> None:
         status, body, headers = render(error)
@@ -230,7 +239,7 @@ class _Connection:
             self._close_when_idle()
 
     def _close_when_idle(self) -> None:
-        if self._end is not None and self._lanes.is_idle and not self._gone.is_set():
+        if self._end is not None and self._lanes.is_idle and not self.is_gone:
             self._later(self._finish(self._end))
 
     def _later(self, work: Any) -> None:
@@ -244,9 +253,9 @@ class _Connection:
         await self._close(end.code, end.reason)
 
     async def _close(self, code: int, reason: str) -> None:
-        if self._gone.is_set():
+        if self.is_gone:
             return
-        self._gone.set()
+        self.leave()
         with suppress(WebSocketDisconnect, WebSocketDisconnected):
             await self._socket.close(code, reason)
         self._reader.cancel()
@@ -282,6 +291,7 @@ class _Answer:
 
     def __init__(self, connection: _Connection, lane: str) -> None:
         self._connection = connection
+        self._send = connection.raw_send
         self._lane = lane
         # Every event of a lane names it.
         self._tail = f',"stream_id":"{lane}"}}' if lane else "}"
@@ -296,10 +306,16 @@ class _Answer:
             return
         body = message.get("body", b"")
         if self._status == 200:
-            # Comments have no data.
-            found = [event.partition(b"\ndata: ")[2] for event in body.split(b"\n\n")]
-            frames = [event[:-1].decode() + self._tail for event in found if event]
-            await self._connection.send(*frames)
+            # Every token takes this path, so it calls nothing else.
+            for event in body.split(b"\n\n"):
+                # Comments have no data.
+                text = event.partition(b"\ndata: ")[2]
+                if text and not self._connection.is_gone:
+                    frame = text[:-1].decode() + self._tail
+                    try:
+                        await self._send({"type": "websocket.send", "text": frame})
+                    except (OSError, RuntimeError):
+                        self._connection.leave()
             return
         self._body += body
         if not message.get("more_body", False):

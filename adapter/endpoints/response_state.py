@@ -30,6 +30,8 @@ from .stored import RESPONSE as KIND
 from .stored import may_see
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+# The bytes of JSON that take as long to parse as a byte of items takes to validate.
+_VALIDATED = 4
 _NO_STORE = "This server runs with --store off. Send the items of the earlier turns in 'input'."
 # The fields that name the conversation before a request.
 _CONTEXTS = ("previous_response_id", "conversation")
@@ -112,7 +114,7 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
 
 async def _continued(kept: Kept) -> State:
     """Return the state of a request that continues a response of its WebSocket."""
-    before = await offload.run(max(kept.size, offload.UNKNOWN), _typed_turns, kept.items)
+    before = await offload.run(_VALIDATED * kept.size, _typed_turns, kept.items)
     return State(before, kept.chain, turns=kept.items, is_unstored=not kept.is_stored)
 
 
@@ -134,7 +136,11 @@ async def keep_turn(
     frame.has_succeeded = True
     if request.conversation is not None:
         return
-    items = await offload.run(max(frame.size, offload.UNKNOWN), _turn, frame, state, reply)
+    size = frame.size + TEXT * reply["usage"]["output_tokens"]
+    if state.referenced:
+        # The size does not count stored items.
+        size = max(size, offload.UNKNOWN)
+    items = await offload.run(size, _turn, frame, state, reply)
     stored = bool(reply["store"])
     chain = reply["id"] if state.chain is None or (stored and state.is_unstored) else state.chain
     frame.turns.keep(frame.lane, Kept(reply["id"], chain, (*state.turns, items), stored))
