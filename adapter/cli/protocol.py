@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import httptools
@@ -26,6 +27,7 @@ from ...schemas import limits
 from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.maximum
+_SOCKETS = "latimer.adapter.cli.sockets"
 # What a handshake of a WebSocket must have besides the headers that ask for one.
 _HANDSHAKE = frozenset({b"sec-websocket-key", b"sec-websocket-version"})
 # The headers that determine the length of a body.
@@ -132,6 +134,9 @@ class _Rest:
 class Protocol(HttpToolsProtocol):
     """One connection of a client."""
 
+    # The module of WebSockets, when it is imported.
+    _sockets: ModuleType | None = None
+
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._running: RequestResponseCycle | None = None
@@ -218,12 +223,12 @@ class Protocol(HttpToolsProtocol):
         self._upgrading = self.loop.create_task(self._upgrade())
 
     async def _upgrade(self) -> None:
-        module = "latimer.adapter.cli.sockets"
-        if module not in sys.modules:
-            await asyncio.to_thread(import_module, module)
+        found = Protocol._sockets
+        if found is None:
+            found = await asyncio.to_thread(import_module, _SOCKETS)
+            Protocol._sockets = found
         if not self.transport.is_closing():
-            connection = sys.modules[module].SocketProtocol
-            self.ws_protocol_class = partial(connection, closed=self.closed)
+            self.ws_protocol_class = partial(found.SocketProtocol, closed=self.closed)
             super().handle_websocket_upgrade()
             self.flow.resume_reading()
 

@@ -113,8 +113,11 @@ async def test_large_and_wrong_frames() -> None:
 
 
 async def test_a_key_is_checked_in_the_handshake() -> None:
-    """Over a real connection a handshake without the key gets the 401 and its error object."""
+    """Handshakes without the key get the 401 and its error object, also the first ones at once."""
     with begun("--api-key", "sk-a") as (_, address, _):
+        tries = [connect(url_of(address), proxy=None).__aenter__() for _ in range(8)]
+        for one in await asyncio.gather(*tries, return_exceptions=True):
+            assert isinstance(one, InvalidStatus)
         with pytest.raises(InvalidStatus) as refused:
             await connect(url_of(address), proxy=None)
         assert refused.value.response.status_code == 401
