@@ -202,7 +202,7 @@ class ErrorMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            handle = self._shake if scope["type"] == "websocket" else self._app
+            handle: ASGIApp = self._shake if scope["type"] == "websocket" else self._app
             await handle(scope, receive, send)
             return
         exchange: Exchange

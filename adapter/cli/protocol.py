@@ -228,7 +228,9 @@ class Protocol(HttpToolsProtocol):
             found = await asyncio.to_thread(import_module, _SOCKETS)
             Protocol._sockets = found
         if not self.transport.is_closing():
-            self.ws_protocol_class = partial(found.SocketProtocol, closed=self.closed)
+            # uvicorn calls it as a class.
+            make: Any = partial(found.SocketProtocol, closed=self.closed)
+            self.ws_protocol_class = make
             super().handle_websocket_upgrade()
             self.flow.resume_reading()
 

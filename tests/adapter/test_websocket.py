@@ -383,7 +383,6 @@ def test_a_client_that_leaves_ends_its_responses() -> None:
 
 def test_the_first_events_do_not_wait_for_the_first_token() -> None:
     """An engine that reads a long prompt keeps no client waiting for `response.created`."""
-    engine = Echo(pause=1.0)
 
     class Admits(Echo):
         async def admit(self, job: Any) -> None:
