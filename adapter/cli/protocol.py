@@ -28,8 +28,8 @@ from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.maximum
 _SOCKETS = "latimer.adapter.cli.sockets"
-# What a handshake of a WebSocket must have besides the headers that ask for one.
-_HANDSHAKE = frozenset({b"sec-websocket-key", b"sec-websocket-version"})
+# The version of a WebSocket's handshake, and the length of its key: 16 bytes in base64.
+_VERSION, _KEY = b"13", 24
 # The headers that determine the length of a body.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -205,9 +205,11 @@ class Protocol(HttpToolsProtocol):
         """Return True if the request opens a WebSocket, and no other one is unanswered."""
         if not self.parser.should_upgrade() or self._get_upgrade() != b"websocket":
             return False
+        found = dict(self.headers)
         return (
             self.parser.get_method() == b"GET"
-            and {name for name, _ in self.headers} >= _HANDSHAKE
+            and found.get(b"sec-websocket-version") == _VERSION
+            and len(found.get(b"sec-websocket-key", b"")) == _KEY
             and (self.cycle is None or self.cycle.response_complete)
         )
 

@@ -264,11 +264,16 @@ def test_a_client_that_does_not_read_is_held_back(opcode: Opcode) -> None:
             assert resident(process.pid) - memory < 32 << 20
 
 
-def test_a_handshake_without_its_headers_is_http() -> None:
-    """A request that asks for a WebSocket without its key gets a 426 with an error object."""
-    head: Any = HANDSHAKE.replace(b"Sec-WebSocket-Key", b"X-Key")
+@pytest.mark.parametrize(
+    ("header", "wrong"), [(b"Sec-WebSocket-Key", b"X-Key"), (b"Version: 13", b"Version: 8")]
+)
+def test_a_wrong_handshake_is_http(header: bytes, wrong: bytes) -> None:
+    """A request that asks for a WebSocket without what it needs gets a 426 with an error object."""
     with begun() as (_, address, _):
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as client:
-            client.sendall(head)
-            assert client.recv(12) == b"HTTP/1.1 426"
+            client.sendall(HANDSHAKE.replace(header, wrong))
+            data = b""
+            while b"unsupported_endpoint" not in data:
+                data += client.recv(4096) or b"unsupported_endpoint"
+            assert data.startswith(b"HTTP/1.1 426")
