@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
