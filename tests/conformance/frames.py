@@ -145,7 +145,7 @@ async def opened(
         status = refused.response.status_code
         if status in (404, 405, 426, 501):
             raise Unsupported(f"the server has no WebSocket at {R}: status {status}") from None
-        raise Rejected(status, refused.response.body or b"") from None
+        raise Rejected(status, bytes(refused.response.body or b"")) from None
     except (InvalidHandshake, OSError, EOFError) as wrong:
         raise Fail(f"expected a WebSocket, but got {wrong!r}") from None
     try:

@@ -296,7 +296,7 @@ async def order(api: Api) -> None:
         expect(right, f"expected one response after the other, but got the events of {ids}")
         for name in ("one", "two"):
             await frames.create(COUNT, stream_id=name)
-        ended = set()
+        ended: set[str | None] = set()
         while len(ended) < 2:
             event = await frames.next()
             if event["type"] in ENDS:
