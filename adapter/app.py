@@ -15,6 +15,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import Unpack, override
@@ -32,10 +33,10 @@ from .errors import (
     in_log,
     of_http,
     printable,
-    render,
     unexpected,
     worded,
 )
+from .handshake import APP, read_key, refuse
 from .hosted import NAMES, Limits
 from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store_of
 from .messages.errors import in_api_of
@@ -44,9 +45,9 @@ from .metrics import Metrics
 from .option import option_of
 from .origins import LocalRules, OriginMiddleware
 from .playground import playground_routes
-from .request import EXCHANGE, JSON, Disconnected, Exchange
+from .request import EXCHANGE, Disconnected, Exchange
 from .responses.sealed import Seal
-from .routes import ApiRoute, MetricsAccess, routes_of
+from .routes import ApiRoute, MetricsAccess, SocketRoute, routes_of
 from .service import Fetch, ModelEntry, Observer, Policy, ReasoningField, Service
 from .settings import Settings
 from .store.config import store_config_of
@@ -88,6 +89,8 @@ class Options(TypedDict, total=False):
             (`cl100k_base`); by default the model's own.
         keepalive: the seconds of silence after which a stream sends a comment, 10 by default; 0
             sends none.
+        websocket_lifetime: the seconds after which a WebSocket of responses closes, 3,600 by
+            default; 0 refuses WebSockets.
         reasoning_field: the field of messages for reasoning: `reasoning_content` (the default),
             `reasoning`, or None to omit reasoning from responses.
         matryoshka: cut vectors to the `dimensions` of a request. Use it only for a model that was
@@ -127,6 +130,7 @@ class Options(TypedDict, total=False):
     chat_format: str | None
     logit_bias_vocabulary: str | None
     keepalive: float
+    websocket_lifetime: float
     reasoning_field: ReasoningField | None
     reasoning_key: str | None
     matryoshka: bool
@@ -200,7 +204,8 @@ class ErrorMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            handle: ASGIApp = self._shake if scope["type"] == "websocket" else self._app
+            await handle(scope, receive, send)
             return
         exchange: Exchange
         if self._keys is None:
@@ -253,6 +258,20 @@ class ErrorMiddleware:
                     exchange.lease.release()
                 if exchange.record is not None:
                     self._service.ended(exchange)
+
+    async def _shake(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a handshake on, and answer it with its errors; a connection handles its own."""
+        if self._keys is not None:
+            scope[APP] = self
+            read_key(scope)
+            owner = self._keys.find(HTTPConnection(scope)) if self._keys.needed else ""
+            scope.setdefault("state", {})["key_digest"] = owner
+        try:
+            if self._service.is_draining or self._service.has_ended:
+                raise ShuttingDown
+            await self._app(scope, receive, send)
+        except LatimerError as error:
+            await refuse(scope, send, error if self._service.is_command else _in_app(error))
 
 
 def _keyword(found: re.Match[str]) -> str:
@@ -384,6 +403,7 @@ def _service_of(
         store=None if store is None else Store(store),
         seal=Seal(options["reasoning_key"]),
         limits=store_of(AdmissionConfig.model_validate(options["admission"])),
+        socket_lifetime=options["websocket_lifetime"],
     )
     if service.store is not None and service.store.place.durable and sys.platform != "win32":
         # Only a store that other processes can have needs these; Windows has no such locks.
@@ -540,8 +560,13 @@ class OpenAIAdapter(Router):
         await self._service.aclose()
 
     def drain(self) -> None:
-        """Let `/ready` say that the server ends; requests are served until `end`."""
+        """Let `/ready` say that the server ends; requests are served until `end`.
+
+        WebSockets close when what they run has ended. This may be called from a signal's handler.
+        """
         self._service.is_draining = True
+        for socket in [*self._service.sockets]:
+            socket.drain()
 
     def end(self) -> None:
         """Reject new requests, and let requests that are cancelled from now on send an error."""
@@ -550,7 +575,7 @@ class OpenAIAdapter(Router):
     def load(self) -> None:
         """Import the endpoints that no request has needed yet; the app's lifespan does it, too."""
         for route in self.routes:
-            if isinstance(route, ApiRoute):
+            if isinstance(route, ApiRoute | SocketRoute):
                 route.load()
 
     @asynccontextmanager
@@ -588,14 +613,8 @@ async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
             return
         asked = shortened(f"{scope['method']} {scope['path']}")
         raise InvalidRequest(f"Invalid URL ({asked})", status=404)
-    if "websocket.http.response" not in (scope.get("extensions") or ()):
-        await send({"type": "websocket.close", "code": 1000})
-        return
     # A client knows by this answer that it can use HTTP.
-    status, body, headers = render(WebSocketRefused(scope["path"]))
-    head = [(b"content-type", JSON), *headers]
-    await send({"type": "websocket.http.response.start", "status": status, "headers": head})
-    await send({"type": "websocket.http.response.body", "body": orjson.dumps(body)})
+    raise WebSocketRefused(scope["path"])
 
 
 def _fetch() -> Fetch:

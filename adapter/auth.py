@@ -12,7 +12,7 @@ from .errors import InvalidRequest
 from .limits.leases import Grant
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import HTTPConnection
 
 
 class UnusableKey(ValueError):
@@ -97,7 +97,7 @@ class Keys:
         """Accept the keys of `others` instead, from the next request on."""
         self._owners, self.grants, self.needed = others._owners, others.grants, others.needed
 
-    def find(self, request: Request) -> str | None:
+    def find(self, request: HTTPConnection) -> str | None:
         """Return the owner of a request's key, as a digest; None if it has no known key.
 
         Clients of Anthropic's API send a key in `x-api-key`, some also another one as OpenAI's do.
@@ -122,7 +122,7 @@ class Keys:
         return None
 
 
-def require_key(request: Request, hint: str = "") -> str:
+def require_key(request: HTTPConnection, hint: str = "") -> str:
     """Return the owner of a request's key, as a digest; empty if no key is needed.
 
     Args:
@@ -145,7 +145,7 @@ def require_key(request: Request, hint: str = "") -> str:
     )
 
 
-def _key_of(request: Request) -> bytes | None:
+def _key_of(request: HTTPConnection) -> bytes | None:
     value = request.headers.get("authorization", "").encode("latin-1")
     scheme, _, key = value.partition(b" ")
     key = key.strip(b" \t")

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from .errors import Header, InvalidRequest, as_ascii
+from .handshake import scheme_of
 from .request import EXCHANGE, Exchange
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -303,7 +304,24 @@ class OriginMiddleware(CORSMiddleware):
                     raise verdict.error
                 if verdict.is_preflight:
                     return exchange.reply(200, b"OK", b"text/plain")
+        elif scope["type"] == "websocket":
+            self._check_handshake(scope)
         return self.app(scope, receive, send)
+
+    def _check_handshake(self, scope: Scope) -> None:
+        """Raise the error for a page that may not open a WebSocket.
+
+        A browser lets every page do that, and shows it what arrives. So a page that may not read
+        responses is rejected here.
+        """
+        verdict = self.judge("GET", scheme_of(scope), scope["headers"])
+        if verdict is None:
+            return
+        if verdict.error is not None:
+            raise verdict.error
+        origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
+        if self._rules is None and not self.is_allowed_origin(origin):
+            raise _origin_error(origin, is_keyless=False)
 
     def judge(self, method: str, scheme: str, headers: Sequence[Header]) -> Verdict | None:
         """Return the verdict on a request, or None if it needs no check and no headers."""

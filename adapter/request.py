@@ -39,6 +39,9 @@ NOTE_AFTER = 3.0
 
 # The name of the exchange in the scope of its request.
 EXCHANGE = "latimer.exchange"
+# The frame of a WebSocket in the scope of its request, which has no other body
+# (`responses.lanes.Create`).
+FRAME = "latimer.frame"
 # The id of the request in its scope, if a server in front of the adapter chose it. That server
 # sends the header, too.
 REQUEST_ID = "latimer.request_id"
@@ -228,11 +231,15 @@ class Exchange(Request):
             InvalidRequest: the body is invalid (contract 1.2).
         """
         parts = await self.read_body()
+        if FRAME in self.scope:
+            frame = self.scope[FRAME]
+            self.size = frame.size
+            return await offload.run(self.size, read, frame.body)
         if not self.keeps_body:
             # Only the value is kept.
             self._parts = []
         if self.size <= offload.SMALL:
-            return read(_object(parts))
+            return read(object_of(parts))
         return await offload.run(self.size, _read, parts, read)
 
     def watch(self) -> None:
@@ -423,10 +430,15 @@ def _check_type(content_type: bytes) -> None:
 
 
 def _read(parts: list[bytes], read: Callable[[dict[str, Any]], T]) -> T:
-    return read(_object(parts))
+    return read(object_of(parts))
 
 
-def _object(parts: list[bytes]) -> dict[str, Any]:
+def object_of(parts: list[bytes]) -> dict[str, Any]:
+    """Return the JSON object that a body is; a large one is for a thread.
+
+    Raises:
+        InvalidRequest: it is invalid (contract 1.2).
+    """
     body = b"".join(parts) if len(parts) > 1 else parts[0]
     if len(body) > limits.CONTAINERS.maximum < most_values(body):
         _check_count(body)

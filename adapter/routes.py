@@ -9,14 +9,16 @@ from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
 from starlette.datastructures import URLPath
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 from typing_extensions import override
 
 from ..backends.errors import EngineUnavailable, ModelChanged, shortened
 from .auth import require_key
 from .endpoints import chat, completions, models, operations
 from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
+from .handshake import APP
 from .request import EXCHANGE, Exchange
 from .service import Service
 
@@ -121,6 +123,8 @@ ROUTES: Mapping[str, Methods] = {
     "/tokenize": {"POST": models.tokenize},
     "/detokenize": {"POST": models.detokenize},
 }
+# The path of the WebSocket of responses.
+RESPONSES = "/responses"
 # Routes that need no API key; they have no prefix.
 OPEN_ROUTES: Mapping[str, Methods] = {
     "/health": {"GET": models.health},
@@ -206,6 +210,30 @@ class ApiRoute(Route):
         return endpoint(exchange, self._service, *values)
 
 
+class SocketRoute(WebSocketRoute):
+    """The path of a WebSocket, whose endpoint is imported when the server has started."""
+
+    def __init__(self, path: str, service: Service) -> None:
+        super().__init__(path, self.load, name="connect_responses")
+        self.path_regex = _pattern(path)
+        self._service = service
+
+    def load(self) -> Callable[..., Awaitable[None]]:
+        """Return the endpoint, which is imported first."""
+        from .endpoints.response_socket import serve_frames
+
+        return serve_frames
+
+    @override
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        socket = WebSocket(scope, receive, send)
+        require_key(socket)
+        if not self._service.socket_lifetime:
+            raise WebSocketRefused(scope["path"])
+        serve = await asyncio.to_thread(self.load)
+        await serve(socket, self._service, scope[APP], send)
+
+
 async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:
     """Run an endpoint, and once more if its engine was lost before the response.
 
@@ -237,6 +265,7 @@ def load_endpoints() -> None:
         for endpoint in endpoints.values():
             if isinstance(endpoint, Later):
                 endpoint.load()
+    import_module(".endpoints.response_socket", __package__)
 
 
 def routes_of(
@@ -266,7 +295,7 @@ def routes_of(
             own: Methods = {"GET": operations.metrics}
             is_open = metrics == "open"
             routes.append(ApiRoute(METRICS, own, service, is_open, _HOW_TO_OPEN))
-    return routes
+    return [*routes, *(SocketRoute(prefix + RESPONSES, service) for prefix in prefixes)]
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -18,6 +18,7 @@ from .limits.memory import MemoryLimits
 from .record import GONE, NO_ENGINE, OTHER, Record, engine_name
 from .request import Exchange
 from .responses.background import Background
+from .responses.lanes import KeptTurns
 from .responses.sealed import Seal
 from .store.store import Store
 
@@ -146,6 +147,19 @@ class ModelEntry:
 Chosen: TypeAlias = tuple[ModelEntry, str, bool]
 
 
+class Socket(Protocol):
+    """A WebSocket that is open."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no response runs or waits."""
+        ...
+
+    def drain(self) -> None:
+        """Close the connection when what runs has ended; from any thread."""
+        ...
+
+
 class Service:
     """The backends of an adapter.
 
@@ -157,8 +171,10 @@ class Service:
         store: stores what requests ask to store; None if nothing is stored.
         seal: seals reasoning that clients keep.
         limits: counts the limits of keys; by default in memory.
+        socket_lifetime: seconds after which a WebSocket ends; 0 refuses WebSockets.
 
     Attributes:
+        kept: the latest responses of WebSockets, which these can continue.
         table: the models by name, if no engine has to be asked for its own; None if one has to.
         late_checks: True if a call may find another model, and a request is then prepared again.
     """
@@ -172,6 +188,7 @@ class Service:
         store: Store | None = None,
         seal: Seal | None = None,
         limits: LeaseStore | None = None,
+        socket_lifetime: float = 0,
     ) -> None:
         self.replace(listings)
         self.max_body = max_body
@@ -186,6 +203,10 @@ class Service:
         self.seal = seal or Seal()
         self.limits: LeaseStore = limits or MemoryLimits()
         self.background = Background()
+        self.socket_lifetime = socket_lifetime
+        self.kept = KeptTurns()
+        # The connections of WebSockets that are open.
+        self.sockets: set[Socket] = set()
         # Questions to engines whether they are ready (`readiness`).
         self.asked: dict[Backend, asyncio.Task[None]] = {}
         # Closes the engines that several models share.

@@ -439,6 +439,14 @@ class FlatSettings(Checked):
         le=DAY,
         allow_inf_nan=False,
     )
+    websocket_lifetime: int = server_setting(
+        3_600,
+        "Seconds after which a WebSocket of /v1/responses closes; 0 refuses WebSockets.",
+        to=("adapter",),
+        metavar="SECONDS",
+        ge=0,
+        le=DAY,
+    )
     drain: int = server_setting(
         30, "Seconds that running requests get after SIGTERM.", ge=0, le=DAY
     )

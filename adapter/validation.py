@@ -696,8 +696,7 @@ def _output_format(request: CountTokensRequest) -> Grammar | None:
     if form is None:
         return None
     path = f"{path}.schema"
-    _check(form.schema_, "", path)
-    return Grammar("json_schema", orjson.dumps(form.schema_).decode(), path)
+    return Grammar("json_schema", _schema_text(form.schema_, "", path), path)
 
 
 _FORMATS: Mapping[str, Callable[[Any], Grammar | None]] = {

@@ -104,8 +104,8 @@ class Ticket:
     """
 
     __slots__ = (
-        "admitted", "affinity", "cached", "engine", "generated", "input", "jobs", "key", "looked_up",
-        "prompt", "session", "tier", "tries", "waited", "weight",
+        "admitted", "affinity", "cached", "engine", "generated", "input", "jobs", "key",
+        "looked_up", "prompt", "session", "tier", "tries", "waited", "weight",
     )  # fmt: skip
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:

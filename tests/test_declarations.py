@@ -72,6 +72,7 @@ NAMESPACE = {
 BROUGHT = {"botocore": "boto3"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
+    ("dependencies", "websockets"): "uvicorn's protocol of WebSockets imports it",
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
     ("deploy", "helm-python-sdk"): "tests/examples/deploy imports it if it is installed",
     ("deploy", "kubernetes-validate"): "tests/examples/deploy imports it if it is installed",

@@ -40,9 +40,10 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "admission", "auth", "hosted", "metric_rows", "metrics", "origins", "readiness",
-            "record", "request", "request_log", "responses/background", "responses/register",
-            "responses/sealed", "service", "traces", "validation", "vllm_metrics",
+            "admission", "auth", "handshake", "hosted", "metric_rows", "metrics", "origins",
+            "readiness", "record", "request", "request_log", "responses/background",
+            "responses/lanes", "responses/register", "responses/sealed", "service", "traces",
+            "validation", "vllm_metrics",
         )
     ),
     ("adapter/generation/*.py",),

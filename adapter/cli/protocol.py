@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable
+from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import httptools
@@ -24,6 +27,9 @@ from ...schemas import limits
 from ..errors import InvalidRequest, render
 
 MOST_HEAD = limits.HEAD.maximum
+_SOCKETS = "latimer.adapter.cli.sockets"
+# The version of a WebSocket's handshake, and the length of its key: 16 bytes in base64.
+_VERSION, _KEY = b"13", 24
 # The headers that determine the length of a body.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -128,12 +134,19 @@ class _Rest:
 class Protocol(HttpToolsProtocol):
     """One connection of a client."""
 
+    # The module of WebSockets, when it is imported.
+    _sockets: ModuleType | None = None
+
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._running: RequestResponseCycle | None = None
         # Bytes received since the last complete head or part of a body.
         self._unread = 0
         self._data = b""
+        self._opens_socket = False
+
+    def closed(self) -> None:
+        """Note that the connection has closed."""
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -155,6 +168,7 @@ class Protocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        self.closed()
 
     @override
     def on_body(self, body: bytes) -> None:
@@ -171,7 +185,10 @@ class Protocol(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         self._unread = 0
+        self._opens_socket = self._is_handshake()
         super().on_headers_complete()
+        if self._opens_socket:
+            return
         # uvicorn has no setting for the class, and the request's task has not begun.
         self.cycle.__class__ = _Cycle
         # The parser adds trailers to this list, but they are not headers of the request.
@@ -182,6 +199,41 @@ class Protocol(HttpToolsProtocol):
                 # The connection closes before its turn.
                 self.pipeline.popleft()
             # A disconnect is only noticed while the connection is read.
+            self.flow.resume_reading()
+
+    def _is_handshake(self) -> bool:
+        """Return True if the request opens a WebSocket, and no other one is unanswered."""
+        if not self.parser.should_upgrade() or self._get_upgrade() != b"websocket":
+            return False
+        found = dict(self.headers)
+        return (
+            self.parser.get_method() == b"GET"
+            and found.get(b"sec-websocket-version") == _VERSION
+            and len(found.get(b"sec-websocket-key", b"")) == _KEY
+            and (self.cycle is None or self.cycle.response_complete)
+        )
+
+    @override
+    def _should_upgrade(self) -> bool:
+        return self._opens_socket
+
+    @override
+    def handle_websocket_upgrade(self) -> None:
+        """Continue with the protocol of WebSockets, which the first handshake imports."""
+        self._unset_keepalive_if_required()
+        self.flow.pause_reading()
+        self._upgrading = self.loop.create_task(self._upgrade())
+
+    async def _upgrade(self) -> None:
+        found = Protocol._sockets
+        if found is None:
+            found = await asyncio.to_thread(import_module, _SOCKETS)
+            Protocol._sockets = found
+        if not self.transport.is_closing():
+            # uvicorn calls it as a class.
+            make: Any = partial(found.SocketProtocol, closed=self.closed)
+            self.ws_protocol_class = make
+            super().handle_websocket_upgrade()
             self.flow.resume_reading()
 
     @override

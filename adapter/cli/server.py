@@ -45,8 +45,10 @@ class Server(uvicorn.Server):
                 around or app,
                 interface="asgi3",
                 http=http,
-                # A websocket request gets an error object, like any other invalid request.
+                # `Protocol` imports the protocol of WebSockets when it needs it.
                 ws="none",
+                ws_max_size=app.service.max_body,
+                ws_per_message_deflate=False,
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -65,9 +67,14 @@ class Server(uvicorn.Server):
         self._app.drain()
         if self.should_exit:
             self._loop.call_soon_threadsafe(self.end)
-        elif running := len(self.server_state.tasks):
+        elif running := self.running:
             self._loop.call_soon_threadsafe(say, waits_for(running, self._drain), "drain")
         self.should_exit = True
+
+    @property
+    def running(self) -> int:
+        """The number of requests that run; idle WebSockets do not count."""
+        return len(self.server_state.tasks) - sum(one.is_idle for one in self._app.service.sockets)
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -185,7 +185,7 @@ class _WorkerServer(Server):
                 self._worker.reload()
             elif message == DRAIN:
                 self._app.drain()
-                self._worker.send(RUNNING * len(self.server_state.tasks) + COUNTED)
+                self._worker.send(RUNNING * self.running + COUNTED)
                 self.should_exit = True
             elif message == STOP:
                 self.should_exit = True
@@ -211,8 +211,7 @@ def _counted(note: Callable[[], None]) -> type[Protocol]:
 
     class Counted(Protocol):
         @override
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
+        def closed(self) -> None:
             note()
 
     return Counted

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
@@ -14,10 +15,11 @@ from ...backends.errors import Unsupported, shortened
 from ...schemas.openai.response_items import Item, ItemReference, ReasoningItem
 from ...schemas.openai.responses import ResponseRequest
 from ..errors import InvalidRequest, StoreUnavailable, not_found
-from ..request import Exchange
+from ..request import FRAME, Exchange
 from ..responses.background import RUNNING
 from ..responses.input import Unseal
-from ..responses.items import history, input_items, place_of, turn_items
+from ..responses.items import history, input_items, items_of, place_of, turn_items
+from ..responses.lanes import Create, Kept
 from ..responses.response import USABLE
 from ..service import Service
 from ..store.records import Stored
@@ -28,6 +30,8 @@ from .stored import RESPONSE as KIND
 from .stored import may_see
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+# The bytes of JSON that take as long to parse as a byte of items takes to validate.
+_VALIDATED = 4
 _NO_STORE = "This server runs with --store off. Send the items of the earlier turns in 'input'."
 # The fields that name the conversation before a request.
 _CONTEXTS = ("previous_response_id", "conversation")
@@ -41,11 +45,15 @@ class State:
         before: the items of the responses that the request continues, from the oldest.
         chain: the id of the first of them; None if the request continues none.
         referenced: the stored items that the request refers to, by their ids.
+        turns: the items before as JSON lists, for the request of a WebSocket.
+        is_unstored: True if the store has not all of them.
     """
 
     before: Sequence[Item] = ()
     chain: str | None = None
     referenced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    turns: tuple[bytes, ...] = ()
+    is_unstored: bool = False
     _typed: Mapping[str, Item] = field(default_factory=dict)
 
     def resolve(self, name: str) -> Item | None:
@@ -69,32 +77,78 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
     asked = [name for name in _CONTEXTS if getattr(request, name) is not None]
     if not asked and not references:
         return NO_STATE
+    frame: Create | None = exchange.scope.get(FRAME)
+    kept = None if frame is None else frame.turns.find(request.previous_response_id)
     if store is None:
+        if kept is not None:
+            return await _continued(kept)
         if not asked:
             return NO_STATE
         raise Unsupported(asked[0], "this server", _NO_STORE)
-    before: list[Item] = []
-    chain: list[Stored] = []
-    if request.previous_response_id is not None:
+    state = State()
+    if kept is not None:
+        state = await _continued(kept)
+    elif request.previous_response_id is not None:
         running = service.background.find(exchange.key, request.previous_response_id)
         if running is not None and running.reply["status"] in RUNNING:
             raise _not_usable(running.id, running.reply["status"])
         chain = await _chain(exchange, service, store, request.previous_response_id)
-        before = await offload.run(offload.UNKNOWN, _typed, history(chain))
+        items = history(chain)
+        state.before = await offload.run(offload.UNKNOWN, _typed, items)
+        state.chain = chain[0].id
+        if frame is not None:
+            state.turns = (await offload.run(offload.UNKNOWN, orjson.dumps, items),)
     elif request.conversation is not None:
-        items = await store.all_items(exchange.key, request.conversation.id)
-        if items is None:
+        found = await store.all_items(exchange.key, request.conversation.id)
+        if found is None:
             raise not_found("Conversation", request.conversation.id)
-        _check_new(request, items)
-        before = await offload.run(offload.UNKNOWN, _typed, items)
+        _check_new(request, found)
+        state.before = await offload.run(offload.UNKNOWN, _typed, found)
     referenced = await _referenced(exchange, store, references)
-    typed = await offload.run(offload.UNKNOWN, _typed, [*referenced.values()]) if referenced else []
-    return State(
-        before,
-        chain[0].id if chain else None,
-        referenced,
-        dict(zip(referenced, typed, strict=True)),
-    )
+    if referenced:
+        typed = await offload.run(offload.UNKNOWN, _typed, [*referenced.values()])
+        state.referenced = referenced
+        state._typed = dict(zip(referenced, typed, strict=True))
+    return state
+
+
+async def _continued(kept: Kept) -> State:
+    """Return the state of a request that continues a response of its WebSocket."""
+    before = await offload.run(_VALIDATED * kept.size, _typed_turns, kept.items)
+    return State(before, kept.chain, turns=kept.items, is_unstored=not kept.is_stored)
+
+
+def _typed_turns(turns: Sequence[bytes]) -> list[Item]:
+    return _typed(_items_of_turns(turns))
+
+
+def _items_of_turns(turns: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [item for turn in turns for item in orjson.loads(turn)]
+
+
+async def keep_turn(
+    frame: Create, request: ResponseRequest, state: State, reply: Mapping[str, Any]
+) -> None:
+    """Keep a response for the frames that continue it on their WebSocket.
+
+    One in a conversation is continued with `conversation` only.
+    """
+    frame.has_succeeded = True
+    if request.conversation is not None:
+        return
+    size = frame.size + TEXT * reply["usage"]["output_tokens"]
+    if state.referenced:
+        # The size does not count stored items.
+        size = max(size, offload.UNKNOWN)
+    items = await offload.run(size, _turn, frame, state, reply)
+    stored = bool(reply["store"])
+    chain = reply["id"] if state.chain is None or (stored and state.is_unstored) else state.chain
+    frame.turns.keep(frame.lane, Kept(reply["id"], chain, (*state.turns, items), stored))
+
+
+def _turn(frame: Create, state: State, reply: Mapping[str, Any]) -> bytes:
+    given = stored_request(frame.body, state).get("input")
+    return orjson.dumps([*items_of(given), *reply["output"]])
 
 
 def stored_request(body: Mapping[str, Any], state: State) -> Mapping[str, Any]:
@@ -254,12 +308,18 @@ async def store_response(
         StoreUnavailable: the store is required, and the response was not stored in time.
     """
     body = stored_request(exchange.to_store or {}, state)
+    parent, chain, more = request.previous_response_id, state.chain or reply["id"], 0
+    if state.is_unstored:
+        # The store has not the turns before, so the response begins with them.
+        before = await offload.run(offload.UNKNOWN, _items_of_turns, state.turns)
+        body = {**body, "input": [*before, *items_of(body.get("input"))]}
+        parent, chain, more = None, reply["id"], sum(map(len, state.turns))
     logprobs = 0 if request.top_logprobs is None else 1 + request.top_logprobs
     tokens = (reply["usage"] or {}).get("output_tokens", 0) * (TEXT + LOGPROB * logprobs)
     record = record_of(exchange, body, reply, tokens)
     record.is_kept = bool(reply["store"])
-    record.parent = request.previous_response_id
-    record.chain = state.chain or reply["id"]
+    record.parent, record.chain = parent, chain
+    record.size += more
     if request.conversation is not None and reply["status"] in USABLE:
         # The items of input and output are appended together, and only if there is an answer.
         record.conversation = request.conversation.id

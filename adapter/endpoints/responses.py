@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -11,8 +11,9 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Capabilities, Generation, Sampling, Text
+from ...backends.base import Capabilities, Finish, Generation, Sampling, Text
 from ...backends.errors import ContextExceeded, LatimerError
+from ...schemas.openai.common import Usage
 from ...schemas.openai.messages import Message
 from ...schemas.openai.response_items import ReasoningItem
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
@@ -28,12 +29,20 @@ from ..generation.run import Plan
 from ..generation.sinks import Answer, detailed_usage_of, respond
 from ..generation.token_ids import in_model_vocabulary
 from ..hosted import RESPONSE_LIMITS
-from ..request import Exchange
+from ..request import FRAME, Exchange
 from ..responses.files import UnreadPdfs, read_pdfs
 from ..responses.input import Conversation, conversation_of, placed
 from ..responses.items import new_response_id
+from ..responses.lanes import Create
 from ..responses.output import Shape, Thoughts
-from ..responses.response import Draft, ResponseEncoder, begun
+from ..responses.response import (
+    USABLE,
+    Draft,
+    ResponseEncoder,
+    SocketEncoder,
+    WarmUpEncoder,
+    begun,
+)
 from ..responses.tools import Tools, tools_of
 from ..responses.truncation import droppable, fewest
 from ..service import ServedModel, Service
@@ -49,10 +58,20 @@ from ..validation import (
 )
 from .background import Work, begin
 from .common import chosen_format, name_of, opening_of, party_of, prompt_tokens
-from .response_state import State, is_stored, state_of, store_response, stored_request
+from .response_state import (
+    State,
+    is_stored,
+    keep_turn,
+    state_of,
+    store_response,
+    stored_request,
+)
 
 _REQUEST = TypeAdapter(ResponseRequest)
 _INPUT_TOKENS = TypeAdapter(InputTokensRequest)
+
+# The fields of a warm-up that a later request can have in common with it.
+_EVALUATED = ("input", "instructions", "previous_response_id", "tools")
 
 _Understood: TypeAlias = tuple[Sampling, Tools, Conversation]
 _Prepared: TypeAlias = tuple[_Understood, ChatJob, Sequence[str]]
@@ -94,6 +113,8 @@ class _Drafted:
 async def create_response(exchange: Exchange, service: Service) -> None:
     """Create a response."""
     request = await read(exchange, _REQUEST, RESPONSE_LIMITS if service.hosted else ())
+    if FRAME in exchange.scope:
+        _prepare_frame(exchange, request)
     draft = await _drafted(exchange, service, request, generates=True)
     await _answer(exchange, service, request, draft)
 
@@ -366,6 +387,8 @@ def _answer(
 
         body = stored_request(exchange.to_store or {}, drafted.state)
         return begin(exchange, service, request, work, body, again)
+    if FRAME in exchange.scope:
+        return _answer_frame(exchange, request, drafted, work)
     keep = None if work.store is None else partial(work.store, exchange)
     if not request.stream:
         answer = Answer(work.draft.whole, work.show, store=keep)
@@ -374,6 +397,49 @@ def _answer(
     answer = Answer(frames.whole, work.show, keeps=True, store=keep)
     padded = in_stream(request.stream_options, frames)
     return respond(exchange, work.served, work.plan, answer, padded)
+
+
+def _prepare_frame(exchange: Exchange, request: ResponseRequest) -> None:
+    """Prepare the request of a frame."""
+    # A WebSocket has no comments.
+    exchange.keepalive = 0.0
+    frame: Create = exchange.scope[FRAME]
+    if not (frame.generates or request.input or request.previous_response_id):
+        # Codex warms up before the first message. No template takes a conversation without one.
+        request.input = "."
+
+
+def _answer_frame(
+    exchange: Exchange, request: ResponseRequest, drafted: _Drafted, work: Work
+) -> Awaitable[None]:
+    """Answer a frame of a WebSocket, which can continue the response then."""
+    frame: Create = exchange.scope[FRAME]
+
+    async def keep(reply: Any) -> None:
+        if work.store is not None:
+            await work.store(exchange, reply)
+        if reply["status"] in USABLE:
+            await keep_turn(frame, request, drafted.state, reply)
+
+    plan, show = work.plan, work.show
+    if frame.generates:
+        frames = SocketEncoder(work.draft)
+    else:
+        frames, show = WarmUpEncoder(work.draft), None
+        # An engine evaluates the whole prompt only to generate a token.
+        most = 1 if any(map(frame.body.get, _EVALUATED)) else 0
+        job = replace(plan.jobs[0], max_tokens=most, grammar=None, logprobs=None)
+        plan = replace(plan, jobs=[job], usage=_warm_up_usage, form=None)
+    answer = Answer(frames.whole, show, keeps=True, store=keep)
+    padded = in_stream(request.stream_options, frames)
+    return respond(exchange, work.served, plan, answer, padded)
+
+
+def _warm_up_usage(finishes: Sequence[Finish], choices: int) -> Usage:
+    """Return the token counts of a prompt that was evaluated only."""
+    usage = detailed_usage_of(finishes, choices)
+    usage["completion_tokens"], usage["total_tokens"] = 0, usage["prompt_tokens"]
+    return usage
 
 
 def _work(

@@ -46,6 +46,7 @@ class ChunkEncoder:
         choices: the choices of the stream, before its first frame.
         party: the request as engines know it, which learns the size of the prompt.
         comment: the frame that is sent in silence.
+        begins_early: True if `start` may be sent before the first delta, and returns nothing then.
     """
 
     keeps = False
@@ -53,6 +54,7 @@ class ChunkEncoder:
     choices: Sequence[Choice] = ()
     party: Ticket | None = None
     comment = COMMENT
+    begins_early = False
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class ObfuscatedEncoder(ChunkEncoder):
 
     def __init__(self, frames: ChunkEncoder) -> None:
         self._frames = frames
-        self.keeps = frames.keeps
+        self.keeps, self.begins_early = frames.keeps, frames.begins_early
 
     @override
     def start(self, index: int) -> bytes:

@@ -1,12 +1,14 @@
 """Comments in a stream while it has nothing to send, so that clients and proxies keep waiting.
 
 Many clients and proxies close a connection on which nothing arrives for a minute. Clients ignore
-the comments of server-sent events.
+the comments of server-sent events. A WebSocket has none, so the first events of a response are sent
+early instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -22,6 +24,8 @@ TICKS = 4
 SENDING = -(2**60)
 # The shortest time between two ticks, in seconds.
 SHORTEST = 0.005
+# Seconds without a frame after which the first events are sent early.
+EARLY = 0.1
 
 
 class KeepAlive:
@@ -35,11 +39,13 @@ class KeepAlive:
         idle: the number of ticks since the last frame; `SENDING` while a frame is being sent.
         writing: the task that sends a comment, or None. `settle` must precede the next frame.
         party: the request's jobs; one of them is admitted after the context check.
+        first: returns the first events of a response, unless they are made already; they are sent
+            instead of comments. None to send comments.
     """
 
     __slots__ = (
-        "__weakref__", "_backend", "_exchange", "_frames", "_is_sending", "_streams", "idle",
-        "party", "writing",
+        "__weakref__", "_backend", "_exchange", "_frames", "_is_sending", "_streams", "first",
+        "idle", "party", "writing",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, backend: Backend, frames: ChunkEncoder) -> None:
@@ -51,6 +57,7 @@ class KeepAlive:
         self.idle = 0
         self.writing: asyncio.Task[None] | None = None
         self.party = Ticket()
+        self.first: Callable[[], bytes] | None = None
 
     def begin(self, seconds: float) -> None:
         """Send a comment for each `seconds` of silence until `end`."""
@@ -82,18 +89,26 @@ class KeepAlive:
             self.writing = None
 
     async def _write(self) -> None:
-        exchange = self._exchange
+        exchange, data = self._exchange, self._frames.comment
         try:
             if not exchange.started:
                 if not self.party.admitted:
                     return
                 await self._backend.health()
+                if self.first is not None:
+                    data = self.first()
+                    self._streams.discard(self)
+                    if not data:
+                        return
                 self._is_sending = True
                 if not exchange.started:
                     # A stream that waits for its model may have sent a comment meanwhile.
                     await exchange.start(200, EVENT_STREAM)
+            elif self.first is not None:
+                self._streams.discard(self)
+                return
             self._is_sending = True
-            await exchange.chunk(self._frames.comment)
+            await exchange.chunk(data)
         except (LatimerError, OSError):
             # The engine is not available, so the request will fail with its own error. Or the
             # client has disconnected, which ends the request.

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from ..service import ServedModel
 from ..validation import note_inexact
 from .choice import Choice, Delta
 from .frames import ChunkEncoder
-from .keepalive import SENDING, KeepAlive
+from .keepalive import EARLY, SENDING, KeepAlive
 from .logprobs import Entry, mean
 from .run import CHOICE, Plan, Sink, run
 
@@ -225,6 +226,8 @@ class StreamSink(Sink):
         # has readers of its own, which get comments.
         is_silent = self.at_once or exchange.is_detached
         self._silence = 0 if is_silent else served.policy.keepalive
+        if frames.begins_early and not is_silent:
+            self.comments.first, self._silence = partial(frames.start, 0), EARLY
 
     @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:

@@ -312,3 +312,29 @@ class BackgroundEncoder(ResponseEncoder):
         self._has_begun = True
         begun = {"response": self._draft.begun}
         return Event("response.in_progress", begun).framed(len(_QUEUED))
+
+
+class SocketEncoder(ResponseEncoder):
+    """The events of a response over a WebSocket; the first ones may be sent early."""
+
+    begins_early = True
+
+    @override
+    def start(self, index: int) -> bytes:
+        return b"" if self._has_begun else super().start(index)
+
+
+class WarmUpEncoder(SocketEncoder):
+    """The events of a response for which nothing is generated."""
+
+    @override
+    def delta(self, index: int, delta: Delta) -> bytes:
+        return b""
+
+    @override
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        return b""
+
+    @override
+    def whole(self, results: Sequence[Result], usage: Usage) -> dict[str, Any]:
+        return self._draft.ended((), "stop", usage)

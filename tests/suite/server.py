@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote
 
 from suite import embeddings, messages, model, rules
 from suite.responses.routes import CONVERSATIONS, TOKENS, Routes
+from suite.responses.socket import Socket, refuse
 from suite.rules import Refused, check_body, parse
 from suite.stored import Store
 from suite.work import CHAT, work_of
@@ -69,9 +70,27 @@ class Fault:
     keeps_aborted: bool = False
     # A response that has ended cannot be cancelled.
     refuses_cancel: bool = True
-    # The statuses of a WebSocket and of a compaction.
-    no_socket: int = 426
+    # The status of a compaction.
     no_compact: int = 404
+    # The statuses of a handshake, and of one with a wrong key; its error has an object.
+    socket: int = 101
+    socket_key: int = 401
+    # The frames of a WebSocket are binary; a connection closes after an error.
+    binary: bool = False
+    closes: bool = False
+    # The lanes of a connection, whose responses follow one another.
+    lanes: int = 32
+    in_order: bool = True
+    # A connection keeps the latest response of each lane for itself, unless it fails there.
+    keeps: bool = True
+    keeps_older: bool = False
+    shares: bool = False
+    evicts: bool = True
+    evicts_forks: bool = False
+    # A warm-up generates nothing; the notice of a client gets no answer; steering fails.
+    warms_up: bool = True
+    tells_processed: bool = False
+    steered: str = "response.steer.failed"
 
     def __init__(self, **own: Any) -> None:
         unknown = [name for name in own if not hasattr(Fault, name)]
@@ -117,6 +136,22 @@ class Fault:
         """Return the events of a stored response."""
         return events
 
+    def frame(self, frame: dict[str, Any]) -> dict[str, Any]:
+        """Return the frame of a client."""
+        return frame
+
+    def frames(self, frames: list[Any], sent: Mapping[str, Any]) -> list[Any]:
+        """Return the frames of a response, before their lane is added."""
+        return frames
+
+    def lane(self, frames: list[Any]) -> list[Any]:
+        """Return the frames of a response with their lane."""
+        return frames
+
+    def refusal(self, frame: dict[str, Any]) -> dict[str, Any]:
+        """Return the frame of an error; an empty one is not sent."""
+        return frame
+
     def chain(self, items: list[Any], parent: dict[str, Any]) -> list[Any]:
         """Return the items before a request; `parent` is the previous response's request."""
         return items
@@ -155,6 +190,8 @@ class Server:
         self._routes = Routes(self)
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._open(scope, receive, send)
         if scope["type"] != "http":
             return
         headers = {k.decode().lower(): v.decode("latin-1") for k, v in scope["headers"]}
@@ -176,6 +213,16 @@ class Server:
                 value = self.fault.reply("message error", value, sent)
                 more = {**more, "request-id": name}
             await self.reply(send, status, value, more)
+
+    async def _open(self, scope: Any, receive: Any, send: Send) -> None:
+        """Answer a handshake."""
+        headers = dict(scope["headers"])
+        wrong = headers.get(b"authorization") == b"Bearer sk-wrong"
+        status = self.fault.socket_key if wrong else self.fault.socket
+        if status != 101:
+            await refuse(send, status, {"message": "Refused."})
+            return
+        await Socket(self, self._routes, receive, send).run()
 
     async def _route(
         self, scope: Any, headers: dict[str, str], sent: dict[str, Any], receive: Any, send: Send
@@ -199,7 +246,7 @@ class Server:
             await self._stored(method, path, query, receive, send)
             return
         if path.startswith(RESPONSES) and (path not in POSTED or method == "GET"):
-            await self._routes.responses(method, path, query, headers, send)
+            await self._routes.responses(method, path, query, send)
             return
         if path.startswith(CONVERSATIONS):
             await self._routes.conversations(method, path, query, await _read(receive), send)

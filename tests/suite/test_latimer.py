@@ -34,6 +34,7 @@ EXPLAINED = {
     "completions.suffix": "the demo model has no tokens for filling in the middle",
     "streaming.first-chunk": "the demo model answers within a quarter of a second",
     "errors.wrong-key": "this server has no API key",
+    "websocket.key": "this server has no API key",
     "keepalive.bytes": "the demo model's prompts are evaluated within seconds",
     "keepalive.comments": "the demo model's prompts are evaluated within seconds",
     "chat.detail-original": "the demo model does not accept images",
@@ -152,7 +153,7 @@ REFUSED = ("responses.logprobs", "responses.logprobs-stream")
 @pytest.mark.timed
 async def test_responses_over_koboldcpp(llama_server_url: str) -> None:
     """Latimer passes every check of responses over a koboldcpp, or rejects what it cannot do."""
-    checks = [check for check in all_checks() if check.group == "responses"]
+    checks = [check for check in all_checks() if check.group in ("responses", "websocket")]
     checks = [check for check in checks if not check.id.startswith(ELSEWHERE)]
     async with DemoKoboldcpp(upstream=llama_server_url) as fake:
         with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:

@@ -26,6 +26,7 @@ from suite.witness import Uses, Witness
 SLOW = {
     "streaming.disconnect": ("stays-after-disconnect",),
     "responses.disconnect": ("stays-after-disconnect", "response-aborted-stored"),
+    "websocket.disconnect": ("stays-after-disconnect",),
     "concurrency.cancelled": ("429-after-cancelled",),
     "concurrency.cancelled-waiting": ("429-after-cancelled",),
     "streaming.first-chunk": ("waits-till-the-end",),
@@ -235,8 +236,10 @@ class _Uvicorn(uvicorn.Server):
 @asynccontextmanager
 async def listening(app: Any) -> AsyncIterator[str]:
     """Serve an app in the running event loop, and yield its address."""
-    config = uvicorn.Config(app, port=0, lifespan="off", ws="none", log_level="critical",
-                            timeout_graceful_shutdown=1)  # fmt: skip
+    config = uvicorn.Config(
+        app, port=0, lifespan="off", ws="websockets-sansio", ws_max_size=64 << 20,
+        log_level="critical", timeout_graceful_shutdown=1,
+    )  # fmt: skip
     server = _Uvicorn(config)
     task = asyncio.create_task(server.serve())
     while not server.started:

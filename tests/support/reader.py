@@ -28,6 +28,7 @@ EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
 # The text that the output of a Python block contains, by a part of its request.
 OUTPUTS = {
+    "websockets": "1, 2, 3, 4, 5, 6.",
     "background=True": "completed 1, 2, ",
     '"input_file"': ANSWER,
     "responses.create": (

@@ -181,7 +181,14 @@ def serving(make_app: Callable[[], Any], http: Any = Protocol) -> Iterator[str]:
     ws: Any = "none" if http is Protocol else "auto"
     server = uvicorn.Server(
         uvicorn.Config(
-            make_app(), host="127.0.0.1", port=port, log_level="warning", http=http, ws=ws
+            make_app(),
+            host="127.0.0.1",
+            port=port,
+            log_level="warning",
+            http=http,
+            ws=ws,
+            ws_max_size=32 << 20,
+            ws_per_message_deflate=False,
         )
     )
     thread = threading.Thread(target=server.run, daemon=True)

@@ -18,6 +18,7 @@ from support import notes_server
 from support.codex import call, stepped
 from support.engines.front import directed
 from support.environments import Environment
+from support.forwarding import forwarding
 from support.servers import command, llama_server
 
 pytestmark = pytest.mark.timeout(1200)
@@ -56,6 +57,11 @@ analytics.enabled = false
 name = "Latimer"
 base_url = "@URL"
 wire_api = "responses"
+"""
+# What a user sets who has nothing but a base URL.
+BASE_URL = """
+model = "demo"
+openai_base_url = "@URL"
 """
 NOTES = f"""
 [mcp_servers.notes]
@@ -247,7 +253,7 @@ def codex_at(
     settings.parent.mkdir()
     folder = tmp_path / "work"
     folder.mkdir()
-    variables = {**own_home, "PATH": f"{own}:{own_home['PATH']}"}
+    variables = {**own_home, "PATH": f"{own}:{own_home['PATH']}", "CODEX_API_KEY": "unused"}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         safe = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check")
@@ -256,8 +262,8 @@ def codex_at(
             capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def make(address: str) -> Run:
-        settings.write_text(CODEX.replace("@URL", f"{address}/v1") + NOTES)
+    def make(address: str, form: str = CODEX) -> Run:
+        settings.write_text(form.replace("@URL", f"{address}/v1") + NOTES)
         return run
 
     return make
@@ -287,6 +293,30 @@ def test_codex_works_and_resumes(
         assert later.returncode == 0, later.stderr[-5000:]
         assert later.stdout.strip() == WORK_DONE
         assert "hello.txt" not in later.stderr
+
+
+@pytest.mark.parametrize("model", SCRIPTS)
+def test_codex_needs_only_a_base_url(
+    model: str, codex_at: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Codex opens a WebSocket, sends what is new only, uses tools, resumes, and logs no error."""
+    scripts = SCRIPTS[model]
+    with (
+        llama_server(stepped(tmp_path / "steps.gguf", scripts)) as real,
+        directed(real, lambda prompt: "".join(scripts.get(prompt[-1], ("",)))) as written,
+        command(written, "--model-name", model) as (_, address),
+        forwarding(address) as (front, begun),
+    ):
+        codex = codex_at(front, BASE_URL)
+        for words in (("-m", model, "Write hello.txt."), ("resume", "-m", model, "--last", "So?")):
+            done = codex(*words)
+            assert done.returncode == 0, done.stderr[-5000:]
+            assert done.stdout.strip() == WORK_DONE
+            assert " ERROR " not in done.stderr
+    assert (tmp_path / "work" / "hello.txt").read_text() == "Bonjour\n"
+    paths = [line.split()[:2] for line in begun]
+    assert ["GET", "/v1/responses"] in paths
+    assert ["POST", "/v1/responses"] not in paths
 
 
 def test_codex_knows_a_full_context(codex_at: Callable[[str], Run]) -> None:

@@ -45,12 +45,14 @@ from . import (
     tools,
     transport,
     types,
+    websocket,
 )
 
 MODULES = (
     transport, errors, headers, models, completions, choices, sampling, stops, logprobs, echo,
     streaming, keepalive, chat, history, chat_logprobs, tools, custom_tools, mcp, structured,
-    constraints, embeddings, stored, responses, messages, concurrency, security, engine, types,
+    constraints, embeddings, stored, responses, websocket, messages, concurrency, security, engine,
+    types,
 )  # fmt: skip
 # Checks of limits, in the groups of the fields that they limit.
 LIMITS = hosted

@@ -15,10 +15,13 @@ from suite.faults import (
     stored,
     tools,
     transport,
+    websocket,
 )
 from suite.server import Fault
 
-_MODULES = (completions, embeddings, formats, messages, responses, stored, tools, transport)
+_MODULES = (
+    completions, embeddings, formats, messages, responses, stored, tools, transport, websocket,
+)  # fmt: skip
 FAULTS: Mapping[str, Fault] = {
     name: fault for module in _MODULES for name, fault in module.FAULTS.items()
 }

@@ -308,7 +308,6 @@ STATE = {
     "reference-400": error(status=400, when=says("Item with id")),
     "cancelled": Fault(refuses_cancel=False),
     "replay-all": query(drop("starting_after")),
-    "socket-500": Fault(no_socket=500),
     "compact-500": Fault(no_compact=500),
     "never-cut": request(put("truncation", "disabled"), when=has("truncation", "auto")),
 }  # fmt: skip

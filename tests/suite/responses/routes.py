@@ -30,6 +30,8 @@ class Routes:
         self._server = server
         self._fault = server.fault
         self.state = State()
+        # The items of responses that all connections continue, of a server that mixes them up.
+        self.shared: dict[str, list[Any]] = {}
 
     async def create(self, path: str, sent: dict[str, Any], send: Send, receive: Any) -> None:
         """Answer a request for a response, or for the number of its input tokens."""
@@ -94,14 +96,9 @@ class Routes:
         await send({"type": "http.response.body", "body": self._fault.event(data),
                     "more_body": True})  # fmt: skip
 
-    async def responses(
-        self, method: str, path: str, query: dict[str, str], headers: Mapping[str, str], send: Send
-    ) -> None:
+    async def responses(self, method: str, path: str, query: dict[str, str], send: Send) -> None:
         """Answer a request for a stored response."""
         name, _, what = path.removeprefix(R).removeprefix("/").partition("/")
-        if not name and headers.get("upgrade") == "websocket":
-            text = f"This server does not serve WebSockets at {path}."
-            raise Refused(text, code="unsupported_endpoint", status=self._fault.no_socket)
         if not name:
             raise Refused(f"Not allowed to {method} on {path}.", status=405)
         if name == "compact":

@@ -99,7 +99,8 @@ class Director(_Forwarding):
             prompt = request.body["prompt"]
             if not isinstance(prompt, str):
                 prompt = (await self._json("/detokenize", {"tokens": prompt}))["content"]
-            events = self._events(self.write(prompt), len(prompt) // 4)
+            most = request.body.get("n_predict", -1)
+            events = self._events(self.write(prompt), len(prompt) // 4, most)
             return Answer(events, kind=b"text/event-stream", streamed=True)
         reply = await self.ask(request.method, request.target, request.data)
         if request.path == "/props":
@@ -112,18 +113,22 @@ class Director(_Forwarding):
     async def _json(self, path: str, payload: Any) -> Any:
         return (await self.ask("POST", path, json.dumps(payload).encode())).json()
 
-    async def _events(self, text: str, evaluated: int) -> AsyncGenerator[bytes, None]:
-        """Yield the native events of an answer, one for each token."""
+    async def _events(self, text: str, evaluated: int, most: int) -> AsyncGenerator[bytes, None]:
+        """Yield the native events of an answer, one for each token; -1 sets no limit."""
         asked = {"content": text, "add_special": False, "with_pieces": True}
         tokens = (await self._json("/tokenize", asked))["tokens"]
+        is_cut = 0 <= most <= len(tokens)
+        if is_cut:
+            tokens = tokens[:most]
         counts = {"tokens_evaluated": evaluated}
         for number, token in enumerate(tokens, 1):
             event = {"index": 0, "content": token["piece"], "tokens": [token["id"]], "stop": False}
             yield _event({**event, "tokens_predicted": number, **counts})
-        last = {"index": 0, "content": "", "tokens": [], "stop": True, "stop_type": "eos"}
-        timings = {"cache_n": 0, "prompt_n": evaluated, "predicted_n": len(tokens) + 1}
+        kind, count = ("limit", len(tokens)) if is_cut else ("eos", len(tokens) + 1)
+        last = {"index": 0, "content": "", "tokens": [], "stop": True, "stop_type": kind}
+        timings = {"cache_n": 0, "prompt_n": evaluated, "predicted_n": count}
         yield _event({
-            **last, "stopping_word": "", "tokens_predicted": len(tokens) + 1, **counts,
+            **last, "stopping_word": "", "tokens_predicted": count, **counts,
             "timings": timings, "model": (await self.ask("GET", "/props")).json()["model_path"],
         })  # fmt: skip
 

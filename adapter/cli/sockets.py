@@ -1,0 +1,219 @@
+"""uvicorn's protocol of WebSockets, for large messages and an orderly shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from typing_extensions import override
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from ..handshake import PARTS
+
+# Seconds for a client to answer the end of its connection.
+_CLOSING = 2.0
+# The bytes of a frame that the parser reads in one step; a multiple of the length of a mask.
+PIECE = 65_536
+# The pieces of what arrives that are parsed in one step: most frames are two, a head and a text.
+_PIECES = 64
+
+# The bits of a frame's first two bytes (RFC 6455, 5.2), and the lengths that say where the real
+# length is.
+_FIN, _OPCODE, _CONTROL, _MASKED, _LENGTH = 0x80, 0x0F, 0x08, 0x80, 0x7F
+_SHORT, _LONG = 126, 127
+_MASK = 4
+# The first byte of a whole text, and the largest length in two bytes.
+_TEXT, _MOST_SHORT = 0x81, 0xFFFF
+
+
+class Splitter:
+    """Splits large frames of a client into fragments, as their bytes arrive.
+
+    A parser unmasks a frame in one step, and a step of 20 MB would block the event loop.
+
+    Args:
+        most: the largest message in bytes; the parser refuses a larger frame by its head.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # The bytes of a head that is incomplete; those that are left of a frame and of its piece.
+        self._head = b""
+        self._left = self._piece = 0
+        self._mask = b""
+        self._is_last = False
+
+    def split(self, data: bytes) -> Iterator[bytes]:
+        """Yield the bytes for the parser."""
+        at = 0
+        while at < len(data):
+            if not self._left:
+                self._head += data[at : at + 1]
+                at += 1
+                if len(self._head) == _length_of(self._head):
+                    yield self._begun()
+                    self._head = b""
+                continue
+            if not self._piece:
+                yield self._fragment(0)
+            taken = data[at : at + self._piece]
+            at += len(taken)
+            self._left -= len(taken)
+            self._piece -= len(taken)
+            yield taken
+
+    def _begun(self) -> bytes:
+        """Return the head of a frame, or of its first fragment."""
+        head = self._head
+        size = head[1] & _LENGTH
+        if size >= _SHORT:
+            size = int.from_bytes(head[2 : 4 if size == _SHORT else 10], "big")
+        self._left = self._piece = size
+        is_control = head[0] & _CONTROL
+        if size <= PIECE or size > self._most or is_control or not head[1] & _MASKED:
+            return head
+        self._mask, self._is_last = head[-_MASK:], bool(head[0] & _FIN)
+        return self._fragment(head[0] & ~_FIN)
+
+    def _fragment(self, first: int) -> bytes:
+        """Return the head of a fragment; all but the first have no opcode."""
+        self._piece = size = min(self._left, PIECE)
+        if size == self._left and self._is_last:
+            first |= _FIN
+        return bytes((first, _MASKED | _LONG)) + size.to_bytes(8, "big") + self._mask
+
+
+def _length_of(head: bytes) -> int:
+    """Return the length of a head, as far as it is known."""
+    if len(head) < 2:
+        return 2
+    more = {_SHORT: 2, _LONG: 8}.get(head[1] & _LENGTH, 0)
+    return 2 + more + (_MASK if head[1] & _MASKED else 0)
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """One connection of a client that has opened a WebSocket.
+
+    Args:
+        closed: called when the connection has closed.
+    """
+
+    def __init__(self, *arguments: Any, closed: Callable[[], None], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._closed = closed
+        self.close_timeout = _CLOSING
+        self._splitter = Splitter(self.config.ws_max_size)
+        # What has arrived and is not parsed yet.
+        self._arrived: deque[Iterator[bytes]] = deque()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrives, or keep it until the app has read what is parsed already."""
+        if not self.handshake_initiated:
+            super().data_received(data)
+            return
+        self._arrived.append(self._splitter.split(data))
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse a few frames: a client can send thousands of small ones at once.
+
+        The others wait until the app has read these, and the client has read their answers.
+        """
+        # After the end only the client's answer to it is left to read.
+        may_parse = self.close_sent or (self.queue.empty() and self.writable.is_set())
+        if may_parse and not self.transport.is_closing():
+            pieces = [*islice(self._arrived[0], _PIECES)]
+            super().data_received(b"".join(pieces))
+            if len(pieces) < _PIECES:
+                self._arrived.popleft()
+            if self._arrived and (self.close_sent or self.queue.empty()):
+                self.loop.call_soon(self._go_on)
+        if self._arrived:
+            self._pause()
+        elif self.close_sent or self.queue.empty():
+            self._resume()
+
+    def _go_on(self) -> None:
+        if self._arrived:
+            self._parse()
+
+    def _pause(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    @override
+    async def receive(self) -> Any:
+        """Return the next message; reading continues when all that has arrived is parsed."""
+        message = await self.queue.get()
+        if self.queue.empty():
+            if self._arrived:
+                # Neither the queue nor the transport makes the app wait.
+                await asyncio.sleep(0)
+                self._go_on()
+            else:
+                self._resume()
+        return message
+
+    @override
+    def send_receive_event_to_app(self) -> None:
+        """Pass a message on; a large one in parts, which the app joins in a thread."""
+        if len(self.frames) == 1 or self.curr_msg_data_type == "bytes" or self.close_sent:
+            super().send_receive_event_to_app()
+            return
+        event: Any = {"type": "websocket.receive", PARTS: self.frames}
+        self.frames = []
+        self.queue.put_nowait(event)
+        self._pause()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._closed()
+
+    @override
+    async def send(self, message: Any) -> None:
+        """Send a message; a text has its frame in one step, as every token takes this path.
+
+        A refused handshake is complete, although uvicorn logs that it is not.
+        """
+        text = message.get("text")
+        if text is None or not self.handshake_complete or self.close_sent:
+            await super().send(message)
+            if self.close_sent:
+                self.handshake_complete = True
+            return
+        if not self.writable.is_set():
+            await self.writable.wait()
+        if self.close_sent or self.transport.is_closing():
+            raise ClientDisconnected
+        data = text.encode()
+        size = len(data)
+        if size < _SHORT:
+            head = bytes((_TEXT, size))
+        elif size <= _MOST_SHORT:
+            head = b"%c%c%b" % (_TEXT, _SHORT, size.to_bytes(2, "big"))
+        else:
+            head = b"%c%c%b" % (_TEXT, _LONG, size.to_bytes(8, "big"))
+        self.transport.write(head + data)
+
+    @override
+    def shutdown(self) -> None:
+        """Leave an open connection to the app, which lets responses end; see `OpenAIAdapter`."""
+        if self.close_sent or not self.handshake_complete:
+            super().shutdown()

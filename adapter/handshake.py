@@ -1,0 +1,89 @@
+"""Handshakes of WebSockets, and the requests that frames of a WebSocket are (contract, 1 and 3).
+
+A frame that asks for a response is a POST without a connection of its own: it passes through the
+same middlewares, keys, limits and records, and its events are the frames of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.types import Scope, Send
+
+from ..backends.errors import LatimerError
+from .errors import Header, render
+from .request import FRAME, JSON
+
+# The app that serves the requests of frames, in the scope of a handshake.
+APP = "latimer.app"
+# The parts of a large text in the message that brings it, instead of the text.
+PARTS = "latimer.parts"
+# Before the key in the subprotocol of a browser, which cannot set headers; OpenAI's Realtime API
+# has introduced it.
+_KEY = "openai-insecure-api-key."
+# What belongs to the handshake alone.
+_OF_HANDSHAKE = frozenset(
+    (APP, "endpoint", "extensions", "path_params", "route", "router", "subprotocols")
+)
+_HEADERS = frozenset(
+    (
+        b"connection", b"content-encoding", b"content-length", b"content-type", b"expect",
+        b"transfer-encoding", b"upgrade",
+    )
+)  # fmt: skip
+_SCHEMES = {"ws": "http", "wss": "https"}
+
+
+def scheme_of(scope: Scope) -> str:
+    """Return the scheme of the HTTP request that a handshake is."""
+    scheme: str = scope.get("scheme", "ws")
+    return _SCHEMES.get(scheme, scheme)
+
+
+def read_key(scope: Scope) -> None:
+    """Let a key that a browser has sent as a subprotocol be the key of the handshake."""
+    if any(name == b"authorization" for name, _ in scope["headers"]):
+        return
+    for one in scope.get("subprotocols") or ():
+        if one.startswith(_KEY):
+            value = b"Bearer " + one.removeprefix(_KEY).encode("latin-1", "replace")
+            scope["headers"] = [*scope["headers"], (b"authorization", value)]
+            return
+
+
+def subprotocol_of(scope: Scope) -> str | None:
+    """Return the subprotocol to accept: a browser that offers some needs one of them."""
+    offered: Sequence[str] = scope.get("subprotocols") or ()
+    return next((one for one in offered if not one.startswith(_KEY)), next(iter(offered), None))
+
+
+async def refuse(scope: Scope, send: Send, error: LatimerError) -> None:
+    """Answer a handshake with an error, or close it if the server cannot send one."""
+    if "websocket.http.response" not in (scope.get("extensions") or ()):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    status, body, headers = render(error)
+    head = [(b"content-type", JSON), *headers]
+    await send({"type": "websocket.http.response.start", "status": status, "headers": head})
+    await send({"type": "websocket.http.response.body", "body": orjson.dumps(body)})
+
+
+def request_of(scope: Scope, frame: Any) -> Scope:
+    """Return the scope of the request that a frame is.
+
+    Args:
+        scope: that of the handshake.
+        frame: the frame (`responses.lanes.Create`).
+    """
+    found = {name: value for name, value in scope.items() if name not in _OF_HANDSHAKE}
+    headers: list[Header] = [
+        one
+        for one in scope["headers"]
+        if one[0] not in _HEADERS and not one[0].startswith(b"sec-websocket-")
+    ]
+    found |= {"type": "http", "method": "POST", "scheme": scheme_of(scope), "headers": headers}
+    found["state"] = dict(scope.get("state") or {})
+    found[FRAME] = frame
+    return found

@@ -1,0 +1,278 @@
+"""Tests of WebSockets of `latimer serve`: large frames, shutdown, workers, many clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latimer.adapter.cli.sockets import PIECE, Splitter
+from support.frames import R, answered, create, is_last, text_of
+from support.servers import begun
+from support.workers import double, workers
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.server import ServerProtocol
+
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\n"
+    b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+MOST = 3 * PIECE
+LONG = {"max_output_tokens": 400, "ignore_eos": True}
+SIZES = st.sampled_from([0, 1, 125, 126, 127, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, MOST])
+
+
+def url_of(address: str) -> str:
+    """Return the URL of the WebSocket of a server."""
+    return address.replace("http", "ws", 1) + R
+
+
+def parsed(pieces: list[bytes]) -> ServerProtocol:
+    """Return a parser that has read a handshake and some bytes."""
+    parser = ServerProtocol(max_size=MOST)
+    parser.receive_data(HANDSHAKE)
+    (request,) = parser.events_received()
+    parser.send_response(parser.accept(request))  # type: ignore[arg-type]
+    parser.data_to_send()
+    for piece in pieces:
+        parser.receive_data(piece)
+    return parser
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(SIZES, st.booleans()), max_size=4), st.integers(1, 200_000))
+def test_a_split_frame_is_the_same_message(sizes: list[tuple[int, bool]], step: int) -> None:
+    """Any frames, cut anywhere, are the same messages for the parser, in small fragments."""
+    data, messages = b"", []
+    for size, is_ping in sizes:
+        text = os.urandom(min(size, 125) if is_ping else size)
+        data += Frame(Opcode.PING if is_ping else Opcode.BINARY, text).serialize(mask=True)
+        messages.append((is_ping, text))
+    splitter = Splitter(MOST)
+    step = max(step, len(data) // 200 + 1)
+    pieces = [b"".join(splitter.split(data[at : at + step])) for at in range(0, len(data), step)]
+    parser = parsed(pieces)
+    assert parser.parser_exc is None
+    found: list[tuple[bool, bytes]] = []
+    whole = b""
+    for frame in parser.events_received():
+        assert isinstance(frame, Frame)
+        assert len(frame.data) <= PIECE
+        whole += bytes(frame.data)
+        if frame.fin:
+            found.append((frame.opcode is Opcode.PING, whole))
+            whole = b""
+    assert found == messages
+
+
+def test_a_frame_beyond_the_limit_is_refused_by_its_head() -> None:
+    """The parser closes the connection before the text of such a frame has arrived."""
+    data = Frame(Opcode.TEXT, b"x" * (MOST + 1)).serialize(mask=True)
+    parser = parsed([*Splitter(MOST).split(data[:20])])
+    assert parser.close_sent is not None
+    assert parser.close_sent.code == 1009
+
+
+async def test_large_and_wrong_frames() -> None:
+    """A frame of 20 MiB is read, and one over the limit, wrong text and flooding harm no other."""
+    with begun("--max-body", str(24 << 20)) as (_, address, _):
+        async with (
+            connect(url_of(address), proxy=None, max_size=None) as one,
+            connect(url_of(address), proxy=None) as other,
+        ):
+            refused = await answered(one, "x" * (20 << 20))
+            assert refused["error"]["code"] == "context_length_exceeded"
+            assert text_of(await answered(one, "Count to 5.")) == "1, 2, 3, 4, 5."
+            await one.send(b"\xff\xfe", text=True)
+            with pytest.raises(ConnectionClosed):
+                await one.recv()
+            with pytest.raises(ConnectionClosed) as closed:
+                await answered(other, "x" * (24 << 20))
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1009
+        async with connect(url_of(address), proxy=None) as flooding:
+            count = 3000
+            data = Frame(Opcode.TEXT, b"{}").serialize(mask=True) * count
+            flooding.transport.write(data + Frame(Opcode.PING, b"").serialize(mask=True) * count)
+            async with connect(url_of(address), proxy=None) as other:
+                async with asyncio.timeout(5):
+                    assert text_of(await answered(other, "Count to 5.")) == "1, 2, 3, 4, 5."
+            for _ in range(count):
+                assert json.loads(await flooding.recv())["status"] == 400
+
+
+async def test_a_key_is_checked_in_the_handshake() -> None:
+    """Handshakes without the key get the 401 and its error object, also the first ones at once."""
+    with begun("--api-key", "sk-a") as (_, address, _):
+        tries = [connect(url_of(address), proxy=None).__aenter__() for _ in range(8)]
+        for one in await asyncio.gather(*tries, return_exceptions=True):
+            assert isinstance(one, InvalidStatus)
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(url_of(address), proxy=None)
+        assert refused.value.response.status_code == 401
+        assert json.loads(refused.value.response.body)["error"]["type"] == "invalid_request_error"
+        headers = {"authorization": "Bearer sk-a"}
+        async with connect(url_of(address), proxy=None, additional_headers=headers) as one:
+            assert (await answered(one, "Hi"))["type"] == "response.completed"
+
+
+async def test_a_shutdown_ends_connections() -> None:
+    """After SIGTERM an idle connection closes at once, and a busy one after its response."""
+    with begun("--drain", "30", LATIMER_LOG_FORMAT="text") as (process, address, _):
+        async with (
+            connect(url_of(address), proxy=None) as idle,
+            connect(url_of(address), proxy=None) as busy,
+        ):
+            await busy.send(json.dumps(create("Hi", **LONG)))
+            while json.loads(await busy.recv())["type"] != "response.output_text.delta":
+                pass
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed) as closed:
+                await idle.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1001
+            while not is_last(frame := json.loads(await busy.recv())):
+                pass
+            assert frame["type"] == "response.incomplete"
+            with pytest.raises(ConnectionClosed):
+                await busy.recv()
+        assert process.stderr is not None
+        rest = await asyncio.to_thread(process.stderr.read)
+        assert process.wait(10) == 0
+        assert "Latimer waits for 1 request, at most 30 s" in rest
+        assert "Error" not in rest
+
+
+async def test_the_end_of_a_drain_ends_responses() -> None:
+    """When the drain is over, a response that runs fails with the reason, before the close."""
+    with begun("--drain", "0") as (process, address, _):
+        async with connect(url_of(address), proxy=None) as busy:
+            await busy.send(json.dumps(create("Hi", **LONG)))
+            while json.loads(await busy.recv())["type"] != "response.output_text.delta":
+                pass
+            process.send_signal(signal.SIGTERM)
+            while not is_last(frame := json.loads(await busy.recv())):
+                pass
+            assert frame["type"] == "response.failed"
+            assert "shutting down" in frame["response"]["error"]["message"]
+            with pytest.raises(ConnectionClosed) as closed:
+                await busy.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1001
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot fork")
+async def test_connections_of_workers() -> None:
+    """Each worker serves WebSockets; a drain closes them all, and the server ends."""
+    with double() as engine, workers(engine) as server:
+        url = url_of(server.address)
+        async with connect(url, proxy=None) as one, connect(url, proxy=None) as other:
+            for connection in (one, other):
+                body = {"model": "fake", "max_output_tokens": 16}
+                made = await answered(connection, "Hi", **body)
+                body["previous_response_id"] = made["response"]["id"]
+                again = await answered(connection, "Hi", **body)
+                assert again["type"] in ("response.completed", "response.incomplete"), again
+            server.process.send_signal(signal.SIGTERM)
+            for connection in (one, other):
+                with pytest.raises(ConnectionClosed) as closed:
+                    await connection.recv()
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.code == 1001
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+def open_files(pid: int) -> int:
+    """Return the number of open files of a process."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def resident(pid: int) -> int:
+    """Return the resident memory of a process, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def come_and_go(url: str, count: int) -> None:
+    """Open connections, and leave some at once, some in a response, some after wrong frames."""
+
+    async def one(number: int) -> None:
+        connection = await connect(url, proxy=None)
+        if number % 4 == 1:
+            await answered(connection, "Hi")
+        elif number % 4 == 2:
+            await connection.send(json.dumps(create("Hi", **LONG)))
+            await connection.recv()
+        elif number % 4 == 3:
+            await connection.send("{")
+            await connection.recv()
+        if number % 8 < 4:
+            await connection.close()
+        else:
+            connection.transport.abort()
+
+    for start in range(0, count, 20):
+        await asyncio.gather(*map(one, range(start, start + 20)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_thousand_connections_leave_nothing() -> None:
+    """Connections that have closed leave no files, no memory and no request that runs."""
+    with begun(LATIMER_LOG_FORMAT="text") as (process, address, _):
+        url = url_of(address)
+        await come_and_go(url, 200)
+        await asyncio.sleep(1)
+        files, memory = open_files(process.pid), resident(process.pid)
+        await come_and_go(url, 1000)
+        await asyncio.sleep(1)
+        assert open_files(process.pid) <= files
+        assert resident(process.pid) - memory < 8 << 20
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        rest = await asyncio.to_thread(process.stderr.read)
+        assert process.wait(10) == 0
+        assert "waits for" not in rest
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("opcode", [Opcode.TEXT, Opcode.PING])
+def test_a_client_that_does_not_read_is_held_back(opcode: Opcode) -> None:
+    """The server reads no more from a client that reads no answers, and its memory stays small."""
+    with begun() as (process, address, _):
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=2) as client:
+            client.sendall(HANDSHAKE)
+            assert client.recv(12) == b"HTTP/1.1 101"
+            memory = resident(process.pid)
+            data = Frame(opcode, b"x" * 100).serialize(mask=True) * 5000
+            sent = 0
+            with pytest.raises(TimeoutError):
+                while sent < 200 << 20:
+                    sent += client.send(data)
+            assert resident(process.pid) - memory < 32 << 20
+
+
+@pytest.mark.parametrize(
+    ("header", "wrong"), [(b"Sec-WebSocket-Key", b"X-Key"), (b"Version: 13", b"Version: 8")]
+)
+def test_a_wrong_handshake_is_http(header: bytes, wrong: bytes) -> None:
+    """A request that asks for a WebSocket without what it needs gets a 426 with an error object."""
+    with begun() as (_, address, _):
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(HANDSHAKE.replace(header, wrong))
+            data = b""
+            while b"unsupported_endpoint" not in data:
+                data += client.recv(4096) or b"unsupported_endpoint"
+            assert data.startswith(b"HTTP/1.1 426")
