@@ -1,4 +1,4 @@
-"""What `latimer conform` prints while checks run, and after them."""
+"""The output of `latimer conform` while checks run, and after them."""
 
 from __future__ import annotations
 

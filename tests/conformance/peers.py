@@ -1,6 +1,6 @@
-"""What other servers answered: the published verdicts, which a failure is shown beside.
+"""The published verdicts on other servers, which reports show with a failure.
 
-`tests/suite/publish.py` writes `peers.json` from the reports in docs/conformance.
+The file `tests/suite/publish.py` writes `peers.json` from the reports in docs/conformance.
 """
 
 from __future__ import annotations

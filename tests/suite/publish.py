@@ -156,9 +156,9 @@ def published() -> list[dict[str, Any]]:
 
 
 def grid() -> None:
-    """Write a picture of all reports, with a row for each server and a column for each group.
+    """Write a picture of all reports: a row for each server, and a column for each group.
 
-    Also write the verdicts that `latimer conform` shows beside a failure.
+    Also write the verdicts that `latimer conform` shows with a failure.
     """
     reports = published()
     PEERS.write_text(peers.render(peers.collected(reports)))

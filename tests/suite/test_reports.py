@@ -190,7 +190,7 @@ def test_the_json_follows_its_published_schema(tmp_path: Path) -> None:
 
 
 def test_the_verdicts_on_peers_are_the_published_ones() -> None:
-    """The verdicts that are shown beside a failure are those of docs/conformance."""
+    """The verdicts that are shown with a failure are those of docs/conformance."""
     reports = [json.loads(path.read_text()) for path in PUBLISHED]
     assert published() == collected(reports)
 
