@@ -250,7 +250,7 @@ async def _once(check: Check, api: Api, patience: float) -> Verdict:
         outcome, detail = "fail", str(error)
     except (httpx2.HTTPError, OSError, asyncio.IncompleteReadError) as error:
         outcome, detail = "fail", f"expected a complete response, but got {error!r}"
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         outcome, detail = "fail", f"expected the documented format, but got {error!r}"
     passes = int(outcome == "pass")
     seconds = time.monotonic() - start

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..check import Body, Skip, check, expect
-from ..target import Api, expect_finite
+from ..target import Api, expect_finite, only
 from .embeddings import embed
 from .responses import R, events_in, of_type, parsed, respond, stream, whole
 from .responses_conversations import HELLO, SAID, items_of, opened
@@ -185,12 +185,53 @@ async def stored_same(api: Api) -> None:
         one = await found_at(api, made["id"])
         listed = (await listed_with(api, mark))["data"]
         expect(listed == [one], f"expected {one}, but got {listed}")
-        for name in ("id", "created", "model", "choices", "usage", "system_fingerprint"):
-            same = one.get(name) == made.get(name)
-            expect(same, f"{name}: expected {made.get(name)}, but got {one.get(name)}")
+        _expect_stored(one, made)
         data = {"metadata": {"mark": mark, "side": "left"}}
         changed = (await api.post(f"/chat/completions/{made['id']}", data)).ok()
         expect(changed == {**one, **data}, f"expected new metadata only, but got {changed}")
+
+
+def _expect_stored(one: Any, made: Any) -> None:
+    """Raise `Fail` unless a stored chat completion is the one that was made.
+
+    Without a value, a key may be missing in either.
+    """
+    for name in ("id", "object", "created", "model", "choices", "usage", "system_fingerprint"):
+        values = [_without_nulls(body.get(name)) for body in (made, one)]
+        expect(values[0] == values[1], f"{name}: expected {values[0]}, but got {values[1]}")
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
+@check("stored.stream-same",
+       "A streamed chat completion is stored as the message that its chunks add up to.",
+       "should", "4 10.89")  # fmt: skip
+async def stored_stream_same(api: Api) -> None:
+    async with stored(api):
+        pass
+    full = {"store": True, "max_tokens": 6, "temperature": 0,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    chunks = await api.chat_stream("Hello", **full)
+    path = f"/chat/completions/{chunks[0]['id']}"
+    found = await api.get(path)
+    await api.send("DELETE", path)
+    one = found.ok()
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    message = {"role": "assistant", "content": text}
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    reason = only(reasons, "finish_reason")
+    whole_one = {"index": 0, "message": message, "finish_reason": reason}
+    last = {**chunks[-1], "object": "chat.completion", "choices": [whole_one]}
+    kept = _without_nulls(one["choices"])
+    for choice in kept:
+        # An empty list says no more than its absence.
+        choice["message"] = {name: value for name, value in choice["message"].items() if value}
+    _expect_stored({**one, "choices": kept}, last)
 
 
 @check("responses.logprobs-agree",
@@ -292,7 +333,7 @@ def _items_agree(given: str, **request: Any) -> Body:
         ends = [*of_type(events, "function_call_arguments.done"),
                 *of_type(events, "custom_tool_call_input.done")]  # fmt: skip
         for end in ends:
-            item = next(one for one in output if one["id"] == end["item_id"])
+            item = only([one for one in output if one["id"] == end["item_id"]], "item of an event")
             valid = end.get("name", item["name"]) == item["name"]
             expect(valid, f"expected the name {item['name']!r}, but got {end}")
             value = item.get("arguments", item.get("input"))
