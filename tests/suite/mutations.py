@@ -112,7 +112,8 @@ class Mutant:
 def edited(value: Any, place: Path_, kind: type, edit: Edit) -> tuple[bool, Any]:
     """Edit the last value of a type at a place, in a copy.
 
-    Return whether there was one that the edit changes, and the copy.
+    Returns:
+        True if there was one that the edit changes, and the copy.
     """
     if not place:
         if type(value) is not kind:

@@ -134,6 +134,9 @@ def _heads(path: str) -> Body:
         body = {"model": api.model, **asks, "max_tokens": 6, "temperature": 0}
         plain = (await api.post(path, body)).ok()
         chunks = await api.stream(path, body)
+        for choice in (one for chunk in chunks for one in chunk["choices"]):
+            refusal = choice.get("delta", {}).get("refusal")
+            expect(refusal is None, f"expected null for refusal, but got {refusal!r}")
         for name in ("model", "system_fingerprint"):
             found = {str(chunk.get(name, "absent")) for chunk in chunks}
             wanted = {str(plain.get(name, "absent"))}
