@@ -103,7 +103,8 @@ def test_every_package_is_in_the_wheel(wheel: Path) -> None:
         f"latimer/{package}/{path.relative_to(ROOT / folder)}"
         for folder, package in PACKAGES.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".gguf", ".html", ".css", ".js") or path.name == "py.typed"
+        if path.suffix in (".py", ".gguf", ".html", ".css", ".js")
+        or path.name in ("py.typed", "peers.json")
         if "__pycache__" not in path.parts
     }
     assert {name for name in names if ".dist-info/" not in name} == expected

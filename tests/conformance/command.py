@@ -1,7 +1,7 @@
 """`latimer conform`: judge a server, or compare two reports.
 
-Exit codes: 0 if no `must` check is broken, 1 if one is, 2 for a usage error. A `must` check whose
-feature the server rejects by name is not broken.
+Exit codes: 0 if no `must` check is broken, 1 if one is, 2 for a usage error, 4 if the run ended
+before all checks. A `must` check whose feature the server rejects by name is not broken.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,17 +19,21 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import click
+from pydantic import ValidationError
 
-from .check import Check, Verdict, all_checks
-from .profiles import NOT_JUDGED, PROFILES, needed, works
+from .check import Check, all_checks
+from .live import Live, explain, plain, summary
+from .profiles import PROFILES, needed
 from .reports import WRITERS, write
-from .reports.formats import changes
-from .reports.run import OUTCOMES, Run
-from .runner import Settings, Unreachable, connected, judge
+from .reports.code_scanning import workflow_commands
+from .reports.document import Report, changes, document, schema
+from .reports.formats import render_markdown
+from .reports.run import Run
+from .runner import Settings, Unreachable, judge, resolved
 from .target import SILENCE
 
-COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magenta",
-           "unsupported": "blue"}  # fmt: skip
+# The exit code of a run that ended before all checks.
+UNFINISHED = 4
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -75,6 +80,12 @@ COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magent
     help=f"Longest time without bytes in a stream, in seconds. Default: {SILENCE:g}.",
 )
 @click.option(
+    "--time-limit",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="End the run after this time. The exit code is 4 if checks are left.",
+)
+@click.option(
     "--limits",
     type=click.Choice(["engine", "openai"]),
     default="engine",
@@ -91,6 +102,33 @@ COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magent
     type=click.Path(exists=True, path_type=Path),
     help="JSON file with explanations for reports, as an object with a check id or pattern as key.",
 )
+@click.option(
+    "--only-failed",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="REPORT",
+    help="Run the checks that are broken in a JSON report.",
+)
+@click.option(
+    "--changed-since",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="REPORT",
+    help="Print the verdicts that differ from a JSON report. The exit code is 1 only if a check is "
+    "broken that was not.",
+)
+@click.option(
+    "--explain",
+    "explains",
+    is_flag=True,
+    help="Print the clause, the request, the response and the verdicts on other servers for each "
+    "failure.",
+)
+@click.option(
+    "--annotations/--no-annotations",
+    "annotates",
+    default=None,
+    help="Print failures as GitHub's annotations. Default: on in a workflow of GitHub.",
+)
+@click.option("--schema", "is_schema", is_flag=True, help="Print the JSON schema of reports.")
 @click.option("--redact", is_flag=True, help="Omit prompts and answers from reports.")
 @click.option("--list", "listing", is_flag=True, help="Print the checks and exit.")
 @click.option(
@@ -111,9 +149,15 @@ def conform(
     at_once: int,
     breaks: str | None,
     silence: float,
+    time_limit: float | None,
     limits: str,
     report: Sequence[Path],
     notes: Path | None,
+    only_failed: Path | None,
+    changed_since: Path | None,
+    explains: bool,
+    annotates: bool | None,
+    is_schema: bool,
     redact: bool,
     listing: bool,
     diff: tuple[Path, Path] | None,
@@ -127,9 +171,13 @@ def conform(
       latimer conform https://gateway.example/v1 --api-key KEY --profile lm-eval
       latimer conform --diff before.json after.json
     """
+    if is_schema:
+        click.echo(json.dumps(schema(), indent=1))
+        return
     if diff is not None:
-        sys.exit(_compare(*diff))
-    checks = _chosen(only, group, profile)
+        sys.exit(_compare(_report(diff[0]), _report(diff[1])))
+    before = None if changed_since is None else _report(changed_since)
+    checks = _chosen(only, group, profile, None if only_failed is None else _report(only_failed))
     if listing:
         for check in checks:
             click.echo(f"{check.id:<34} {check.level:<6} {check.promise}")
@@ -141,17 +189,42 @@ def conform(
     _check_reports(report)
     _check_address(url)
     settings = Settings(url, model, api_key, model_hint, at_once, breaks, silence,
-                        limits == "openai")  # fmt: skip
+                        limits == "openai", time_limit)  # fmt: skip
     try:
-        run = asyncio.run(_judged(settings, checks, name or _without_user(url), not redact))
+        run = asyncio.run(_judged(settings, checks, name, not redact))
     except Unreachable as error:
         raise click.UsageError(str(error)) from None
     if notes is not None:
         run = replace(run, notes=_notes(notes))
-    _summary(run)
+    if explains:
+        explain(run)
+    summary(run)
     for path in report:
         write(run, path)
-    sys.exit(1 if run.broken_musts else 0)
+    _tell_workflow(run, annotates)
+    sys.exit(_exit_code(run, before))
+
+
+def _exit_code(run: Run, before: Report | None) -> int:
+    """Return the exit code of a run; after another one, only new failures count."""
+    broken = {verdict.check.id for verdict in run.broken_musts}
+    if before is not None:
+        ran = {verdict.check.id for verdict in run.verdicts} - {one.check.id for one in run.left}
+        _compare(before.of(ran), document(run).of(ran))
+        broken -= {check.id for check in before.checks if check.is_broken}
+    return 1 if broken else UNFINISHED if run.left else 0
+
+
+def _tell_workflow(run: Run, wanted: bool | None) -> None:
+    """Print GitHub's annotations, and add the report to the summary of its workflow."""
+    if wanted is None:
+        wanted = os.environ.get("GITHUB_ACTIONS") == "true"
+    if wanted:
+        for line in workflow_commands(run):
+            click.echo(line)
+        if page := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with Path(page).open("a", encoding="utf-8") as file:
+                file.write(render_markdown(run))
 
 
 def _check_reports(report: Sequence[Path]) -> None:
@@ -168,8 +241,15 @@ def _check_reports(report: Sequence[Path]) -> None:
         )
 
 
-def _chosen(only: Sequence[str], group: Sequence[str], profile: Sequence[str]) -> list[Check]:
+def _chosen(
+    only: Sequence[str], group: Sequence[str], profile: Sequence[str], failed: Report | None
+) -> list[Check]:
     checks = all_checks()
+    if failed is not None:
+        ids = {check.id for check in failed.checks if check.is_broken}
+        checks = [check for check in checks if check.id in ids]
+        if not checks:
+            raise click.UsageError("The report of --only-failed has no broken check.")
     if not (only or group or profile):
         return checks
     wanted = {check.id for name in profile for check in needed(name, checks)}
@@ -183,24 +263,18 @@ def _chosen(only: Sequence[str], group: Sequence[str], profile: Sequence[str]) -
     return [check for check in checks if check.id in wanted]
 
 
-async def _judged(settings: Settings, checks: Sequence[Check], name: str, content: bool) -> Run:
-    async with connected(settings) as (_client, model):
-        pass
-    done = 0
-
-    def report(verdict: Verdict) -> None:
-        nonlocal done
-        done += 1
-        if verdict.outcome != "pass":
-            outcome = click.style(f"{verdict.outcome:<11}", fg=COLOURS.get(verdict.outcome))
-            detail = " ".join(verdict.detail[:160].split())
-            click.echo(f"{outcome} {verdict.check.level:<6} {verdict.check.id}: {_plain(detail)}")
-        if sys.stderr.isatty():
-            click.echo(f"\r{done}/{len(checks)} ", nl=False, err=True)
-
-    verdicts = await judge(settings, checks, report)
+async def _judged(
+    settings: Settings, checks: Sequence[Check], name: str | None, content: bool
+) -> Run:
+    settings = await resolved(settings)
+    live = Live(checks, settings.at_once)
+    try:
+        verdicts = await judge(settings, checks, live.take)
+    finally:
+        live.close()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return Run(name, _without_user(settings.url), model, today, verdicts, content)
+    url = _without_user(settings.url)
+    return Run(name or url, url, settings.model or "", today, verdicts, content)
 
 
 def _notes(path: Path) -> dict[str, str]:
@@ -246,35 +320,18 @@ def _without_user(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def _plain(text: str) -> str:
-    """Replace unprintable characters, which could control a terminal."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
-
-
-def _summary(run: Run) -> None:
-    click.echo()
-    for group, verdicts in run.groups().items():
-        passed = sum(verdict.outcome == "pass" for verdict in verdicts)
-        click.echo(f"{group:<16} {passed:>3} of {len(verdicts)}")
-    click.echo()
-    for name in PROFILES:
-        verdict, broken = works(name, run.verdicts)
-        if verdict == NOT_JUDGED:
-            continue
-        ids = ", ".join(one.check.id for one in broken[:3])
-        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-        click.echo(f"{name:<16} {verdict}{': ' if ids else ''}{ids}{more}")
-    click.echo()
-    counts = ", ".join(f"{run.counts[one]} {one}" for one in OUTCOMES if run.counts[one])
-    click.echo(f"{len(run.verdicts)} checks: {counts}")
-
-
-def _compare(before: Path, after: Path) -> int:
+def _report(path: Path) -> Report:
+    """Return the report in a JSON file."""
     try:
-        lines = changes(_json(before), _json(after))
-    except (AttributeError, KeyError, TypeError):
-        raise click.UsageError("--diff needs two JSON reports of this command.") from None
+        return Report.model_validate(_json(path))
+    except ValidationError:
+        raise click.UsageError(f"{path} is not a JSON report of this command.") from None
+
+
+def _compare(before: Report, after: Report) -> int:
+    """Print the verdicts that differ between two reports; return 1 if any do."""
+    lines = changes(before, after)
     for line in lines:
-        click.echo(_plain(line))
+        click.echo(plain(line))
     click.echo(f"{len(lines)} verdicts differ")
     return 1 if lines else 0

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx2
 
@@ -16,6 +16,8 @@ from .target import SILENCE, Api
 
 # The number of times that a check runs before it counts as failed.
 TRIES = 3
+# The seconds for which a server that refuses connections may be restarting.
+RESTART = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Settings:
         breaks: a command that stops and restarts the engine behind the server.
         silence: the seconds for which a stream may send nothing.
         hosted: True if the server must have the limits of OpenAI's service.
+        most: the seconds that the whole run may take; None for any.
+        restart: the seconds after which a server that refuses connections has ended.
     """
 
     url: str
@@ -41,10 +45,50 @@ class Settings:
     breaks: str | None = None
     silence: float = SILENCE
     hosted: bool = False
+    most: float | None = None
+    restart: float = RESTART
 
 
 class Unreachable(Exception):
     """A server that cannot be judged: it does not respond, or lists no model."""
+
+
+class _Gone(Exception):
+    """A server that has ended during the run."""
+
+
+def _client(settings: Settings) -> httpx2.AsyncClient:
+    headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
+    limits = httpx2.Limits(max_connections=None)
+    return httpx2.AsyncClient(
+        base_url=settings.url.rstrip("/") + "/", headers=headers, timeout=60, limits=limits
+    )
+
+
+async def resolved(settings: Settings) -> Settings:
+    """Return settings with the model that requests name, and with the `/v1` of the base URL.
+
+    A base URL without `/v1` gets one if the server has its models there only.
+
+    Raises:
+        Unreachable: the server does not respond, or lists no model.
+    """
+    longer = replace(settings, url=settings.url.rstrip("/") + "/v1")
+    for one in (settings, longer):
+        async with _client(one) as client:
+            try:
+                reply = await client.get("models")
+            except httpx2.HTTPError as error:
+                reason = str(error).rstrip(".") or type(error).__name__
+                raise Unreachable(f"{settings.url} does not respond: {reason}.") from error
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+            first = str(reply.json()["data"][0]["id"])
+            return replace(one, model=settings.model or first)
+    if settings.model is None:
+        if reply.status_code in (401, 403):
+            raise Unreachable(f"{settings.url}/models needs a key. Send one with --api-key.")
+        raise Unreachable(f"{settings.url}/models lists no model. Name one with --model.")
+    return settings
 
 
 @asynccontextmanager
@@ -54,23 +98,9 @@ async def connected(settings: Settings) -> AsyncIterator[tuple[httpx2.AsyncClien
     Raises:
         Unreachable: the server does not respond, or lists no model.
     """
-    headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(
-        base_url=settings.url.rstrip("/") + "/", headers=headers, timeout=60, limits=limits
-    ) as client:
-        if settings.model is not None:
-            yield client, settings.model
-            return
-        try:
-            models = (await client.get("models")).json()["data"]
-            model = str(models[0]["id"])
-        except httpx2.HTTPError as error:
-            reason = str(error).rstrip(".") or type(error).__name__
-            raise Unreachable(f"{settings.url} does not respond: {reason}.") from error
-        except (ValueError, KeyError, IndexError, TypeError):
-            raise Unreachable(f"{settings.url}/models lists no model. Name one.") from None
-        yield client, model
+    settings = await resolved(settings)
+    async with _client(settings) as client:
+        yield client, settings.model or ""
 
 
 async def judge(
@@ -80,37 +110,96 @@ async def judge(
 ) -> list[Verdict]:
     """Run checks and return their verdicts in the same order.
 
-    `report` receives each verdict as soon as its check ends.
+    The run ends early after its time limit, or if the server ends. The checks that have not ended
+    by then are skipped, with the reason; their number of runs is 0.
+
+    Args:
+        report: receives each verdict as soon as its check ends.
     """
     async with connected(settings) as (client, model):
-        verdicts: dict[str, Verdict] = {}
-        wrong: dict[str, str] = {}
-        patience = await _patience(client, model, settings.at_once)
-        turns = asyncio.Semaphore(settings.at_once)
+        turn = _Turn(settings, client, model, report)
+        reason = ""
+        try:
+            async with asyncio.timeout(settings.most):
+                await turn.take(checks)
+        except TimeoutError:
+            reason = f"the run ended after {settings.most:g} s"
+        except _Gone as gone:
+            reason = str(gone)
+        return [
+            turn.verdicts.get(check.id) or Verdict(check, "skip", f"not run: {reason}", runs=0)
+            for check in checks
+        ]
+
+
+class _Turn:
+    """A run of checks, and the verdicts so far, by the id of their check."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: httpx2.AsyncClient,
+        model: str,
+        report: Callable[[Verdict], None],
+    ) -> None:
+        self.verdicts: dict[str, Verdict] = {}
+        self._settings, self._client, self._model = settings, client, model
+        self._report = report
+        self._wrong: dict[str, str] = {}
+        self._patience = 1.0
+
+    async def take(self, checks: Sequence[Check]) -> None:
+        """Run checks: many at a time, then one by one those that must run alone."""
+        self._patience = await _patience(self._client, self._model, self._settings.at_once)
+        turns = asyncio.Semaphore(self._settings.at_once)
 
         async def one(check: Check) -> None:
             async with turns:
-                verdict = await run(
-                    check,
-                    lambda: Api(
-                        client,
-                        model,
-                        settings.hint,
-                        wrong,
-                        settings.breaks,
-                        settings.silence,
-                        settings.hosted,
-                    ),
-                    patience,
-                )
-            verdicts[check.id] = verdict
-            report(verdict)
+                await self._run(check)
 
-        await asyncio.gather(*(one(check) for check in checks if not check.alone))
+        gone = ""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for check in checks:
+                    if not check.alone:
+                        group.create_task(one(check))
+        except* _Gone as ends:
+            gone = str(ends.exceptions[0])
+        if gone:
+            raise _Gone(gone)
         for check in checks:
             if check.alone:
-                await one(check)
-        return [verdicts[check.id] for check in checks]
+                await self._run(check)
+
+    def _api(self) -> Api:
+        settings = self._settings
+        return Api(
+            self._client, self._model, settings.hint, self._wrong, settings.breaks,
+            settings.silence, settings.hosted,
+        )  # fmt: skip
+
+    async def _run(self, check: Check) -> None:
+        verdict = await run(check, self._api, self._patience)
+        if verdict.broken:
+            await self._ask(check)
+        self.verdicts[check.id] = verdict
+        self._report(verdict)
+
+    async def _ask(self, check: Check) -> None:
+        """Raise `_Gone` if the server has refused connections for too long."""
+        end = time.monotonic() + self._settings.restart
+        while True:
+            try:
+                await self._client.get("models")
+            except httpx2.ConnectError as error:
+                if time.monotonic() > end:
+                    words = f"the server has ended: {error} (seen in {check.id})"
+                    raise _Gone(words) from None
+                await asyncio.sleep(0.2)
+            except httpx2.HTTPError:
+                return
+            else:
+                return
 
 
 async def _patience(client: httpx2.AsyncClient, model: str, at_once: int) -> float:
@@ -161,7 +250,7 @@ async def _once(check: Check, api: Api, patience: float) -> Verdict:
         outcome, detail = "fail", str(error)
     except (httpx2.HTTPError, OSError, asyncio.IncompleteReadError) as error:
         outcome, detail = "fail", f"expected a complete response, but got {error!r}"
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         outcome, detail = "fail", f"expected the documented format, but got {error!r}"
     passes = int(outcome == "pass")
     seconds = time.monotonic() - start

@@ -21,11 +21,13 @@ import tempfile
 import urllib.request
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from latimer.backends.llama_cpp import DEMO_MODEL  # noqa: E402
+from latimer.conformance import peers  # noqa: E402
 from latimer.conformance.check import all_checks  # noqa: E402
 from latimer.conformance.reports import write  # noqa: E402
 from latimer.conformance.reports.run import Run  # noqa: E402
@@ -40,6 +42,7 @@ from support.servers import (  # noqa: E402
 FOLDER = ROOT / "docs" / "conformance"
 # The options with which a llama-server embeds too.
 EMBEDDINGS = ("--embeddings", "--pooling", "last")
+PEERS = ROOT / "tests" / "conformance" / "peers.json"
 FORMATS = (".json", ".md", ".html", ".svg")
 
 
@@ -145,10 +148,20 @@ def cell(counts: Counter[str]) -> tuple[str, str]:
     return text, f"hsl({share * 125:.0f} 60% {42 - 6 * share:.0f}%)"
 
 
-def grid() -> None:
-    """Write a picture of all reports, with a row for each server and a column for each group."""
+def published() -> list[dict[str, Any]]:
+    """Return the published reports, that with the most passes first."""
     reports = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
-    reports.sort(key=lambda report: -report["counts"].get("pass", 0))
+    reports = [report for report in reports if "checks" in report]
+    return sorted(reports, key=lambda report: -report["counts"].get("pass", 0))
+
+
+def grid() -> None:
+    """Write a picture of all reports: a row for each server, and a column for each group.
+
+    Also write the verdicts that `latimer conform` shows with a failure.
+    """
+    reports = published()
+    PEERS.write_text(peers.render(peers.collected(reports)))
     groups = list(dict.fromkeys(check["id"].split(".")[0] for check in reports[0]["checks"]))
     width, left, top = 52, 330, 96
     parts = []

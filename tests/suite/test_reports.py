@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import re
@@ -11,12 +12,16 @@ import xml.dom.minidom
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
-from latimer.conformance.check import Check, Verdict
+from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.command import conform
+from latimer.conformance.peers import collected, published
 from latimer.conformance.reports import WRITERS, write
+from latimer.conformance.reports.document import schema
 from latimer.conformance.reports.run import Run
+from latimer.conformance.runner import Settings, judge
 from latimer.conformance.target import Api, Exchange
 from suite.server import Server
 from support.servers import serving
@@ -35,7 +40,8 @@ def verdict(name: str, outcome: str, level: str = "must") -> Verdict:
     return Verdict(check, outcome, "expected | <b>, got \x07", 3, 1, 0.5, (exchange,))  # type: ignore[arg-type]
 
 
-PUBLISHED = sorted((Path(__file__).parent.parent.parent / "docs" / "conformance").glob("*.json"))
+DOCS = Path(__file__).parent.parent.parent / "docs" / "conformance"
+PUBLISHED = sorted(set(DOCS.glob("*.json")) - {DOCS / "report.schema.json"})
 RUN = Run(
     "a <server>",
     "http://127.0.0.1/v1",
@@ -145,6 +151,8 @@ def test_the_command_judges_and_reports(url: str, tmp_path: Path) -> None:
         (["http://127.0.0.1:1/v1"], 2, "does not respond: All connection attempts failed."),
         (["http://127.0.0.1:1/v1", "--only", "no.such"], 2, "No check matches"),
         (["http://127.0.0.1:1/v1", "--report", "x.pdf"], 2, "has an unknown suffix"),
+        (["--changed-since", __file__, "http://127.0.0.1:1/v1"], 2, "is not valid JSON"),
+        (["--schema"], 0, "json-schema.org"),
         (["--list", "--profile", "lm-eval"], 0, "echo.length"),
     ],
 )
@@ -170,6 +178,112 @@ def test_two_reports_are_compared(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "chat.object: flaky -> pass" in done.output
     assert CliRunner().invoke(conform, ["--diff", str(before), str(before)]).exit_code == 0
+
+
+def test_the_json_follows_its_published_schema(tmp_path: Path) -> None:
+    """Written and published reports are valid by the schema that docs/conformance has."""
+    published = json.loads((DOCS / "report.schema.json").read_text())
+    assert published == schema()
+    write(RUN, tmp_path / "report.json")
+    for path in (tmp_path / "report.json", *PUBLISHED):
+        jsonschema.validate(json.loads(path.read_text()), published)
+
+
+def test_the_verdicts_on_peers_are_the_published_ones() -> None:
+    """The verdicts that are shown with a failure are those of docs/conformance."""
+    reports = [json.loads(path.read_text()) for path in PUBLISHED]
+    assert published() == collected(reports)
+
+
+def test_sarif_has_a_rule_for_each_check_and_a_result_for_each_failure(tmp_path: Path) -> None:
+    """The SARIF report names the level of each broken check, and where it was seen."""
+    write(RUN, tmp_path / "report.sarif")
+    run = json.loads((tmp_path / "report.sarif").read_text())["runs"][0]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == [
+        v.check.id for v in RUN.verdicts
+    ]
+    assert [(result["ruleId"], result["level"]) for result in run["results"]] == [
+        ("echo.length", "error"), ("headers.version", "warning"), ("chat.object", "error"),
+    ]  # fmt: skip
+    place = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert place == {"uri": "completions"}
+
+
+def test_a_workflow_of_github_gets_annotations_and_a_summary(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a workflow, a failure is an error annotation, and the summary has the report."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    done = CliRunner().invoke(conform, [url, "--only", "completions.object", "--model", "nobody"])
+    assert "::error title=completions.object::" in done.output
+    assert "| `completions.object` | must | fail |" in (tmp_path / "summary.md").read_text()
+
+
+def test_only_the_broken_checks_of_a_report_run_again(url: str, tmp_path: Path) -> None:
+    """`--only-failed` runs what was broken, and a report without failures is a usage error."""
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    write(RUN, before)
+    arguments = [url, "--only-failed", str(before), "--report", str(after)]
+    done = CliRunner().invoke(conform, arguments)
+    assert done.exit_code == 0, done.output
+    ids = {"echo.length", "headers.version", "chat.object"}
+    assert {check["id"] for check in json.loads(after.read_text())["checks"]} == ids
+    assert CliRunner().invoke(conform, [url, "--only-failed", str(after)]).exit_code == 2
+
+
+def test_only_new_failures_count_since_a_report(url: str, tmp_path: Path) -> None:
+    """With `--changed-since`, a check that was broken before does not fail the run."""
+    arguments = [url, "--only", "completions.object", "--model", "nobody"]
+    before = tmp_path / "before.json"
+    assert CliRunner().invoke(conform, [*arguments, "--report", str(before)]).exit_code == 1
+    done = CliRunner().invoke(conform, [*arguments, "--changed-since", str(before)])
+    assert done.exit_code == 0, done.output
+    assert "0 verdicts differ" in done.output
+    before.write_text(before.read_text().replace('"verdict": "fail"', '"verdict": "pass"'))
+    done = CliRunner().invoke(conform, [*arguments, "--changed-since", str(before)])
+    assert done.exit_code == 1
+    assert "completions.object: pass -> fail" in done.output
+
+
+def test_a_failure_is_explained(url: str) -> None:
+    """`--explain` prints the clause, a command, the response and the verdicts on other servers."""
+    arguments = [url, "--only", "completions.object", "--model", "nobody", "--explain"]
+    out = CliRunner().invoke(conform, arguments).output
+    for words in ("(must, contract ", "$ curl -sS", "HTTP 404", "its own /v1: "):
+        assert words in out
+
+
+def test_the_path_v1_may_be_left_out(url: str) -> None:
+    """A base URL without `/v1` is one with it, if the server has its models there."""
+    done = CliRunner().invoke(conform, [url.removesuffix("/v1"), "--only", "models.list"])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_run_ends_in_time(url: str) -> None:
+    """A run that reaches its time limit says which checks are left, and exits with 4."""
+    done = CliRunner().invoke(conform, [url, "--time-limit", "0.3", "--group", "streaming"])
+    assert done.exit_code == 4, done.output
+    assert "did not run: not run: the run ended after 0.3 s" in done.output
+
+
+async def test_a_run_ends_with_its_server() -> None:
+    """If the server ends, so does the run, and no check counts as failed because of that."""
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(serving(Server))
+        settings = Settings(f"{address}/v1", restart=0.3)
+        ended: list[Verdict] = []
+
+        def end(verdict: Verdict) -> None:
+            ended.append(verdict)
+            if len(ended) == 5:
+                stack.close()
+
+        verdicts = await judge(settings, all_checks(), end)
+    left = [verdict for verdict in verdicts if not verdict.runs]
+    assert len(left) > 400
+    assert "the server has ended" in left[0].detail
+    assert not [verdict for verdict in verdicts if verdict.broken]
 
 
 async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:

@@ -80,7 +80,8 @@ class Trial:
     Args:
         full: run every check with every fault, over sockets.
 
-    `records` has each check's run on the correct server, by the check's id.
+    `records` has each check's run on the correct server, by the check's id, and `uses` the hooks
+    that the server used in it.
     """
 
     def __init__(self, stage: Stage, address: str, sockets: httpx2.AsyncHTTPTransport,
@@ -91,7 +92,7 @@ class Trial:
         self._full = full
         self._numbers = itertools.count()
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._uses = Uses()
+        self.uses = Uses()
         self.records: dict[str, Record] = {}
 
     async def record(self, checks: Sequence[Check]) -> None:
@@ -103,7 +104,7 @@ class Trial:
             witness = Witness()
             verdict = await self._run(check, cast(Fault, witness), wrong, self._full, tries=3)
             self.records[check.id] = Record(verdict, wrong.was_read)
-            self._uses.add(check.id, witness.uses)
+            self.uses.add(check.id, witness.uses)
             found.update(wrong)
 
         # Checks that wait or measure time start first.
@@ -122,7 +123,7 @@ class Trial:
         """Run the checks that a fault reaches, and return their verdicts."""
         wrong: dict[str, str] = {}
         checks = [check for check in all_checks() if judges(check, name)]
-        ids = self._uses.noticing(FAULTS[name])
+        ids = self.uses.noticing(FAULTS[name])
         reached = [check for check in checks if self._full or check.id in ids]
         joint = [check for check in checks if self.records[check.id].joint]
 
@@ -141,6 +142,31 @@ class Trial:
         """List the ids of the checks that fail with a fault, sorted."""
         verdicts = await self.judged(name)
         return sorted(verdict.check.id for verdict in verdicts if verdict.outcome != "pass")
+
+    async def caught(self, fault: Fault) -> str | None:
+        """Return a check that fails with a fault; None if no check does."""
+        wrong: dict[str, str] = {}
+        ids = self.uses.noticing(fault)
+        reached = [check for check in all_checks() if check.id in ids and check.id not in SLOW]
+        joint = [check for check in all_checks() if self._is_joint(check)]
+        single = [check for check in reached if check not in joint]
+        for start in range(0, len(single), AT_ONCE):
+            part = single[start : start + AT_ONCE]
+            verdicts = await asyncio.gather(
+                *(self._run(check, fault, wrong, sockets=False) for check in part)
+            )
+            for verdict in verdicts:
+                if verdict.outcome != "pass":
+                    return verdict.check.id
+        for check in joint:
+            if wrong or check in reached:
+                verdict = await self._run(check, fault, wrong, sockets=False)
+                if verdict.outcome != "pass":
+                    return check.id
+        return None
+
+    def _is_joint(self, check: Check) -> bool:
+        return check.id in self.records and self.records[check.id].joint
 
     async def over_sockets(self, name: str, check: Check) -> Verdict:
         """Run one check with a fault over sockets, whether the fault reaches it or not."""

@@ -65,6 +65,10 @@ class Uses:
         for use in uses:
             self._runs.setdefault(use.name, {}).setdefault(use, set()).add(run)
 
+    def of(self, name: str) -> Iterable[Use]:
+        """Return the uses of a hook or a flag."""
+        return self._runs.get(name, {}).keys()
+
     def noticing(self, fault: Fault) -> set[str]:
         """Return the runs in which a fault answers any use differently from the correct server."""
         found: set[str] = set()

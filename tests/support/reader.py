@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 from latimer.adapter.settings import Settings
 from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.conformance.command import conform
 
 from support.documents import Block, Command, commands, prints
 from support.environments import QUESTION, ask, capabilities, post, program
@@ -130,6 +131,8 @@ class Reader:
             self._settings(block)
         elif block.language == "toml" and re.search(r"^\[\w+", block.text, re.MULTILINE):
             self._tables(self._local(block.text))
+        elif block.language == "yaml" and "uses: OWNER/latimer@" in block.text:
+            _workflow(block.text)
         elif block.language == "yaml" and block.text.startswith("# "):
             _values(block.text)
         elif block.language == "json":
@@ -369,6 +372,15 @@ def _ships(_program: str, *words: str) -> None:
     """Check that the project's files exist; `tests/examples/deploy` checks what is in them."""
     for word in words:
         assert not word.startswith("examples/") or (ROOT / word).exists(), word
+
+
+def _workflow(text: str) -> None:
+    """Check the inputs of the action in a workflow of GitHub, and the arguments that it gets."""
+    inputs = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
+    given = next(step["with"] for step in yaml.safe_load(text) if "with" in step)
+    assert given.keys() <= inputs.keys()
+    assert {name for name, one in inputs.items() if one.get("required")} <= given.keys()
+    conform.make_context("conform", [*given.get("arguments", "").split(), given["url"]])
 
 
 def _values(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    agreement,
     chat,
     chat_logprobs,
     choices,
@@ -56,6 +57,8 @@ MODULES = (
 )  # fmt: skip
 # Checks of limits, in the groups of the fields that they limit.
 LIMITS = hosted
+# Checks of values that are stated more than once, in the groups of their endpoints.
+AGREEMENT = agreement
 # The rest of the group responses.
 RESPONSES = (
     responses_input, responses_stream, responses_tools, responses_custom, responses_reasoning,

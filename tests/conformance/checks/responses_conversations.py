@@ -27,7 +27,7 @@ async def _send(api: Api, method: str, path: str, body: Any = None) -> Reply:
 
 
 @asynccontextmanager
-async def _opened(api: Api, *items: Any, **body: Any) -> AsyncIterator[str]:
+async def opened(api: Api, *items: Any, **body: Any) -> AsyncIterator[str]:
     """Create a conversation, yield its id, and delete it at the end."""
     made = (await _send(api, "POST", "", {"items": [*items], **body})).ok()
     try:
@@ -36,7 +36,7 @@ async def _opened(api: Api, *items: Any, **body: Any) -> AsyncIterator[str]:
         await _send(api, "DELETE", f"/{made['id']}")
 
 
-async def _items(api: Api, name: str, query: str = "?order=asc") -> Any:
+async def items_of(api: Api, name: str, query: str = "?order=asc") -> Any:
     return (await _send(api, "GET", f"/{name}/items{query}")).ok()
 
 
@@ -48,7 +48,7 @@ def _texts(listed: Any) -> list[str]:
        "A conversation is created with metadata, which can be replaced, and retrieved by its id.",
        "should", "R1 R10.56 [PYD]")  # fmt: skip
 async def conversation(api: Api) -> None:
-    async with _opened(api, metadata={"colour": "blue"}) as name:
+    async with opened(api, metadata={"colour": "blue"}) as name:
         found = (await _send(api, "GET", f"/{name}")).ok()
         wrong = first_wrong(Conversation, found)
         expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
@@ -64,21 +64,21 @@ async def conversation(api: Api) -> None:
        "and deleted.",
        "should", "R1 R10.56")  # fmt: skip
 async def conversation_items(api: Api) -> None:
-    async with _opened(api, HELLO, SAID) as name:
+    async with opened(api, HELLO, SAID) as name:
         added = (await _send(api, "POST", f"/{name}/items", {"items": [HELLO]})).ok()
-        found = await _items(api, name)
+        found = await items_of(api, name)
         wrong = first_wrong(ConversationItemList, found)
         expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
         wanted = ["Hello", "Hello! I can count.", "Hello"]
         expect(_texts(found) == wanted, f"expected {wanted}, but got {_texts(found)}")
-        newest = _texts(await _items(api, name, "?limit=2"))
+        newest = _texts(await items_of(api, name, "?limit=2"))
         expect(newest == wanted[:0:-1], f"expected the newest first, but got {newest}")
         last = added["data"][0]["id"]
         expect(found["data"][2]["id"] == last, f"expected {last} last, but got {found}")
         one = (await _send(api, "GET", f"/{name}/items/{last}")).ok()
         expect(one == found["data"][2], f"expected the listed item, but got {one}")
         (await _send(api, "DELETE", f"/{name}/items/{last}")).ok()
-        rest = _texts(await _items(api, name))
+        rest = _texts(await items_of(api, name))
         expect(rest == wanted[:2], f"expected {wanted[:2]}, but got {rest}")
 
 
@@ -87,14 +87,14 @@ async def conversation_items(api: Api) -> None:
        "should", "R7 R10.56")  # fmt: skip
 async def conversation_continued(api: Api) -> None:
     plain = await size(api, ASK)
-    async with _opened(api, HELLO, SAID) as name:
+    async with opened(api, HELLO, SAID) as name:
         body = {"conversation": name, "store": True, "max_output_tokens": 16}
         made = await respond(api, ASK, **body)
         count = made["usage"]["input_tokens"]
         expect(count > plain, f"expected more than {plain} input tokens, but got {count}")
         told = made.get("conversation")
         expect(told == {"id": name}, f"expected the conversation, but got {told}")
-        found = await _items(api, name)
+        found = await items_of(api, name)
         wanted = ["Hello", "Hello! I can count.", ASK, made["output"][-1]["content"][0]["text"]]
         expect(_texts(found) == wanted, f"expected {wanted}, but got {_texts(found)}")
         again = await respond(api, "Hello", **{**body, "conversation": {"id": name}})
@@ -138,7 +138,7 @@ async def conversation_parallel(api: Api) -> None:
        "A deleted conversation is confirmed as deleted, and then unknown.",
        "should", "R1 R10.56 [PROBE]")  # fmt: skip
 async def conversation_deleted(api: Api) -> None:
-    async with _opened(api, HELLO) as name:
+    async with opened(api, HELLO) as name:
         done = (await _send(api, "DELETE", f"/{name}")).ok()
         wrong = first_wrong(ConversationDeletedResource, done)
         expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
@@ -155,7 +155,7 @@ async def conversation_deleted(api: Api) -> None:
        "mutually_exclusive_parameters.",
        "should", "R2.2 R10.56")  # fmt: skip
 async def conversation_alone(api: Api) -> None:
-    async with _opened(api, HELLO) as name:
+    async with opened(api, HELLO) as name:
         made = await respond(api, max_output_tokens=16, store=True)
         body = {"model": api.model, "input": ASK, "conversation": name,
                 "previous_response_id": made["id"]}  # fmt: skip

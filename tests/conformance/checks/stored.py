@@ -28,7 +28,7 @@ async def _require_list(api: Api) -> None:
 
 
 @asynccontextmanager
-async def _stored(api: Api, **body: Any) -> AsyncIterator[tuple[Any, str]]:
+async def stored(api: Api, **body: Any) -> AsyncIterator[tuple[Any, str]]:
     """Store a completion, yield it with the mark in its metadata, and delete it at the end."""
     mark = uuid.uuid4().hex
     metadata = {"mark": mark, **body.pop("metadata", {})}
@@ -41,14 +41,14 @@ async def _stored(api: Api, **body: Any) -> AsyncIterator[tuple[Any, str]]:
         await api.send("DELETE", f"{H}/{made['id']}")
 
 
-async def _found(api: Api, path: str) -> Any:
+async def found_at(api: Api, path: str) -> Any:
     reply = await api.get(f"{H}/{path}")
     expect(reply.status == 200, f"expected status 200, but got {reply.status}: "
            f"{reply.text[:200]}")  # fmt: skip
     return reply.json()
 
 
-async def _list(api: Api, mark: str, query: str = "") -> Any:
+async def listed_with(api: Api, mark: str, query: str = "") -> Any:
     found = (await api.get(f"{H}?{quote('metadata[mark]')}={mark}{query}")).ok()
     for name in ("data", "first_id", "last_id", "has_more"):
         expect(name in found, f"expected {name!r} in the list, but got {str(found)[:200]}")
@@ -63,8 +63,8 @@ def _ids(listed: Any) -> list[str]:
        "A stored chat completion can be retrieved by its id, with the same content.",
        "should", "4 10.88")  # fmt: skip
 async def retrieve(api: Api) -> None:
-    async with _stored(api) as (made, _mark):
-        found = await _found(api, made["id"])
+    async with stored(api) as (made, _mark):
+        found = await found_at(api, made["id"])
         for name in ("id", "object", "created", "model", "choices", "usage"):
             expect(name in found, f"expected {name!r}, but got {str(found)[:200]}")
         same = found["choices"][0]["message"]["content"] == made["choices"][0]["message"]["content"]
@@ -77,16 +77,16 @@ async def retrieve(api: Api) -> None:
 @check("stored.type", "A retrieved chat completion matches OpenAI's published type.",
        "should", "4 10.95")  # fmt: skip
 async def kind(api: Api) -> None:
-    async with _stored(api) as (made, _mark):
-        wrong = first_wrong(ChatCompletion, await _found(api, made["id"]))
+    async with stored(api) as (made, _mark):
+        wrong = first_wrong(ChatCompletion, await found_at(api, made["id"]))
         expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
 
 
 @check("stored.metadata", "A stored chat completion is returned with its metadata.",
        "should", "4 10.88")  # fmt: skip
 async def metadata(api: Api) -> None:
-    async with _stored(api, metadata={"colour": "blue"}) as (made, mark):
-        found = (await _found(api, made["id"])).get("metadata")
+    async with stored(api, metadata={"colour": "blue"}) as (made, mark):
+        found = (await found_at(api, made["id"])).get("metadata")
         expected = {"mark": mark, "colour": "blue"}
         expect(found == expected, f"expected {expected}, but got {found}")
 
@@ -94,7 +94,7 @@ async def metadata(api: Api) -> None:
 @check("stored.not-asked", "A chat completion is not stored if store is absent, false or null.",
        "should", "4 [SPEC]")  # fmt: skip
 async def not_asked(api: Api) -> None:
-    async with _stored(api):
+    async with stored(api):
         for more in ({}, {"store": False}, {"store": None}):
             made = await api.chat(ASK, max_tokens=1, **more)
             (await api.get(f"{H}/{made['id']}")).error(404)
@@ -104,7 +104,7 @@ async def not_asked(api: Api) -> None:
        "A streamed chat completion with store true is stored as a chat completion.",
        "should", "4")  # fmt: skip
 async def stream(api: Api) -> None:
-    async with _stored(api):
+    async with stored(api):
         mark = uuid.uuid4().hex
         full = {"store": True, "metadata": {"mark": mark}, "max_tokens": 4, "temperature": 0}
         chunks = await api.chat_stream(ASK, **full)
@@ -112,7 +112,7 @@ async def stream(api: Api) -> None:
         text = "".join(
             c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]
         )
-        found = await _found(api, name)
+        found = await found_at(api, name)
         await api.send("DELETE", f"{H}/{name}")
         expect(
             found["object"] == "chat.completion",
@@ -141,8 +141,8 @@ async def unknown(api: Api) -> None:
        "last_id and has_more.",
        "should", "4 10.88")  # fmt: skip
 async def listing(api: Api) -> None:
-    async with _stored(api) as (made, mark):
-        found = await _list(api, mark)
+    async with stored(api) as (made, mark):
+        found = await listed_with(api, mark)
         expect(
             found.get("object") == "list", f"expected object list, but got {found.get('object')}"
         )
@@ -157,8 +157,8 @@ async def listing(api: Api) -> None:
 @check("stored.filter", "A list filtered by metadata that no stored chat completion has is empty.",
        "should", "4 [EXP]")  # fmt: skip
 async def filtered(api: Api) -> None:
-    async with _stored(api):
-        found = await _list(api, uuid.uuid4().hex)
+    async with stored(api):
+        found = await listed_with(api, uuid.uuid4().hex)
         expect(found["data"] == [], f"expected an empty list, but got {_ids(found)}")
         expect(found["has_more"] is False, f"expected has_more false, but got {found['has_more']}")
 
@@ -166,16 +166,16 @@ async def filtered(api: Api) -> None:
 @check("stored.filter-model", "The list of stored chat completions can be filtered by model.",
        "should", "4")  # fmt: skip
 async def filtered_by_model(api: Api) -> None:
-    async with _stored(api) as (made, mark):
+    async with stored(api) as (made, mark):
         for model, expected in ((made["model"], [made["id"]]), ("no-such-model", [])):
-            found = _ids(await _list(api, mark, f"&model={quote(model, safe='')}"))
+            found = _ids(await listed_with(api, mark, f"&model={quote(model, safe='')}"))
             expect(found == expected, f"{model}: expected {expected}, but got {found}")
 
 
 async def _in_order(api: Api, one: Any, two: Any, mark: str) -> None:
     for query, expected in (("", [one, two]), ("&order=asc", [one, two]),
                             ("&order=desc", [two, one])):  # fmt: skip
-        found = _ids(await _list(api, mark, query))
+        found = _ids(await listed_with(api, mark, query))
         wanted = [made["id"] for made in expected]
         expect(found == wanted, f"{query or 'no order'}: expected {wanted}, but got {found}")
 
@@ -194,14 +194,14 @@ def _apart(one: Any, two: Any) -> bool:
        "Stored chat completions are listed from oldest to newest, or the reverse with order=desc.",
        "should", "4")  # fmt: skip
 async def order(api: Api) -> None:
-    async with _stored(api) as (one, mark):
-        async with _stored(api, metadata={"mark": mark}) as (two, _):
+    async with stored(api) as (one, mark):
+        async with stored(api, metadata={"mark": mark}) as (two, _):
             apart = _apart(one, two)
             if apart:
                 await _in_order(api, one, two, mark)
         if not apart:
             await asyncio.sleep(1.1)
-            async with _stored(api, metadata={"mark": mark}) as (two, _):
+            async with stored(api, metadata={"mark": mark}) as (two, _):
                 await _in_order(api, one, two, mark)
 
 
@@ -211,14 +211,14 @@ async def order(api: Api) -> None:
        "should", "4 [SDK]")  # fmt: skip
 async def pages(api: Api) -> None:
     async with (
-        _stored(api) as (one, mark),
-        _stored(api, metadata={"mark": mark}) as (two, _),
-        _stored(api, metadata={"mark": mark}) as (three, _),
+        stored(api) as (one, mark),
+        stored(api, metadata={"mark": mark}) as (two, _),
+        stored(api, metadata={"mark": mark}) as (three, _),
     ):
-        first = await _list(api, mark, "&limit=2")
+        first = await listed_with(api, mark, "&limit=2")
         expect(len(first["data"]) == 2, f"limit=2: expected 2 items, but got {len(first['data'])}")
         expect(first["has_more"] is True, f"expected has_more true, but got {first['has_more']}")
-        second = await _list(api, mark, f"&limit=2&after={first['last_id']}")
+        second = await listed_with(api, mark, f"&limit=2&after={first['last_id']}")
         found = sorted(_ids(first) + _ids(second))
         wanted = sorted(made["id"] for made in (one, two, three))
         expect(found == wanted, f"expected {wanted}, but got {found}")
@@ -232,8 +232,8 @@ async def pages(api: Api) -> None:
        "should", "4 10.88")  # fmt: skip
 async def messages(api: Api) -> None:
     sent = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-    async with _stored(api, messages=sent) as (made, _mark):
-        found = await _found(api, f"{made['id']}/messages")
+    async with stored(api, messages=sent) as (made, _mark):
+        found = await found_at(api, f"{made['id']}/messages")
         listed = [(item["role"], item["content"]) for item in found["data"]]
         wanted = [(message["role"], message["content"]) for message in sent]
         expect(listed == wanted, f"expected {wanted}, but got {listed}")
@@ -247,8 +247,8 @@ async def messages(api: Api) -> None:
        "The listed messages of a stored chat completion match OpenAI's published type.",
        "should", "4 10.95")  # fmt: skip
 async def messages_type(api: Api) -> None:
-    async with _stored(api) as (made, _mark):
-        for item in (await _found(api, f"{made['id']}/messages"))["data"]:
+    async with stored(api) as (made, _mark):
+        for item in (await found_at(api, f"{made['id']}/messages"))["data"]:
             # The published type allows only the assistant's role, but a list may contain any role.
             wrong = first_wrong(ChatCompletionStoreMessage, {**item, "role": "assistant"})
             expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
@@ -260,15 +260,15 @@ async def messages_type(api: Api) -> None:
 async def messages_pages(api: Api) -> None:
     roles = ("user", "assistant", "user", "assistant", "user")
     sent = [{"role": r, "content": c} for r, c in zip(roles, "axbyc", strict=True)]
-    async with _stored(api, messages=sent) as (made, _mark):
-        first = await _found(api, f"{made['id']}/messages?limit=3")
-        rest = await _found(api, f"{made['id']}/messages?limit=3&after={first['last_id']}")
+    async with stored(api, messages=sent) as (made, _mark):
+        first = await found_at(api, f"{made['id']}/messages?limit=3")
+        rest = await found_at(api, f"{made['id']}/messages?limit=3&after={first['last_id']}")
         found = [item["content"] for item in (*first["data"], *rest["data"])]
         wanted = [message["content"] for message in sent]
         expect(found == wanted, f"expected {wanted}, but got {found}")
         more = (first["has_more"], rest["has_more"])
         expect(more == (True, False), f"expected has_more true and then false, but got {more}")
-        newest = await _found(api, f"{made['id']}/messages?order=desc&limit=1")
+        newest = await found_at(api, f"{made['id']}/messages?order=desc&limit=1")
         last = newest["data"][0]["content"]
         expect(last == "c", f"order=desc: expected the last message, but got {last!r}")
 
@@ -280,9 +280,9 @@ async def _update(api: Api, name: str, body: bytes) -> Reply:
 @check("stored.update", "The metadata of a stored chat completion can be replaced.",
        "should", "4 10.88")  # fmt: skip
 async def update(api: Api) -> None:
-    async with _stored(api) as (made, _mark):
+    async with stored(api) as (made, _mark):
         reply = await _update(api, made["id"], b'{"metadata":{"other":"one"}}')
-        for found in (reply.ok(), await _found(api, made["id"])):
+        for found in (reply.ok(), await found_at(api, made["id"])):
             metadata = found.get("metadata")
             expect(metadata == {"other": "one"}, f"expected the new metadata, but got {metadata}")
 
@@ -291,7 +291,7 @@ async def update(api: Api) -> None:
        "An update of a stored chat completion without valid metadata is rejected with 400.",
        "should", "4 [SPEC]")  # fmt: skip
 async def update_wrong(api: Api) -> None:
-    async with _stored(api) as (made, _mark):
+    async with stored(api) as (made, _mark):
         for body in (b"{}", b'{"metadata":{"a":1}}', b'{"metadata":"a"}'):
             (await _update(api, made["id"], body)).error(400)
 
@@ -301,7 +301,7 @@ async def update_wrong(api: Api) -> None:
        "listed.",
        "should", "4 10.88")  # fmt: skip
 async def delete(api: Api) -> None:
-    async with _stored(api) as (made, mark):
+    async with stored(api) as (made, mark):
         name = made["id"]
         body = (await api.send("DELETE", f"{H}/{name}")).ok()
         wanted = {"object": "chat.completion.deleted", "id": name, "deleted": True}
@@ -309,7 +309,7 @@ async def delete(api: Api) -> None:
         wrong = first_wrong(ChatCompletionDeleted, body)
         expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
         (await api.get(f"{H}/{name}")).error(404)
-        found = _ids(await _list(api, mark))
+        found = _ids(await listed_with(api, mark))
         expect(found == [], f"expected an empty list, but got {found}")
 
 
@@ -323,7 +323,7 @@ INVALID = ({f"k{i}": "v" for i in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513},
        "should", "3.1")  # fmt: skip
 async def limits(api: Api) -> None:
     most = {**{f"k{i}": "v" for i in range(14)}, "k" * 64: "v" * 512}
-    async with _stored(api, metadata=most):
+    async with stored(api, metadata=most):
         pass
     messages = [{"role": "user", "content": ASK}]
     for wrong in INVALID:
@@ -346,8 +346,8 @@ async def query_wrong(api: Api) -> None:
        "A stored chat completion has the temperature, top_p and seed of its request.",
        "may", "4 [SPEC]")  # fmt: skip
 async def request(api: Api) -> None:
-    async with _stored(api, temperature=0.5, top_p=0.9, seed=7) as (made, _mark):
-        found = await _found(api, made["id"])
+    async with stored(api, temperature=0.5, top_p=0.9, seed=7) as (made, _mark):
+        found = await found_at(api, made["id"])
         settings = {name: found.get(name) for name in ("temperature", "top_p", "seed")}
         if not any(value is not None for value in settings.values()):
             raise Skip("the stored chat completion has none of these fields")

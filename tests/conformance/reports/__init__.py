@@ -1,18 +1,19 @@
-"""Reports of a run: JSON, Markdown, HTML, JUnit XML, and a badge."""
+"""Reports of a run: JSON, Markdown, HTML, JUnit XML, SARIF, and a badge."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from . import formats, html
+from . import code_scanning, document, formats, html
 from .run import Run
 
 WRITERS: Mapping[str, Callable[[Run], str]] = {
-    ".json": formats.render_json,
+    ".json": document.render_json,
     ".md": formats.render_markdown,
     ".html": html.render,
     ".xml": formats.render_junit,
+    ".sarif": code_scanning.render_sarif,
     ".svg": formats.render_badge,
 }
 

@@ -48,6 +48,11 @@ class Run:
         """The verdicts on `must` checks that are broken."""
         return [v for v in self.verdicts if v.broken and v.check.level == "must"]
 
+    @property
+    def left(self) -> list[Verdict]:
+        """The verdicts on checks before which the run ended."""
+        return [verdict for verdict in self.verdicts if not verdict.runs]
+
     def note(self, verdict: Verdict) -> str:
         """Return the note on a verdict that is not a pass, or an empty string."""
         if verdict.outcome == "pass":
