@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import TypedDict, override
 
+from ..schemas.anthropic.messages import CountTokensRequest, MessagesRequest
 from ..schemas.openai import chat, completions, conversations, embeddings, models, responses, stored
 from ..schemas.openai import response_objects as objects
 from ..schemas.openai.common import ErrorReply, JsonObject, Request
@@ -40,6 +41,12 @@ class CompletionPage(Page):
     """A page of stored chat completions."""
 
     data: list[stored.StoredCompletion]
+
+
+class ResponsePage(Page):
+    """A page of stored responses."""
+
+    data: list[objects.ResponseObject]
 
 
 class MessagePage(Page):
@@ -103,6 +110,7 @@ OPERATIONS: Mapping[str, Operation] = {
         responses.ResponseRequest,
         event=objects.ResponseEvent,
     ),
+    "list_responses": Operation("Responses", ResponsePage, query=stored.CompletionsQuery),
     "count_input_tokens": Operation("Responses", objects.InputTokens, responses.InputTokensRequest),
     "retrieve_response": Operation(
         "Responses",
@@ -125,6 +133,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "append_items": Operation("Conversations", ItemPage, conversations.AddItems),
     "retrieve_item": Operation("Conversations", JsonObject),
     "delete_item": Operation("Conversations", conversations.Conversation),
+    "create_message": Operation("Messages", JsonObject, MessagesRequest, event=JsonObject),
+    "count_message_tokens": Operation("Messages", JsonObject, CountTokensRequest),
     "create_embeddings": Operation(
         "Embeddings", embeddings.EmbeddingList, embeddings.EmbeddingRequest
     ),
@@ -143,6 +153,8 @@ OPERATIONS: Mapping[str, Operation] = {
 # Request headers that have an effect, and those of replies. Each is shown in the documentation.
 REQUEST_HEADERS: Mapping[str, str] = {
     "authorization": "`Bearer KEY`, if the server has keys.",
+    "x-api-key": "The key, as clients of Anthropic's API send it.",
+    "anthropic-version": "Asks for Anthropic's form of the list of models and of errors.",
     "content-type": "`application/json`, of requests with a body.",
     "x-client-request-id": "The client's own id of the request, for the log and the engine.",
     "traceparent": "The span that is the parent of the request's span.",
@@ -153,6 +165,7 @@ REQUEST_HEADERS: Mapping[str, str] = {
 }
 REPLY_HEADERS: Mapping[str, str] = {
     "x-request-id": "The id of the request, which the log has too.",
+    "request-id": "The same, in Anthropic's API.",
     "openai-processing-ms": "Milliseconds from the request to the head of the reply.",
     "openai-version": "The version of OpenAI's API.",
     "x-latimer-ignored": "Fields of the request that had no effect.",

@@ -206,7 +206,7 @@ def turn_of_message(
         thinking.reasoning,
         None,
         is_plain,
-        True,
+        clips=True,
     )
 
 

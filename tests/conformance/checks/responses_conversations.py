@@ -108,9 +108,9 @@ async def conversation_continued(api: Api) -> None:
        "A Response with store false appends its input and its output to its conversation.",
        "should", "R7")  # fmt: skip
 async def conversation_unstored(api: Api) -> None:
-    async with _opened(api, HELLO, SAID) as name:
+    async with opened(api, HELLO, SAID) as name:
         made = await respond(api, ASK, conversation=name, store=False, max_output_tokens=16)
-        found = _texts(await _items(api, name))
+        found = _texts(await items_of(api, name))
         wanted = ["Hello", "Hello! I can count.", ASK, made["output"][-1]["content"][0]["text"]]
         expect(found == wanted, f"expected {wanted}, but got {found}")
 
@@ -120,14 +120,14 @@ async def conversation_unstored(api: Api) -> None:
        "those that were sent with it.",
        "should", "R1 R10.56")  # fmt: skip
 async def conversation_parallel(api: Api) -> None:
-    async with _opened(api) as name:
+    async with opened(api) as name:
         turns = [[{**HELLO, "content": f"{n}?"}, {**SAID, "content": f"{n}!"}] for n in range(8)]
         replies = await asyncio.gather(
             *(_send(api, "POST", f"/{name}/items", {"items": turn}) for turn in turns)
         )
         for one in replies:
             one.ok()
-        found = _texts(await _items(api, name, "?order=asc&limit=100"))
+        found = _texts(await items_of(api, name, "?order=asc&limit=100"))
         wanted = [text for n in range(8) for text in (f"{n}?", f"{n}!")]
         expect(sorted(found) == sorted(wanted), f"expected {wanted} in any order, but got {found}")
         pairs = [*zip(found[::2], found[1::2], strict=True)]
