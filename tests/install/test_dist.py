@@ -34,12 +34,13 @@ VERSIONS = ("3.11", "3.12", "3.13")
 def python_of(version: str) -> Path | None:
     """Return the program of a version of Python; None if this machine has none."""
     pyenv = Path.home() / ".pyenv" / "versions"
-    named = [which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
-    for program in filter(None, named):
+    first = which(f"python{version}")
+    named = [] if first is None else [Path(first)]
+    for program in (*named, *sorted(pyenv.glob(f"{version}.*/bin/python"))):
         words = (str(program), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])")
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode == 0 and done.stdout.strip() == version:
-            return Path(program)
+            return program
     return None
 
 

@@ -20,7 +20,6 @@ from support.servers import free_port
 
 pytestmark = pytest.mark.timeout(900)
 ANSWER = "The capital of France is Paris."
-FRESH = {"PIP_NO_CACHE_DIR": "1"}
 APP = """
 from fastapi import FastAPI
 from latimer.adapter import OpenAIAdapter
@@ -39,7 +38,7 @@ def installed(
 ) -> Iterator[None]:
     """Make an environment, install packages in it, and run a server in it."""
     environment = Environment.made(folder / "it")
-    environment.run("pip", "install", "-q", *packages, folder=checkout, **FRESH)
+    environment.run("pip", "install", "-q", *packages, folder=checkout, PIP_NO_CACHE_DIR="1")
     with program(words, url, environment.variables(**more), environment.work):
         yield
 
@@ -57,7 +56,7 @@ def test_make_serve(checkout: Callable[[], Path], noted: Note, tmp_path: Path) -
     """`make serve` in a fresh copy of the project."""
     port = str(free_port())
     address = f"http://127.0.0.1:{port}"
-    new = {**variables(), **FRESH, "HOME": str(tmp_path), "LATIMER_PORT": port}
+    new = {**variables(), "PIP_NO_CACHE_DIR": "1", "HOME": str(tmp_path), "LATIMER_PORT": port}
     folder, start = checkout(), time.monotonic()
     words = ("make", "serve")
     with program(words, f"{address}/health", new, folder, seconds=300, stop=latimer_of):
