@@ -153,7 +153,7 @@ async def test_an_engine_that_takes_text() -> None:
 
 
 async def test_an_image_before_the_reply() -> None:
-    """An engine that takes no ids beside images gets the text, if it has these tokens."""
+    """An engine that takes no ids next to images gets the text, if it has these tokens."""
     backend = _Sees(" dot.")
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
     messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]

@@ -36,7 +36,7 @@ def firefox_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser
 
 @pytest.fixture(params=BROWSERS)
 def driver(request: pytest.FixtureRequest) -> Browser:
-    """Return each browser; both run to the end, whatever the order of tests is."""
+    """Return each browser; both run to the end, in any order of tests."""
     found: Browser = request.getfixturevalue(request.param)
     return found
 

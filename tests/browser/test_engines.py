@@ -133,7 +133,7 @@ def test_llama_server(
 def test_an_image(page_of: Callable[..., Playground], engine_of: Any, tmp_path: Path) -> None:
     """A real llama-server with a projector sees an image, and another token keeps it.
 
-    It takes no ids beside images, so some tokens continue from their text.
+    It takes no ids next to images, so some tokens continue from their text.
     """
     mmproj = projector(tmp_path / "mmproj.gguf", WIDTH)
     model = scripted(tmp_path / "model.gguf", ("A", " red", " dot", "."))
