@@ -190,8 +190,8 @@ async def test_only_a_request_with_a_prediction_reports_one() -> None:
 def test_drafts_are_counted_as_predictions_if_there_is_one() -> None:
     """The counts of all choices are added for a prediction, and are zero without one."""
     finishes = [Finish(0, "end", None, 3, 5, accepted_tokens=2, rejected_tokens=1)] * 2
-    counts = [
-        [usage_of(finishes, 2)["completion_tokens_details"][name] for name in PREDICTED]
-        for usage_of in (detailed_usage_of, predicted_usage_of)
-    ]
+    counts = []
+    for usage_of in (detailed_usage_of, predicted_usage_of):
+        details: Any = usage_of(finishes, 2)["completion_tokens_details"]
+        counts.append([details[name] for name in PREDICTED])
     assert counts == [[0, 0], [4, 2]]

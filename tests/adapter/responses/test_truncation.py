@@ -51,7 +51,7 @@ def test_what_may_be_dropped(items: list[Any], expected: list[list[int]]) -> Non
 async def test_the_smallest_number_is_found(most: int) -> None:
     """The search has the smallest number with a result, in few attempts."""
     for least in range(1, most + 2):
-        tried = []
+        tried: list[int] = []
 
         async def attempt(number: int, least: int = least, tried: list[int] = tried) -> int | None:
             tried.append(number)

@@ -54,7 +54,7 @@ class Routes:
         self.state.keep(whole, sent, given)
         await self._server.reply(send, 200, self._fault.reply(R, whole, sent))
 
-    def _answer(self, sent: Mapping[str, Any], items: Sequence[Any]) -> dict[str, Any]:
+    def _answer(self, sent: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
         """Return the response to items, or to the last of them that fit."""
         turn = self._server.turn(sent)
         while True:
