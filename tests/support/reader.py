@@ -66,7 +66,7 @@ SOCKET = "/run/llama.sock"
 # Programs that change a machine or a cluster.
 SHIPPING = (
     "/opt/latimer/bin/pip", "chmod", "cp", "docker", "docker-compose", "helm", "install", "kubectl",
-    "mkdir", "openssl", "printf", "python3", "systemctl",
+    "export", "mkdir", "openssl", "printf", "python3", "ray", "serve", "systemctl",
 )  # fmt: skip
 # A local lm-eval task in place of one that needs a download.
 TASKS = {"hellaswag": "choice.yaml"}
