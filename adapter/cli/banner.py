@@ -99,9 +99,9 @@ def _device(settings: Settings, engine: str) -> str:
     """Return where layers of the in-process engine are; it has been imported."""
     if not engine.endswith("in process"):
         return ""
-    import llama_cpp
+    from ...backends.llama_cpp.library import has_gpu
 
-    if not llama_cpp.llama_supports_gpu_offload() or not settings.gpu_layers:
+    if not has_gpu() or not settings.gpu_layers:
         return ", on the CPU"
     layers = "all layers" if settings.gpu_layers < 0 else f"{settings.gpu_layers} layers"
     return f", {layers} on the GPU"

@@ -413,6 +413,11 @@ def flash_attention(options: Options) -> int:
     }[False if options.exact else options.flash_attention]
 
 
+def has_gpu() -> bool:
+    """Return True if this build of llama.cpp can compute layers on a GPU."""
+    return bool(llama_cpp.llama_supports_gpu_offload())
+
+
 def last_error() -> str:
     """Return the last error that llama.cpp logged."""
     return _messages[-1] if _messages else "no reason given"
