@@ -246,7 +246,7 @@ class ErrorMiddleware:
                 exchange.record.fail(error)
             if exchange.started and isinstance(error, LatimerError) and not exchange.has_waited:
                 raise
-            await _fail(exchange, error if self._service.is_command else _in_app(error))
+            await _fail(exchange, self._worded(error) if isinstance(error, LatimerError) else error)
         finally:
             if self._keys is not None:
                 # The exchange refers to the scope.
@@ -271,7 +271,11 @@ class ErrorMiddleware:
                 raise ShuttingDown
             await self._app(scope, receive, send)
         except LatimerError as error:
-            await refuse(scope, send, error if self._service.is_command else _in_app(error))
+            await refuse(scope, send, self._worded(error))
+
+    def _worded(self, error: LatimerError) -> LatimerError:
+        """Return an error in words of the command, or of an app that has this one in it."""
+        return error if self._service.is_command else _in_app(error)
 
 
 def _keyword(found: re.Match[str]) -> str:
@@ -285,10 +289,8 @@ def _keyword(found: re.Match[str]) -> str:
     return before + (f'{keyword}="{value}"' if value else keyword)
 
 
-def _in_app(error: Exception) -> Exception:
+def _in_app(error: LatimerError) -> LatimerError:
     """Return an error that names the keywords of settings, which an app has instead of options."""
-    if not isinstance(error, LatimerError):
-        return error
     facts = worded(error) if isinstance(error, RequestError) else error
     message = _OPTION.sub(_keyword, facts.message)
     if message != facts.message:

@@ -109,7 +109,8 @@ async def tool_loop(api: Api) -> None:
         return await size(api, user(ASK), said(call()), user(result(**members)), tools=[WEATHER])
 
     empty = await sized()
-    for nothing in (None, []):
+    empties: tuple[Any, ...] = (None, [])
+    for nothing in empties:
         expect_same(await sized(content=nothing), empty, f"with the content {nothing}")
     plain = await sized(content="Sunny.")
     expect(plain > empty, "expected the result in the prompt, but it has as many tokens")
