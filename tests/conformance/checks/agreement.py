@@ -13,10 +13,11 @@ from typing import Any
 from urllib.parse import quote
 
 from ..check import Body, Skip, check, expect
-from ..target import Api, expect_finite, only
+from ..target import Api, expect_finite, expect_seconds, only
+from .custom_tools import REGEX
 from .embeddings import embed
 from .responses import R, events_in, of_type, parsed, respond, stream, whole
-from .responses_conversations import HELLO, SAID, items_of, opened
+from .responses_conversations import HELLO, SAID, items_of
 from .responses_custom import NAMED, lamp
 from .responses_input import LOGPROBS
 from .responses_state import stored as stored_response
@@ -41,6 +42,10 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
     },
     "tools": {"tools": [LOOK_UP, lamp()], "tool_choice": {"type": "function",
                                                          "name": "get_weather"}},
+    "custom": {"tools": [LOOK_UP, lamp({"type": "grammar", "syntax": "regex",
+                                        "definition": REGEX})],
+               "tool_choice": {"type": "allowed_tools", "mode": "auto",
+                               "tools": [{"type": "function", "name": "get_weather"}]}},
     "format": {"text": {"format": {"type": "json_schema", "name": "sky", "strict": True,
                                    "schema": SCHEMA}}},
 }  # fmt: skip
@@ -184,10 +189,15 @@ async def embedding_precision(api: Api) -> None:
        "A stored chat completion is the same when it is retrieved, listed and updated.",
        "should", "4 10.88")  # fmt: skip
 async def stored_same(api: Api) -> None:
-    async with stored(api, logprobs=True, top_logprobs=2) as (made, mark):
+    asked = {"temperature": 0.7, "top_p": 0.9, "seed": 7}
+    async with stored(api, logprobs=True, top_logprobs=2, **asked) as (made, mark):
         one = await found_at(api, made["id"])
-        listed = (await listed_with(api, mark))["data"]
-        expect(listed == [one], f"expected {one}, but got {listed}")
+        found = {name: one.get(name) for name in asked}
+        expect(found == asked, f"expected {asked}, but got {found}")
+        page = await listed_with(api, mark)
+        expect(page["data"] == [one], f"expected {one}, but got {page}")
+        ends = page["first_id"], page["last_id"]
+        expect(ends == (one["id"], one["id"]), f"expected the id twice, but got {ends}")
         _expect_stored(one, made)
         data = {"metadata": {"mark": mark, "side": "left"}}
         changed = (await api.post(f"/chat/completions/{made['id']}", data)).ok()
@@ -242,6 +252,8 @@ async def stored_stream_same(api: Api) -> None:
        "its item and the last Response, and each entry is complete.",
        "must", "R5.3 R9.1 R10.43")  # fmt: skip
 async def logprobs_agree(api: Api) -> None:
+    plain = await respond(api, max_output_tokens=16, **LOGPROBS)
+    _expect_entries(plain["output"][0]["content"][0]["logprobs"], 2)
     events = await stream(api, max_output_tokens=16, **LOGPROBS)
     places = [
         [one for event in of_type(events, "output_text.delta") for one in event["logprobs"]],
@@ -295,7 +307,19 @@ def _has(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
+def _kept(name: str) -> Body:
+    async def run(api: Api) -> None:
+        async with stored_response(api, "Hello", **REQUESTS[name]) as made:
+            found = (await api.get(f"{R}/{made['id']}")).ok()
+            expect(found == made, f"expected {made}, but got {found}")
+
+    return run
+
+
 for _name in REQUESTS:
+    check(f"responses.store-{_name}",
+          f"A Response that is retrieved has the {_name} and the output of the first one.",
+          "must", "R7 R10.32")(_kept(_name))  # fmt: skip
     check(f"responses.states-{_name}",
           f"Each Response, plain and in events, states the {_name} of its request.",
           "must", "R3 R5.1")(_stated(_name))  # fmt: skip
@@ -399,23 +423,48 @@ def _unnumbered(events: Sequence[Any]) -> list[Any]:
 
 
 @check("responses.conversation-same",
-       "An item of a conversation is the same when it is added, listed and retrieved.",
+       "A conversation and its items are the same when they are made, changed, listed and "
+       "retrieved.",
        "should", "R1 R10.56")  # fmt: skip
 async def conversation_same(api: Api) -> None:
-    async with opened(api, HELLO) as name:
-        data = json.dumps({"items": [SAID]}).encode()
-        path = f"/conversations/{name}/items"
-        added = (await api.send("POST", path, data, sent={"items": [SAID]})).ok()["data"]
-        listed = (await items_of(api, name))["data"]
-        expect(listed[1:] == added, f"expected {added}, but got {listed[1:]}")
-        for item in listed:
-            one = (await api.get(f"{path}/{item['id']}")).ok()
-            expect(one == item, f"expected {item}, but got {one}")
-        for item, sent in zip(listed, (HELLO, SAID), strict=True):
-            found = item["role"], "".join(part["text"] for part in item["content"])
-            expect(found == tuple(sent.values()), f"expected {sent}, but got {item}")
-            complete = item["type"] == "message" and item["status"] == "completed"
-            expect(complete, f"expected a completed message, but got {item}")
+    data = json.dumps({"metadata": {"colour": "blue"}, "items": [HELLO]}).encode()
+    made = (await api.send("POST", "/conversations", data, sent={"items": [HELLO]})).ok()
+    path = f"/conversations/{made['id']}"
+    try:
+        wanted = {"object": "conversation", "metadata": {"colour": "blue"}}
+        wrong = [name for name in wanted if made.get(name) != wanted[name]]
+        expect(not wrong, f"expected {wanted}, but got {made}")
+        expect_seconds(made["created_at"])
+        expect((await api.get(path)).ok() == made, "expected the conversation as it was made")
+        new = {"metadata": {"side": "left"}}
+        changed = (await api.post(path, new)).ok()
+        expect(changed == {**made, **new}, f"expected new metadata only, but got {changed}")
+        await _items_same(api, made["id"], changed)
+    finally:
+        await api.send("DELETE", path)
+
+
+async def _items_same(api: Api, name: str, conversation: Any) -> None:
+    path = f"/conversations/{name}/items"
+    data = json.dumps({"items": [SAID]}).encode()
+    added = (await api.send("POST", path, data, sent={"items": [SAID]})).ok()
+    listed = await items_of(api, name)
+    expect(listed["data"][1:] == added["data"], f"expected {added}, but got {listed}")
+    for one in (added, listed):
+        items = one["data"]
+        found = one["object"], one["first_id"], one["last_id"], one["has_more"]
+        wanted = "list", items[0]["id"], items[-1]["id"], False
+        expect(found == wanted, f"expected {wanted}, but got {found}")
+    for item, sent in zip(listed["data"], (HELLO, SAID), strict=True):
+        one = (await api.get(f"{path}/{item['id']}")).ok()
+        expect(one == item, f"expected {item}, but got {one}")
+        text = "".join(part["text"] for part in item["content"])
+        same = (item["role"], text) == tuple(sent.values())
+        expect(same, f"expected {sent}, but got {item}")
+        complete = item["type"] == "message" and item["status"] == "completed"
+        expect(complete, f"expected a completed message, but got {item}")
+    deleted = (await api.send("DELETE", f"{path}/{listed['data'][1]['id']}")).ok()
+    expect(deleted == conversation, f"expected the conversation, but got {deleted}")
 
 
 @check("responses.input-items-same",
