@@ -51,7 +51,8 @@ def _shutdown() -> _End:
     return _End(1001, "The server is shutting down.", ShuttingDown())
 
 
-def _expiry(seconds: float) -> _End:
+def expiry(seconds: float) -> _End:
+    """Return the end of a connection that has lived for its time."""
     minutes = f"{seconds / 60:g} minutes"
     error = InvalidRequest(
         f"Responses websocket connection limit reached ({minutes}). Create a new websocket "
@@ -107,7 +108,7 @@ class _Connection:
         """Answer frames until the connection closes."""
         service, seconds = self._service, self._service.socket_lifetime
         service.sockets.add(self)
-        timer = self._loop.call_later(seconds, self._begin_end, _expiry(seconds))
+        timer = self._loop.call_later(seconds, self._begin_end, expiry(seconds))
         if service.is_draining:
             self._begin_end(_shutdown())
         self._reader = self._loop.create_task(self._read())

@@ -290,7 +290,7 @@ async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:
     """Run pytest outside the checkout, and return its exit code and its output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs",
-        "latimer.conformance", "-k", "models", *arguments,
+        "latimer.conformance", "-k", "models.list or models.fields", *arguments,
         cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     out, _ = await process.communicate()
@@ -302,11 +302,11 @@ async def test_a_server_is_judged_by_pytest(tmp_path: Path) -> None:
     with serving(Server) as address:
         code, out = await pytest_on(tmp_path, "--openai-url", f"{address}/v1")
     assert code == 0, out
-    assert "10 passed" in out
+    assert "2 passed" in out
 
 
 async def test_without_a_server_everything_is_skipped(tmp_path: Path) -> None:
     """Without `--openai-url`, pytest skips every check."""
     code, out = await pytest_on(tmp_path)
     assert code == 0, out
-    assert "10 skipped" in out
+    assert "2 skipped" in out

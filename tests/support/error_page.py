@@ -9,6 +9,8 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +21,7 @@ from latimer.adapter.auth import require_key
 from latimer.adapter.cli.protocol import MOST_HEAD
 from latimer.adapter.cli.relay import WorkerGone
 from latimer.adapter.endpoints.operations import EngineLoading
+from latimer.adapter.endpoints.response_socket import expiry
 from latimer.adapter.errors import (
     LimitsUnavailable,
     RateLimited,
@@ -31,6 +34,7 @@ from latimer.adapter.errors import (
 )
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.origins import LocalRules, OriginMiddleware
+from latimer.adapter.responses.lanes import MOST_LANES, Create, KeptTurns, Lanes, lane_of
 from latimer.adapter.service import DEFAULT_MAX_BODY
 from latimer.backends.errors import (
     Busy,
@@ -119,7 +123,7 @@ Client: TypeAlias = Callable[[Any], AbstractAsyncContextManager[httpx2.AsyncClie
 
 async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
     """Yield the errors that no snapshot has."""
-    for error in (*OTHERS, *_rejected()):
+    for error in (*OTHERS, *_rejected(), *_of_frames()):
         status, reply, _ = render(error)
         yield status, reply["error"]
     status, reply = unexpected()
@@ -187,6 +191,24 @@ def _rejected() -> Iterator[LatimerError]:
         scope = {"type": "http", "headers": headers, "state": {"key_digest": None}}
         try:
             require_key(Request(scope))
+        except LatimerError as error:
+            yield error
+
+
+def _of_frames() -> Iterator[LatimerError]:
+    """Yield the errors of a WebSocket: of a lane, of too many of them, of a queue, and of age."""
+    yield expiry(3600).error
+    frame = Create({}, 1, "one", True, KeptTurns().of_connection())
+    lanes = [Lanes(1), Lanes(10**9)]
+    lanes[0].add(frame)
+    for number in range(MOST_LANES):
+        lanes[1].add(replace(frame, lane=str(number)))
+        while (running := lanes[1].next()) is not None:
+            lanes[1].end(running)
+    calls = [partial(one.add, frame) for one in lanes]
+    for call in (partial(lane_of, {"stream_id": ""}), *calls):
+        try:
+            call()
         except LatimerError as error:
             yield error
 
