@@ -168,6 +168,15 @@ def _second(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
+def _has_failed(record: Record) -> bool:
+    """Return True if a request failed here or on an engine; a full queue is no failure.
+
+    Anthropic's status for a full queue is 529.
+    """
+    is_busy = record.status == 529 and record.error_code == "rate_limit_exceeded"
+    return (record.status >= 500 and not is_busy) or record.failed >= 500
+
+
 def event_of(record: Record, offset: float) -> dict[str, Any]:
     """Return the fields of a request that apply; times are milliseconds, to the microsecond.
 
@@ -180,7 +189,7 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     at = ended + offset
     event: dict[str, Any] = {
         "time": _second(int(at)) + _MILLISECONDS[int(at % 1 * 1000)],
-        "level": "error" if record.status >= 500 or record.failed >= 500 else "info",
+        "level": "error" if _has_failed(record) else "info",
         "event": "background" if record.is_detached else "request",
         "request_id": record.request_id,
         "method": record.method,

@@ -168,7 +168,9 @@ def prepare_plain(turn: ChatTurn, served: ServedModel) -> ChatJob | None:
         text = render(model, {"messages": turns, "variables": {}, "tools": tools})
     except TemplateError:
         return None
-    check_length(len(text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
+    if not turn.clips:
+        # Anthropic's clients compact by the true number of tokens, which the engine then counts.
+        check_length(len(text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
     job = Generation(
         Prompt(Text(text)),
         turn.max_tokens,
@@ -207,7 +209,8 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     if turn.variables or turn.reasoning is not AS_USUAL:
         variables, dropped = variables_of(turn.variables, turn.reasoning, model)
     prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
-    check_length(len(prompt.text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
+    if not turn.clips:
+        check_length(len(prompt.text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
     if media and prompt.text.count(MEDIA) != len(media):
         raise InvalidRequest(
             "The model's chat template omits some of the images or audio of these messages. Send "

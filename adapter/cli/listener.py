@@ -112,7 +112,7 @@ class Listener:
     def _unusable(self, reason: str) -> str:
         return (
             f"cannot listen on {self._host}:{self._port}: {reason}. Choose another address with "
-            "--host and --port."
+            "--host and --port, or LATIMER_PORT."
         )
 
 

@@ -10,8 +10,8 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import Sampling
-from ...backends.errors import LatimerError
+from ...backends.base import Sampling, Text
+from ...backends.errors import ContextExceeded, LatimerError
 from ...schemas.anthropic.blocks import ThinkingBlock
 from ...schemas.anthropic.messages import CountTokensRequest, InputMessage, MessagesRequest
 from ...schemas.openai.messages import Message
@@ -41,6 +41,8 @@ _NO_TOOLS, _NOTHING = Tools(), Conversation([])
 _EXACT: Sequence[str] = ()
 # The one edit of the context that has no effect: nothing is removed.
 _KEEPS = "clear_thinking_20251015"
+# The characters for each token of the context beyond which a prompt hardly fits.
+_LONG = 8
 
 
 class _Drafted(NamedTuple):
@@ -61,7 +63,25 @@ async def create_message(exchange: Exchange, service: Service) -> None:
     _begin(exchange)
     request = await read(exchange, _REQUEST)
     drafted = await _drafted(exchange, service, request, request.max_tokens)
+    content, context = drafted.chat.job.prompt.content, drafted.served.model.context
+    if isinstance(content, Text) and len(content.text) > _LONG * context:
+        await _check_context(drafted)
     await _answer(exchange, service, request, drafted)
+
+
+async def _check_context(drafted: _Drafted) -> None:
+    """Reject a prompt that exceeds the context, with its true number of tokens.
+
+    Engines reject a very long text without counting, but clients compact by the number (contract of
+    messages, 2.3).
+
+    Raises:
+        ContextExceeded: it does.
+    """
+    context = drafted.served.model.context
+    count = await prompt_tokens(drafted.served, drafted.chat.job)
+    if count > context:
+        raise in_messages(ContextExceeded(context, count), drafted.names)
 
 
 async def count_message_tokens(exchange: Exchange, service: Service) -> None:

@@ -111,7 +111,7 @@ def anthropic_error(
     elif status == 401:
         message = _NO_KEY
     else:
-        message = _worded(message, told["error"]["param"])
+        message = _worded(message, told["error"]["param"]).replace("The OpenAI API", "The API")
     body = body_of(status, message, request_id)
     if isinstance(error, ThreadRefused):
         body["error"]["details"] = error.details

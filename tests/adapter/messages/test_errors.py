@@ -228,6 +228,19 @@ def test_a_prompt_that_is_too_long_has_the_words_that_claude_code_reads() -> Non
     assert str(found) == "input length and `max_tokens` exceed context limit: 4000 + 100 > 4096"
 
 
+@pytest.mark.parametrize("words", [1_000, 3_000, 100_000])
+async def test_a_very_long_prompt_has_its_true_number_of_tokens(
+    make_backend: Any, words: int
+) -> None:
+    """The error of a prompt beyond the context has the number of `count_tokens`, at any length."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello world " * words}]}
+    async with adapting(make_backend("llama_cpp")) as client:
+        counted = (await client.post("/v1/messages/count_tokens", json=body)).json()
+        reply = await client.post("/v1/messages", json={**body, "max_tokens": 1})
+    wanted = f"prompt is too long: {counted['input_tokens']} tokens > 2048 maximum"
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, wanted)
+
+
 def test_fields_of_chat_have_their_names_here() -> None:
     """An error about a field of chat names the field of the request."""
     names = {"messages[1].content[2].image_url.url": "messages[0].content[3].source"}
