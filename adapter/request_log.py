@@ -169,7 +169,7 @@ def _second(second: int) -> str:
 
 
 def _has_failed(record: Record) -> bool:
-    """Return True if a request failed here or on an engine; a full queue is no failure.
+    """Return True if a request failed here or on an engine; a full queue counts as none.
 
     Anthropic's status for a full queue is 529.
     """

@@ -6,12 +6,11 @@ own, directly after the message with the calls and in their order; what else the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
-
-import orjson
 
 from ...backends.errors import shortened
 from ...schemas import limits
@@ -285,7 +284,9 @@ class _History:
             else:
                 self.ignored.append(path)
         elif isinstance(block, ToolUseBlock):
-            function = FunctionCall(name=block.name, arguments=orjson.dumps(block.input).decode())
+            # As templates write it, so that the prompt is that of the same call in chat.
+            arguments = json.dumps(block.input, ensure_ascii=False)
+            function = FunctionCall(name=block.name, arguments=arguments)
             call = FunctionToolCall(id=block.id, type="function", function=function)
             self._calls.append(call)
         elif isinstance(block, CompactionBlock):

@@ -57,7 +57,8 @@ def test_lanes_of_a_session(responses_sdk: OpenAI) -> None:
         responses_sdk.responses.connect() as connection,
         ResponsesWebSocketSession(connection, limits=LIMITS) as session,
     ):
-        tools, text = session.lane("tools"), session.lane("text")
+        tools: Any = session.lane("tools")
+        text: Any = session.lane("text")
         body: Any = {"type": "response.create", "model": MODEL, "temperature": 0, "store": False}
         asked = "What is the weather in Paris?"
         tools.send({**body, "input": asked, "tools": [WEATHER], "tool_choice": "required"})

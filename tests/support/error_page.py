@@ -205,8 +205,9 @@ def _of_frames() -> Iterator[LatimerError]:
         lanes[1].add(replace(frame, lane=str(number)))
         while (running := lanes[1].next()) is not None:
             lanes[1].end(running)
-    calls = [partial(one.add, frame) for one in lanes]
-    for call in (partial(lane_of, {"stream_id": ""}), *calls):
+    calls: list[Callable[[], object]] = [partial(one.add, frame) for one in lanes]
+    calls.append(partial(lane_of, {"stream_id": ""}))
+    for call in calls:
         try:
             call()
         except LatimerError as error:

@@ -107,8 +107,8 @@ class Playground:
             element,
         )
         actions = ActionBuilder(self.driver)
-        actions.pointer_action.move_to_location(x, y)
-        actions.pointer_action.click()  # type: ignore[no-untyped-call]
+        actions.pointer_action.move_to_location(x, y)  # type: ignore[no-untyped-call]
+        actions.pointer_action.click()
         actions.perform()
         self.until(lambda: "open" in (element.get_attribute("class") or ""))
 

@@ -119,7 +119,7 @@ def body_of(operation: Schema, found: Schema) -> Schema:
 
 def takes_extras(operation: Schema, found: Schema) -> bool:
     """Return True if a request has the fields of engines."""
-    return body_of(operation, found).get("properties", {}).keys() >= EXTRAS
+    return bool(body_of(operation, found).get("properties", {}).keys() >= EXTRAS)
 
 
 def fields(operation: Schema, found: Schema) -> Iterator[tuple[str, str, str]]:

@@ -94,7 +94,7 @@ def test_results_precede_the_rest_of_a_turn() -> None:
     assert [one.get("tool_call_id") for one in found[2:]] == ["t1", "t2", None]
     assert [one["content"] for one in found] == ["Go", "ok", "one", "two", "go"]
     functions = [one["function"] for one in found[1]["tool_calls"]]
-    assert functions == [{"name": "f", "arguments": '{"a":1}'}, {"name": "f", "arguments": "{}"}]
+    assert functions == [{"name": "f", "arguments": '{"a": 1}'}, {"name": "f", "arguments": "{}"}]
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}, {"content": ""}])
@@ -115,7 +115,8 @@ def test_the_model_reads_that_a_call_has_failed(content: Any, told: str) -> None
 
 def test_empty_answers_are_dropped() -> None:
     """An empty message of the assistant in the history has no effect, also as the last one."""
-    for empty in ("", []):
+    empties: tuple[Any, ...] = ("", [])
+    for empty in empties:
         message = {"role": "assistant", "content": empty}
         assert contents(user("a"), message, user("b"), message) == ["a", "b"]
     assert contents(user("a"), said(text("")), user("b")) == ["a", "b"]

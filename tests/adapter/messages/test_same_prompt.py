@@ -38,7 +38,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str,
             given_ = [(name, {"a": value}) for name, value in called]
             said["tool_calls"] = [
                 {"id": id_, "type": "function",
-                 "function": {"name": name, "arguments": json.dumps(value)}}
+                 "function": {"name": name, "arguments": json.dumps(value, ensure_ascii=False)}}
                 for id_, (name, value) in zip(names, given_, strict=True)
             ]  # fmt: skip
             blocks += [
