@@ -6,6 +6,7 @@ pip has no cache here, as on a new machine. The summary has the seconds.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,12 +35,18 @@ Note = Callable[[str, float], None]
 
 @contextmanager
 def installed(
-    folder: Path, checkout: Path, words: Sequence[str], url: str, *packages: str, **more: str
+    folder: Path,
+    checkout: Path,
+    words: Sequence[str],
+    url: str,
+    *packages: str,
+    code: int = 0,
+    **more: str,
 ) -> Iterator[None]:
     """Make an environment, install packages in it, and run a server in it."""
     environment = Environment.made(folder / "it")
     environment.run("pip", "install", "-q", *packages, folder=checkout, PIP_NO_CACHE_DIR="1")
-    with program(words, url, environment.variables(**more), environment.work):
+    with program(words, url, environment.variables(**more), environment.work, code=code):
         yield
 
 
@@ -96,5 +103,7 @@ def test_mounted_in_fastapi(
     address = f"http://127.0.0.1:{port}/ai"
     folder, start = checkout(), time.monotonic()
     words = ("uvicorn", "app:app", "--port", str(port), "--app-dir", str(tmp_path))
-    with installed(tmp_path, folder, words, f"{address}/health", ".", "fastapi"):
+    # uvicorn ends with the signal that it got.
+    code = -signal.SIGTERM
+    with installed(tmp_path, folder, words, f"{address}/health", ".", "fastapi", code=code):
         reach("mounted in FastAPI", address, start, noted)
