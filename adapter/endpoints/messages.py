@@ -79,7 +79,11 @@ async def _check_context(drafted: _Drafted) -> None:
         ContextExceeded: it does.
     """
     context = drafted.served.model.context
-    count = await prompt_tokens(drafted.served, drafted.chat.job)
+    try:
+        count = await prompt_tokens(drafted.served, drafted.chat.job)
+    except LatimerError:
+        # A word of millions of letters takes a tokenizer too long. The engine rejects it itself.
+        return
     if count > context:
         raise in_messages(ContextExceeded(context, count), drafted.names)
 

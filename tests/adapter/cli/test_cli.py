@@ -264,7 +264,7 @@ def test_a_port_in_use_is_no_start() -> None:
     assert event["level"] == "error"
     assert event["message"] == (
         f"Latimer cannot start: cannot listen on 127.0.0.1:{port}: Address already in use. Choose "
-        "another address with --host and --port."
+        "another address with --host and --port, or LATIMER_PORT."
     )
 
 
