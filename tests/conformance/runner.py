@@ -98,7 +98,8 @@ async def connected(settings: Settings) -> AsyncIterator[tuple[httpx2.AsyncClien
     Raises:
         Unreachable: the server does not respond, or lists no model.
     """
-    settings = await resolved(settings)
+    if settings.model is None:
+        settings = await resolved(settings)
     async with _client(settings) as client:
         yield client, settings.model or ""
 
