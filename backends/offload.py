@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -62,6 +63,17 @@ _large = DeepThreads(1, "latimer-large")
 
 class Abandoned(BaseException):
     """The exception that ends abandoned work; it never leaves this module."""
+
+
+def hide_ends_of_work() -> None:
+    """Hide the `Abandoned` exceptions that Python loses and reports while it frees an object."""
+    usual = sys.unraisablehook
+
+    def hook(found: sys.UnraisableHookArgs) -> None:
+        if not issubclass(found.exc_type, Abandoned):
+            usual(found)
+
+    sys.unraisablehook = hook
 
 
 class _Work(Generic[T]):

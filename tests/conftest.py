@@ -14,6 +14,7 @@ import httpx2
 import hypothesis
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.backends import offload
 from latimer.backends.base import Backend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
@@ -45,6 +46,11 @@ def pytest_configure() -> None:
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+def pytest_sessionstart() -> None:
+    """Hide the ends of abandoned work, as `latimer serve` does; pytest takes them for failures."""
+    offload.hide_ends_of_work()
 
 
 # Folders of slow tests, and fixtures and parameters of tests that need another program.

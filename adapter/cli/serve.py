@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from ...backends import offload
 from ...backends.base import Backend, EmbeddingModel, Model
 from ...backends.errors import LatimerError, shortened
-from ...backends.offload import Abandoned
 from ..app import OpenAIAdapter
 from ..engines import backend_of, is_elsewhere, starts_engines, unused, with_files
 from ..errors import InvalidRequest, LimitsUnavailable
@@ -134,7 +134,7 @@ def _set_up_process(settings: Settings) -> None:
     if starts_engines(settings):
         end_earlier_engines()
     _allow_connections()
-    _hide_ends_of_work()
+    offload.hide_ends_of_work()
 
 
 def _fleet_of(settings: Settings, progress: Callable[[float], None] | None) -> Fleet:
@@ -256,17 +256,6 @@ def _allow_connections() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _hide_ends_of_work() -> None:
-    """Hide `Abandoned` exceptions that are raised while Python frees an object."""
-    usual = sys.unraisablehook
-
-    def hook(found: sys.UnraisableHookArgs) -> None:
-        if not issubclass(found.exc_type, Abandoned):
-            usual(found)
-
-    sys.unraisablehook = hook
 
 
 def _load_vocabulary(settings: Settings) -> None:

@@ -76,7 +76,7 @@ LOGPROBS = {"include": ["message.output_text.logprobs"]}
 CALLED = {"tools": [{"type": "function", **WEATHER["function"]}], "tool_choice": "required"}
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/chat/completions", {**CHAT, "logprobs": True, "stream_options": {"include_usage": True}}),
-    ("/completions", {"prompt": "Hello", "logprobs": 1, "max_tokens": 3}),
+    ("/completions", {"prompt": "Once upon", "logprobs": 1, "max_tokens": 3, "temperature": 0}),
     ("/responses", {"model": "demo", "input": "Hello", **LOGPROBS}),
     ("/responses", {"model": "demo", "input": "Hi", **CALLED}),
 )
