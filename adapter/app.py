@@ -24,6 +24,7 @@ from ..backends.base import Backend
 from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
+from ..backends.speech.base import Speaker, Transcriber
 from .auth import Keys
 from .chat.instruct import FORMATS
 from .errors import (
@@ -112,6 +113,8 @@ class Options(TypedDict, total=False):
         metrics_open: serve `/metrics` to requests without an API key, too.
         playground: serve a web page at `/` (`playground`); False by default. The prefixes must have
             `/v1` and an empty one.
+        speaker: speaks answers and texts (`backends.speech`); by default the engine's own.
+        transcriber: transcribes recordings (`backends.speech`); by default the engine's own.
     """
 
     model_names: Sequence[str]
@@ -143,6 +146,8 @@ class Options(TypedDict, total=False):
     metrics_names: Names
     metrics_open: bool
     playground: bool
+    speaker: Speaker | None
+    transcriber: Transcriber | None
 
 
 def _keywords() -> Mapping[str, str]:
@@ -167,6 +172,8 @@ DEFAULTS = cast(
         "local_rules": None,
         **Settings.model_construct().arguments("adapter"),
         "playground": False,
+        "speaker": None,
+        "transcriber": None,
     },
 )
 
@@ -406,6 +413,8 @@ def _service_of(
         seal=Seal(options["reasoning_key"]),
         limits=store_of(AdmissionConfig.model_validate(options["admission"])),
         socket_lifetime=options["websocket_lifetime"],
+        speaker=options["speaker"],
+        transcriber=options["transcriber"],
     )
     if service.store is not None and service.store.place.durable and sys.platform != "win32":
         # Only a store that other processes can have needs these; Windows has no such locks.

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import EngineUnavailable, LatimerError, ModelChanged, shortened
 from ..backends.fleet.pool import Pool
+from ..backends.speech.base import Speaker, Transcriber
 from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
@@ -172,6 +173,8 @@ class Service:
         seal: seals reasoning that clients keep.
         limits: counts the limits of keys; by default in memory.
         socket_lifetime: seconds after which a WebSocket ends; 0 refuses WebSockets.
+        speaker: speaks for every model, instead of the engine's own speaker.
+        transcriber: transcribes for every model, instead of the engine's own transcriber.
 
     Attributes:
         kept: the latest responses of WebSockets, which these can continue.
@@ -189,6 +192,8 @@ class Service:
         seal: Seal | None = None,
         limits: LeaseStore | None = None,
         socket_lifetime: float = 0,
+        speaker: Speaker | None = None,
+        transcriber: Transcriber | None = None,
     ) -> None:
         self.replace(listings)
         self.max_body = max_body
@@ -204,6 +209,8 @@ class Service:
         self.limits: LeaseStore = limits or MemoryLimits()
         self.background = Background()
         self.socket_lifetime = socket_lifetime
+        self.speaker = speaker
+        self.transcriber = transcriber
         self.kept = KeptTurns()
         # The connections of WebSockets that are open.
         self.sockets: set[Socket] = set()
@@ -495,6 +502,9 @@ class Service:
         if self.store is not None:
             await self.store.aclose()
         await self.limits.aclose()
+        for spoken in (self.speaker, self.transcriber):
+            if spoken is not None:
+                await spoken.aclose()
         for listing in self._listings:
             await listing.backend.aclose()
         if self.release is not None:

@@ -472,6 +472,18 @@ class FlatSettings(Checked):
         default="on",
         value=lambda self: self.playground is not False,
     )
+    speech: str | None = server_setting(
+        None,
+        "What speaks: a library with its model, or the URL of a koboldcpp.",
+        metavar="NAME[:MODEL]|URL",
+        default="the engine, if it can",
+    )
+    transcription: str | None = server_setting(
+        None,
+        "What transcribes: a library with its model, or the URL of a koboldcpp.",
+        metavar="NAME[:MODEL]|URL",
+        default="the engine, if it can",
+    )
     log_requests: bool | None = server_setting(
         None,
         "Log each request at its end, on standard error, without its content.",

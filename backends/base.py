@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from .errors import NotServed, Unsupported
 from .queue import Ticket
+from .speech.base import Speaker, Transcriber
 
 Reason: TypeAlias = Literal["end", "stop", "length"]
 GrammarKind: TypeAlias = Literal["gbnf", "json_schema", "regex", "lark"]
@@ -499,6 +500,14 @@ class Backend(Protocol):
     async def rank(self, job: Ranking) -> Scores:
         """Score documents; raise `NotServed` if the model is not a reranker."""
         raise NotServed("rank", self.capabilities.engine, "Use another model.")
+
+    async def speaker(self) -> Speaker | None:
+        """Return what speaks, if the engine itself can; the answer is cached."""
+        return None
+
+    async def transcriber(self) -> Transcriber | None:
+        """Return what transcribes, if the engine itself can; the answer is cached."""
+        return None
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
         """Return the token ids of a text; `add_special` adds a BOS if the model uses one."""

@@ -20,8 +20,11 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("schemas/*.py",),
     ("schemas/native/*.py", "schemas/openai/*.py"),
     ("schemas/anthropic/*.py",),
+    ("backends/speech/__init__.py", "backends/speech/base.py"),
     ("backends/*.py",),
     ("backends/grammar/*.py",),
+    # The libraries that speak and transcribe.
+    (),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
     ("backends/fleet/*.py",),
     (

@@ -1,0 +1,1 @@
+"""Speech: text to audio (`Speaker`) and audio to text (`Transcriber`), by engines or libraries."""
