@@ -138,16 +138,17 @@ async def test_what_the_demo_model_cannot_show(
 
 @pytest.mark.timed
 async def test_stored_over_koboldcpp() -> None:
-    """Latimer passes every check of stored completions over a koboldcpp, too."""
+    """Latimer passes every check of stored completions without logprobs over a koboldcpp, too."""
     checks = [check for check in all_checks() if check.group == "stored"]
+    # It compares the log-probabilities, too, which koboldcpp returns after sampling.
+    checks = [check for check in checks if check.id != "stored.same"]
     async with FakeKoboldcpp() as fake:
         with serving(lambda: OpenAIAdapter(KoboldCpp(fake.url))) as url:
             await check_passes(url, checks)
-    assert len(checks) == 20
 
 
 # What koboldcpp cannot do: it returns log-probabilities after sampling.
-REFUSED = ("responses.logprobs", "responses.logprobs-stream")
+REFUSED = ("responses.logprobs", "responses.logprobs-stream", "responses.logprobs-agree")
 
 
 @pytest.mark.timed
