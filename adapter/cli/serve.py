@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -72,59 +73,114 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         SystemExit: the server could not start.
     """
     _set_up_process(settings)
+    if settings.admin_socket is not None:
+        from .admin_socket import with_key
+
+        settings = with_key(settings)
     way: Door = Listener(settings) if door is None else door
     try:
-        if settings.logit_bias_vocabulary is not None:
-            _load_vocabulary(settings)
-        progress = _Progress() if sys.stderr.isatty() else None
-        fleet = _fleet_of(settings, progress) if settings.engines else None
-        backend = None
-        placed = settings
-        if fleet is None:
-            placed = with_files(settings, Download())
-            backend = backend_of(placed, progress)
-        for line in unused(settings) if fleet is None else ():
-            say(line, START)
-        writer = Writer()
-        sdk = otel.start(settings)
-        observers = [*_logs(settings, writer), *([] if sdk is None else [sdk.observer])]
-        try:
-            app = adapter_of(settings, backend or fleet, observers)
-        except LimitsError as error:
-            fail(f"admission.store: {error}")
-        opening = await _open_store(app, settings)
-        await _open_limits(app, settings)
-        if backend is not None and not is_elsewhere(settings):
-            await backend.model()
+        await _serve(settings, way)
+    finally:
+        if door is None and way.admin is not None:
+            way.admin.close()
+
+
+async def _serve(settings: Settings, door: Door) -> None:
+    """Serve with bound sockets."""
+    try:
+        made = await _made_from(settings)
     except LatimerError as error:
         fail(error.message)
     if not settings.wait:
-        way.listen()
-    listens = asyncio.Event()
+        door.listen()
+    tasks = await _started(settings, made, door)
+    server = door.server(made.app, settings.drain)
+    if door.admin is not None and settings.admin_key is not None:
+        server.serve_operator(door.admin.socket, settings.admin_key.get_secret_value())
+    _collect_rarely()
+    await server.serve([*door.sockets])
+    for task in tasks:
+        task.cancel()
+    made.close()
+    if not server.started:
+        sys.exit(EXIT_START)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a server has made from its settings.
+
+    Args:
+        settings: with the file of a model that they name.
+        backend: that of the only model, or None.
+        fleet: the engines of the tables, if there are some.
+        opening: waits for a store that was not available.
+    """
+
+    settings: Settings
+    backend: Backend | None
+    fleet: Fleet | None
+    app: OpenAIAdapter
+    writer: Writer
+    sdk: otel.Sdk | None
+    opening: asyncio.Task[None] | None
+
+    def close(self) -> None:
+        """Write what is left of logs and spans."""
+        if self.sdk is not None:
+            self.sdk.close()
+        self.writer.close()
+
+
+async def _made_from(settings: Settings) -> _Made:
+    """Make the app and what it serves, and open its stores.
+
+    Raises:
+        LatimerError: they cannot be made from the settings.
+        WrongSettings: the vocabulary in the settings does not exist.
+        SystemExit: a store cannot be used.
+    """
+    if settings.logit_bias_vocabulary is not None:
+        _load_vocabulary(settings)
+    progress = _Progress() if sys.stderr.isatty() else None
+    fleet = _fleet_of(settings, progress) if settings.engines else None
+    backend, placed = None, settings
     if fleet is None:
-        assert backend is not None
-        starting = _listen_when_ready(placed, backend, way, listens)
+        placed = with_files(settings, Download())
+        backend = backend_of(placed, progress)
+        for line in unused(settings):
+            say(line, START)
+    writer = Writer()
+    sdk = otel.start(settings)
+    observers = [*_logs(settings, writer), *([] if sdk is None else [sdk.observer])]
+    try:
+        app = adapter_of(settings, backend or fleet, observers)
+    except LimitsError as error:
+        fail(f"admission.store: {error}")
+    opening = await _open_store(app, settings)
+    await _open_limits(app, settings)
+    if backend is not None and not is_elsewhere(settings):
+        await backend.model()
+    return _Made(placed, backend, fleet, app, writer, sdk, opening)
+
+
+async def _started(settings: Settings, made: _Made, door: Door) -> list[asyncio.Task[None]]:
+    """Print what is served, and return the tasks that end with the server."""
+    listens = asyncio.Event()
+    tasks = [] if made.opening is None else [made.opening]
+    if made.fleet is not None:
+        starting = _serve_fleet(settings, made.fleet, made.app, door, listens)
     else:
-        starting = _serve_fleet(settings, fleet, app, way, listens)
+        assert made.backend is not None
+        starting = _listen_when_ready(made.settings, made.backend, door, listens)
+        if settings.file is not None:
+            tasks.append(asyncio.create_task(follow(settings, None, made.app, door)))
     readiness = asyncio.create_task(starting)
-    following = None
-    if fleet is None and settings.file is not None:
-        following = asyncio.create_task(follow(settings, None, app, way))
     # An engine that answers immediately is reported in one line.
     waiting = asyncio.create_task(listens.wait())
     await asyncio.wait([readiness, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    server = way.server(app, settings.drain)
-    _collect_rarely()
-    await server.serve([*way.sockets])
-    for task in (readiness, following, opening):
-        if task is not None:
-            task.cancel()
-    if sdk is not None:
-        sdk.close()
-    writer.close()
-    if not server.started:
-        sys.exit(EXIT_START)
+    return [readiness, *tasks]
 
 
 def _set_up_process(settings: Settings) -> None:
@@ -288,7 +344,7 @@ async def _listen_when_ready(
                 model = asking.result()
                 break
             except LatimerError as error:
-                reason = error.message
+                reason = error.message + _next_step(error, settings)
         if not said and settings.wait:
             say(f"Latimer waits for the engine before it accepts requests. {reason}")
         elif not said:
@@ -313,6 +369,7 @@ async def _listen_when_ready(
         START,
     )
     _say_context(settings, model)
+    _say_page(settings, address)
     say_key(settings)
     if is_read():
         from . import banner
@@ -320,6 +377,13 @@ async def _listen_when_ready(
         server = banner.Server(settings, address, is_local(settings.host))
         banner.show([*banner.rows_of(server, model, engine)], banner.command_of(server, None, task))
     listens.set()
+
+
+def _next_step(error: LatimerError, settings: Settings) -> str:
+    """Return what to do about an engine that does not serve; empty while it loads its model."""
+    if not is_elsewhere(settings) or "is loading" in error.message:
+        return ""
+    return f" Start it, or correct the URL; latimer check {settings.model} tests it."
 
 
 async def _serve_fleet(
@@ -339,6 +403,7 @@ async def _serve_fleet(
     names = shortened(", ".join(fleet.pools))
     count = f"{engines} engine{'s' * (engines > 1)}"
     say(f"Latimer serves {names} over {count} at {door.address}", START)
+    _say_page(settings, door.address)
     say_key(settings)
     if is_read():
         from . import banner
@@ -366,7 +431,10 @@ async def _warn(fleet: Fleet, until: str) -> None:
     for name, pool in fleet.pools.items():
         if not pool.is_available:
             reasons = "; ".join(f"{one.name}: {one.reason}" for one in pool.replicas)
-            words = f"No engine of the model {name} is ready, so {until} until one is. {reasons}"
+            words = (
+                f"No engine of the model {name} is ready, so {until} until one is. Start one, or "
+                f"correct its table: latimer check --config FILE tests all. {reasons}"
+            )
             say(words, START, "warning", model=name, engines=[one.name for one in pool.replicas])
 
 
@@ -393,6 +461,12 @@ def _say_context(settings: Settings, model: Model) -> None:
             f"{where}: the model was trained for {trained:,} tokens, not {settings.context:,}, so "
             f"{used}.", START, "warning",
         )  # fmt: skip
+
+
+def _say_page(settings: Settings, address: str) -> None:
+    """Say in a log where the playground is; a terminal shows it with the other addresses."""
+    if settings.playground is not False and not is_read():
+        say(f"The playground is at {address.removesuffix('v1')}", START)
 
 
 def say_key(settings: Settings) -> None:
