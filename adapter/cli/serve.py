@@ -358,12 +358,18 @@ async def _listen_when_ready(
             waited = time.monotonic() - since
             await asyncio.sleep(min(max(_SHARE * waited, _AGAIN), _LONGEST))
             asking = asyncio.ensure_future(backend.model())
+    if settings.wait:
+        door.listen()
+    await _say_ready(settings, backend, model, address)
+    listens.set()
+
+
+async def _say_ready(settings: Settings, backend: Backend, model: Model, address: str) -> None:
+    """Print the model, the addresses, and on a terminal a command that calls the server."""
     names = ", ".join(settings.model_name or [model.name])
     # An engine at a URL would be asked what it can do, which a start does not wait for.
     task = None if is_elsewhere(settings) else await backend.embedding_model()
     engine = backend.capabilities.engine
-    if settings.wait:
-        door.listen()
     say(
         f"Latimer serves {names} ({engine}, {model.context} tokens{_made_for(task)}) at {address}",
         START,
@@ -376,7 +382,6 @@ async def _listen_when_ready(
 
         server = banner.Server(settings, address, is_local(settings.host))
         banner.show([*banner.rows_of(server, model, engine)], banner.command_of(server, None, task))
-    listens.set()
 
 
 def _next_step(error: LatimerError, settings: Settings) -> str:
