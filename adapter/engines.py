@@ -337,7 +337,7 @@ def _check_file(model: str) -> None:
 
 
 def _instead_of(model: str, path: Path) -> str:
-    """Return what to write instead of a path that is no file: what is near, or what is allowed."""
+    """Return what to write instead of a path without a file: what is near, or what is allowed."""
     # Only this error needs it.
     from difflib import get_close_matches
 

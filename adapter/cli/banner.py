@@ -1,6 +1,6 @@
 """The lines below the first line of `latimer serve` on a terminal: the model, addresses, a call.
 
-Elsewhere, such as in a log, the first line is the only one.
+Elsewhere, such as in a log, a line has the address of the playground instead.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ async def _serve(settings: Settings, door: Door) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What a server has made from its settings.
+    """The parts of a server that are made from its settings.
 
     Args:
         settings: with the file of a model that they name.

@@ -77,7 +77,7 @@ def test_a_failed_start_is_json_too() -> None:
     code, output, said = check("--json", "/nowhere.gguf")
     found = json.loads(output)
     assert (code, found["ok"], found["rows"]) == (3, False, [])
-    assert found["error"] == "There is no model at /nowhere.gguf."
+    assert found["error"].startswith("There is no model at /nowhere.gguf. Specify a GGUF file")
     assert said == f"Latimer cannot check: {found['error']}\n"
 
 
