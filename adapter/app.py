@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import Unpack, override
 
+from ..backends import offload
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
@@ -612,10 +613,10 @@ class OpenAIAdapter(Router):
 
     async def _load_soon(self) -> None:
         # The first request to such an endpoint would otherwise wait for its imports. While a thread
-        # imports, each step of the event loop waits for the interpreter lock, for up to 5 ms. So
-        # the first requests after the start come first.
+        # imports, each step of the event loop waits for the interpreter lock for a moment. So the
+        # first requests after the start come first.
         await asyncio.sleep(_LOAD_AFTER)
-        await asyncio.to_thread(self.load)
+        await offload.importing(self.load)
 
 
 def _path_in(scope: Scope) -> str:
