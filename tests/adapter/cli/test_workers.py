@@ -205,8 +205,8 @@ async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> 
     file = tmp_path / "fleet.toml"
     file.write_text(f'admin_key = "operator"\n[engines.fake]\nurl = "{engine}"\n')
 
-    async def drain(server: Running) -> str:
-        words = ["latimer", "drain", "fake", "--admin-key", "operator", "--url", server.address]
+    async def ask(server: Running, verb: str) -> str:
+        words = ["latimer", verb, "fake", "--admin-key", "operator", "--url", server.address]
         process = await asyncio.create_subprocess_exec(*words, stderr=subprocess.PIPE)
         return (await process.communicate())[1].decode()
 
@@ -227,15 +227,15 @@ async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> 
                 client.headers["authorization"] = "Bearer operator"
                 (row,) = (await client.get("/admin/engines")).json()["data"]
                 assert (row["id"], row["state"], row["running"]) == ("fake", "ready", 4)
-        assert "fake runs no requests" in await drain(server)
+        assert "fake runs no requests" in await ask(server, "drain")
         assert all(await ended(found))
         assert await statuses(server) == {503}
         os.kill(server.pids[1], signal.SIGKILL)
         assert server.line("serves again")
         assert await statuses(server) == {503}
-        assert "fake is ready" in await ask(server, "load", "fake")
+        assert "fake is ready" in await ask(server, "load")
         assert await statuses(server) == {200}
-        assert "cannot be unloaded" in await ask(server, "unload", "fake")
+        assert "cannot be unloaded" in await ask(server, "unload")
         server.end()
     lines = "".join(server.lines)
     # The worker that the operator reached logs it.
