@@ -317,6 +317,11 @@ def unused(settings: Settings) -> list[str]:
 
 
 def _check_file(model: str) -> None:
+    if not model:
+        raise WrongSetup(
+            "The model is empty. Omit it for the demo model, or specify a GGUF file, a model of "
+            "the hub (hf:ORG/REPO), or the URL of an engine."
+        )
     try:
         path = Path(model)
         if path.is_dir():
@@ -347,9 +352,10 @@ def _instead_of(model: str, path: Path) -> str:
     if is_missing and _REPOSITORY.fullmatch(model) and not folder.exists():
         return f"Did you mean {PREFIX}{model}?"
     found = sorted(file.name for file in folder.glob("*.gguf") if file.is_file())
-    near = get_close_matches(path.name, found, 1) if is_missing else []
+    stems = {Path(name).stem.lower(): name for name in found}
+    near = get_close_matches(path.stem.lower(), stems, 1) if is_missing else []
     if near:
-        return f"Did you mean {folder / near[0]}?"
+        return f"Did you mean {folder / stems[near[0]]}?"
     if found:
         place = "Its folder" if is_missing else "It"
         return f"{place} has {shortened(', '.join(found))}. Specify one of these files."
@@ -526,6 +532,19 @@ async def describe_store(place: StoreConfig | None) -> tuple[bool, tuple[str, st
     except (StoreError, StoreUnavailable) as error:
         return False, ("store", f"no: {where}: {in_words(error)}")
     return True, ("store", where if exists else f"{where}, new")
+
+
+def store_advice(place: StoreConfig | None, setting: str) -> str:
+    """Return what to do about a store that cannot be opened.
+
+    Args:
+        setting: where it was set, such as `--store`.
+    """
+    if place is not None and place.kind == "sqlite":
+        first = f"Use a new file in a folder that exists and can be written, or correct {setting}."
+    else:
+        first = f"Start its database, or correct {setting}."
+    return f"{first} --store memory needs neither."
 
 
 def _generation(model: Model, capabilities: Capabilities) -> list[tuple[str, str]]:

@@ -19,7 +19,14 @@ from ...backends import offload
 from ...backends.base import Backend, EmbeddingModel, Model
 from ...backends.errors import LatimerError, shortened
 from ..app import OpenAIAdapter
-from ..engines import backend_of, is_elsewhere, starts_engines, unused, with_files
+from ..engines import (
+    backend_of,
+    is_elsewhere,
+    starts_engines,
+    store_advice,
+    unused,
+    with_files,
+)
 from ..errors import InvalidRequest, LimitsUnavailable
 from ..generation.token_ids import load
 from ..limits.config import kind_of
@@ -245,13 +252,14 @@ async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[No
     if place is None or not place.durable:
         return None
     where = place.describe()
+    advice = store_advice(place, settings.source_of("store"))
     try:
         await app.open_store()
     except StoreError as error:
-        fail(f"{where}: {error}")
+        fail(f"{where}: {error} {advice}")
     except StoreUnavailable as error:
         if place.kind == "sqlite" or place.required:
-            fail(f"{where}: {in_words(error)}")
+            fail(f"{where}: {in_words(error)} {advice}")
         say(f"The store is not available yet: {where}: {in_words(error)}")
         return asyncio.create_task(_open_later(app, where))
     say(_stores(where), START)
@@ -388,7 +396,7 @@ def _next_step(error: LatimerError, settings: Settings) -> str:
     """Return what to do about an engine that does not serve; empty while it loads its model."""
     if not is_elsewhere(settings) or "is loading" in error.message:
         return ""
-    return f" Start it, or correct the URL; latimer check {settings.model} tests it."
+    return f" Start an engine there, or correct the URL; latimer check {settings.model} tests it."
 
 
 async def _serve_fleet(

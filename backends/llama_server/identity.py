@@ -235,6 +235,8 @@ class ServerMonitor(IdentityMonitor[Identity]):
     def _failed(self, path: str, status: int, body: bytes) -> LatimerError:
         """Return the error for a response to `ask`; no client has sent what it was asked."""
         error = to_error(status, body)
+        if status == 404 and not isinstance(error, RequestError):
+            return EngineError(f"{self.address} is not {ENGINE}: it has no {path}.")
         if not isinstance(error, RequestError):
             return error
         return EngineError(f"{self.address} is not {ENGINE}: it rejects GET {path}. {OTHER_SERVER}")

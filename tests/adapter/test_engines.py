@@ -47,6 +47,7 @@ NO_KEY = b'{"error":{"message":"Invalid API Key","type":"authentication_error","
         ("[::1]:8080", "Did you mean http://[::1]:8080?"),
         ("a" * 5000, "File name too long"),
         ("nowhere.gguf", "no model at nowhere.gguf. Specify a GGUF file, a model of the hub (hf:"),
+        ("", "The model is empty. Omit it for the demo model, or specify a GGUF file"),
         ("ORG/REPO", "Did you mean hf:ORG/REPO?"),
         ("ORG/REPO:Q4_K_M", "Did you mean hf:ORG/REPO:Q4_K_M?"),
         (f"{DEMO_MODEL.parent}/demon.gguf", f"Did you mean {DEMO_MODEL}?"),

@@ -43,8 +43,8 @@ def test_it_starts_before_its_engine(options: tuple[str, ...]) -> None:
     port = free_port()
     with begun(f"http://127.0.0.1:{port}", *options) as (process, address, line):
         assert "responds with 503 until the engine is ready. The engine at" in line
-        step = f"Start it, or correct the URL; latimer check http://127.0.0.1:{port} tests it."
-        assert line.rstrip().endswith(step)
+        step = f"correct the URL; latimer check http://127.0.0.1:{port} tests it."
+        assert line.rstrip().endswith(f"Is it running? Start an engine there, or {step}")
         reply = ask(address)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
         assert int(reply.headers["retry-after-ms"]) > 0
