@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -84,8 +86,12 @@ class Server(uvicorn.Server):
         if self._admin is not None and self.started:
             admin, config = self._admin
             config.load()
+            options: dict[str, Any] = {}
+            if sys.version_info >= (3, 13) and isinstance(self._loop, asyncio.BaseEventLoop):
+                # The next worker listens at the same path.
+                options["cleanup_socket"] = False
             make = partial(self._protocol, config)
-            self.servers.append(await self._loop.create_unix_server(make, sock=admin))
+            self.servers.append(await self._loop.create_unix_server(make, sock=admin, **options))
 
     def _protocol(self, config: uvicorn.Config) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
