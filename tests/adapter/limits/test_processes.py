@@ -71,7 +71,7 @@ async def servers(
 
 
 class Admitted(NamedTuple):
-    """What a key was admitted for: requests and tokens, and requests that the store judged late.
+    """The requests and tokens that a key was admitted for, and the answers that came too late.
 
     A store that answers too late is a 503, as `unavailable = "refuse"` says. It may have counted
     the request, and may have lost what another one gave back.
