@@ -183,7 +183,8 @@ def _check(request: Request, key: str) -> None:
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(sent), _digest(key)):
         raise InvalidRequest(
-            "This path needs the key of --admin-key, in an Authorization header (Bearer).",
+            "This path needs the key of --admin-key, in an Authorization header (Bearer). Over the "
+            "socket of --admin-socket it needs none.",
             code="invalid_api_key",
             status=401,
         )

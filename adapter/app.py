@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import Unpack, override
 
+from ..backends import offload
 from ..backends.base import Backend
 from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
@@ -480,11 +481,12 @@ class OpenAIAdapter(Router):
         super().__init__(
             [*routes_of(self._service, prefixes, metrics=metrics), *page, *routes],
             redirect_slashes=False,
-            default=_unknown_path,
+            default=self._unknown_path,
             lifespan=self._lifespan,
             middleware=own,
         )
         self._starts = tuple(prefix.strip("/") for prefix in prefixes)
+        self._has_page = bool(page)
         self._plain: Mapping[str, ApiRoute] = {}
         self._indexed: list[BaseRoute] = []
 
@@ -517,6 +519,28 @@ class OpenAIAdapter(Router):
             return False
         request = {**scope, "type": "http", "method": "GET"}
         return any(route.matches(request)[0] is not Match.NONE for route in self.routes)
+
+    async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for an unknown path, or a handshake of a WebSocket."""
+        if scope["type"] != "http":
+            # A client knows by this answer that it can use HTTP.
+            raise WebSocketRefused(scope["path"])
+        path = _path_in(scope)
+        if scope["method"] == "HEAD" and path in _PROBED:
+            exchange: Exchange = scope[EXCHANGE]
+            await exchange.reply(200, b"")
+            return
+        asked = shortened(f"{scope['method']} {scope['path']}")
+        raise InvalidRequest(f"Invalid URL ({asked}){self._hint_at(path, scope)}", status=404)
+
+    def _hint_at(self, path: str, scope: Scope) -> str:
+        """Return what else there is, for the base URL of the API; empty for other paths."""
+        prefix, root = path.strip("/"), scope.get("root_path", "")
+        if prefix not in self._starts:
+            return ""
+        base = f"{root}/{prefix}".rstrip("/")
+        page = f" The playground is at {root}/." if self._has_page else ""
+        return f". This is the base URL of the API: GET {base}/models lists the models.{page}"
 
     async def open_store(self) -> None:
         """Open a durable store now, instead of when the first request needs it.
@@ -598,10 +622,10 @@ class OpenAIAdapter(Router):
 
     async def _load_soon(self) -> None:
         # The first request to such an endpoint would otherwise wait for its imports. While a thread
-        # imports, each step of the event loop waits for the interpreter lock, for up to 5 ms. So
-        # the first requests after the start come first.
+        # imports, each step of the event loop waits for the interpreter lock for a moment. So the
+        # first requests after the start come first.
         await asyncio.sleep(_LOAD_AFTER)
-        await asyncio.to_thread(self.load)
+        await offload.importing(self.load)
 
 
 def _path_in(scope: Scope) -> str:
@@ -613,19 +637,6 @@ def _path_in(scope: Scope) -> str:
 
 # The paths by which Claude Code looks for a server when it starts.
 _PROBED = frozenset({"", "/", "/api/hello"})
-
-
-async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request for an unknown path, or a handshake of a WebSocket."""
-    if scope["type"] == "http":
-        if scope["method"] == "HEAD" and _path_in(scope) in _PROBED:
-            exchange: Exchange = scope[EXCHANGE]
-            await exchange.reply(200, b"")
-            return
-        asked = shortened(f"{scope['method']} {scope['path']}")
-        raise InvalidRequest(f"Invalid URL ({asked})", status=404)
-    # A client knows by this answer that it can use HTTP.
-    raise WebSocketRefused(scope["path"])
 
 
 def _fetch() -> Fetch:

@@ -18,19 +18,20 @@ from urllib.parse import urlsplit
 import orjson
 
 from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
-from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed
+from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed, shortened
 from ..backends.fleet.config import EngineConfig
 from ..backends.fleet.loading import EngineLoader
 from ..backends.fleet.machine import Machine, Member
 from ..backends.http import ConnectionPool, HttpClient, shown_address
 from ..backends.identity import LazyBackend
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
-from ..backends.llama_cpp.options import EXTRA, MISSING, parts_of
+from ..backends.llama_cpp.options import EXTRA, MISSING, ModelNotFound, parts_of
 from ..backends.llama_server import LlamaServer
-from ..backends.llama_server.command import find_program, shown_program
+from ..backends.llama_server.command import build_of, find_program, shown_program
+from ..backends.llama_server.identity import OTHER_SERVER
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
 from .errors import printable
-from .hub.names import is_name, parse
+from .hub.names import PREFIX, is_name, parse
 from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
 from .option import Need
 from .settings import BackendName, Settings
@@ -53,6 +54,8 @@ class WrongSetup(LatimerError):
 
 # A URL without its scheme: `localhost:8080`, `[::1]:8080`, `10.0.0.5:80/x`.
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/.*)?")
+# A model of the hub without its prefix: `ORG/REPO`, `ORG/REPO:Q4_K_M`.
+_REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+(?<!\.gguf)(?::[\w.-]+)?")
 _EXAMPLE = "http://127.0.0.1:8080"
 _ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
 # The first bytes of a GGUF file.
@@ -114,7 +117,8 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         if settings.mmproj is not None and not settings.mmproj.is_file():
             where = settings.source_of("mmproj")
             raise WrongSetup(f"There is no projector at {settings.mmproj} ({where}).")
-        return child_of(settings, program, file, partial(_llama_server, settings))
+        make = partial(_llama_server, settings, build_of(program))
+        return child_of(settings, program, file, make)
     if not all(map(find_spec, EXTRA)):
         raise WrongSetup(MISSING)
     try:
@@ -231,8 +235,9 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await result
 
 
-def _llama_server(settings: Settings, address: str, key: str) -> Backend:
-    return LlamaServer(address, **{**settings.arguments("llama-server"), "key": key})
+def _llama_server(settings: Settings, build: str, address: str, key: str) -> Backend:
+    arguments = {**settings.arguments("llama-server"), "key": key, "build": build}
+    return LlamaServer(address, **arguments)
 
 
 def member_of(settings: Settings, name: str, machines: Mapping[str, Machine]) -> Member:
@@ -293,9 +298,10 @@ def unused(settings: Settings) -> list[str]:
         else ("an engine at a URL", "only for an engine at a URL")
     ]
     lines = []
-    if settings.admin_key is not None:
-        where = settings.source_of("admin_key")
-        lines.append(f"Ignored: {where} (only with tables of engines).")
+    operator = [name for name in ("admin_key", "admin_socket") if getattr(settings, name)]
+    if operator:
+        places = ", ".join(map(settings.source_of, operator))
+        lines.append(f"Ignored: {places} (only with tables of engines).")
     if not is_elsewhere(settings) and not is_in_process(settings):
         program = find_program()
         if settings.backend == "auto" and program is not None:
@@ -311,22 +317,52 @@ def unused(settings: Settings) -> list[str]:
 
 
 def _check_file(model: str) -> None:
+    if not model:
+        raise WrongSetup(
+            "The model is empty. Omit it for the demo model, or specify a GGUF file, a model of "
+            "the hub (hf:ORG/REPO), or the URL of an engine."
+        )
     try:
         path = Path(model)
         if path.is_dir():
-            raise WrongSetup(f"'{model}' is a directory. Specify a GGUF file.")
-        if not path.exists() and _HOST_AND_PORT.fullmatch(model):
-            raise WrongSetup(f"There is no model at {model}. Did you mean http://{model}?")
+            raise WrongSetup(f"'{model}' is a directory. {_instead_of(model, path)}")
         # This check comes before that for the extra: a mistyped name does not require it.
         with parts_of(path)[0].open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise WrongSetup(
-                    f"'{model}' is not a GGUF file. Convert other formats to GGUF first."
+                    f"'{model}' is not a GGUF file. Specify one: convert other formats with "
+                    "llama.cpp's convert_hf_to_gguf.py, or find a model in GGUF on the hub."
                 )
+    except ModelNotFound as error:
+        raise WrongSetup(f"{error.message} {_instead_of(model, path)}") from None
     except EngineError as error:
         raise WrongSetup(error.message) from None
     except (OSError, ValueError) as error:
         raise WrongSetup(f"'{model[:200]}' cannot be opened: {reason_of(error)}.") from None
+
+
+def _instead_of(model: str, path: Path) -> str:
+    """Return what to write instead of a path without a file: what is near, or what is allowed."""
+    # Only this error needs it.
+    from difflib import get_close_matches
+
+    folder, is_missing = (path, False) if path.is_dir() else (path.parent, True)
+    if is_missing and _HOST_AND_PORT.fullmatch(model):
+        return f"Did you mean http://{model}?"
+    if is_missing and _REPOSITORY.fullmatch(model) and not folder.exists():
+        return f"Did you mean {PREFIX}{model}?"
+    found = sorted(file.name for file in folder.glob("*.gguf") if file.is_file())
+    stems = {Path(name).stem.lower(): name for name in found}
+    near = get_close_matches(path.stem.lower(), stems, 1) if is_missing else []
+    if near:
+        return f"Did you mean {folder / stems[near[0]]}?"
+    if found:
+        place = "Its folder" if is_missing else "It"
+        return f"{place} has {shortened(', '.join(found))}. Specify one of these files."
+    return (
+        "Specify a GGUF file, a model of the hub (hf:ORG/REPO), or the URL of an engine, such as "
+        f"{_EXAMPLE}. latimer models lists what is downloaded."
+    )
 
 
 def _check_address(address: str) -> None:
@@ -426,7 +462,11 @@ async def _probe(address: str, key: str | None) -> BackendName:
             f"The engine at {address} requires {'another' if key else 'an'} API key. Set it with "
             "--engine-key."
         )
-    hint = " Remove /v1 from the address." if address.rstrip("/").endswith("/v1") else ""
+    hint = ""
+    if address.rstrip("/").endswith("/v1"):
+        hint = " Remove /v1 from the address."
+    elif status == 404 and "error" in body:
+        hint = f" {OTHER_SERVER}"
     raise EngineError(f"The server at {address} is neither llama-server nor koboldcpp.{hint}")
 
 
@@ -492,6 +532,19 @@ async def describe_store(place: StoreConfig | None) -> tuple[bool, tuple[str, st
     except (StoreError, StoreUnavailable) as error:
         return False, ("store", f"no: {where}: {in_words(error)}")
     return True, ("store", where if exists else f"{where}, new")
+
+
+def store_advice(place: StoreConfig | None, setting: str) -> str:
+    """Return what to do about a store that cannot be opened.
+
+    Args:
+        setting: where it was set, such as `--store`.
+    """
+    if place is not None and place.kind == "sqlite":
+        first = f"Use a new file in a folder that exists and can be written, or correct {setting}."
+    else:
+        first = f"Start its database, or correct {setting}."
+    return f"{first} --store memory needs neither."
 
 
 def _generation(model: Model, capabilities: Capabilities) -> list[tuple[str, str]]:

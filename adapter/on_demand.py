@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..backends.base import Backend
+from ..backends.base import Backend, Embedding, Embeddings, Ranking, Scores
+from ..backends.errors import ContextExceeded, NotServed
 from ..backends.fleet.groups import state_folder
 from ..backends.fleet.loading import EngineLoader
 from ..backends.fleet.machine import Machine, Member
@@ -27,6 +29,13 @@ from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
 from ..backends.llama_cpp.options import EXTRA, name_of
 from ..backends.llama_server.command import PROGRAM, command_of, find_program, supported_by
+from ..backends.llama_server.embeddings import (
+    EMBEDDINGS_OFF,
+    NO_VECTORS,
+    NOT_POOLED,
+    RERANKING_OFF,
+)
+from ..backends.llama_server.translate import LARGER_BATCH
 from .option import option_of
 from .settings import Settings
 
@@ -89,12 +98,45 @@ def child_of(
     return OnlyModel(name, Member(Machine(), loader), settings.queue)
 
 
+# What llama-server's errors advise, in options of Latimer, which has started it.
+_ADVICE = {
+    EMBEDDINGS_OFF: "Start Latimer with --embeddings.",
+    NOT_POOLED: (
+        "Its embeddings are not pooled. Start Latimer with --pooling mean (or cls, or last)."
+    ),
+    NO_VECTORS: (
+        "It returns no vectors. If the model is a reranker, start Latimer with --pooling rank."
+    ),
+    RERANKING_OFF: "Start Latimer with --pooling rank.",
+    LARGER_BATCH: "Start Latimer with a larger --batch for longer inputs.",
+}
+
+
+@contextmanager
+def _own_advice() -> Iterator[None]:
+    try:
+        yield
+    except (NotServed, ContextExceeded) as error:
+        error.hint = _ADVICE.get(error.hint, error.hint)
+        raise
+
+
 class OnlyModel(Pool):
     """The only model of a server, whose engine ends with it."""
 
     def __init__(self, name: str, member: Member, queue: int) -> None:
         super().__init__(name, [Replica(name, member.backend, loader=member)], queue)
         self._member = member
+
+    @override
+    async def embed(self, job: Embedding) -> Embeddings:
+        with _own_advice():
+            return await super().embed(job)
+
+    @override
+    async def rank(self, job: Ranking) -> Scores:
+        with _own_advice():
+            return await super().rank(job)
 
     @override
     async def aclose(self) -> None:

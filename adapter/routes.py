@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
@@ -14,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 from typing_extensions import override
 
+from ..backends import offload
 from ..backends.errors import EngineUnavailable, ModelChanged, shortened
 from .auth import require_key
 from .endpoints import chat, completions, models, operations
@@ -46,7 +46,7 @@ class Later:
     async def __call__(self, exchange: Exchange, service: Service, *values: str) -> None:
         route: ApiRoute = exchange.scope["route"]
         # The next request to the route finds the endpoint itself.
-        await asyncio.to_thread(route.load)
+        await offload.importing(route.load)
         await self.load()(exchange, service, *values)
 
     def load(self) -> Endpoint:
@@ -230,7 +230,7 @@ class SocketRoute(WebSocketRoute):
         require_key(socket)
         if not self._service.socket_lifetime:
             raise WebSocketRefused(scope["path"])
-        serve = await asyncio.to_thread(self.load)
+        serve = await offload.importing(self.load)
         await serve(socket, self._service, scope[APP], send)
 
 

@@ -342,6 +342,9 @@ class FlatSettings(Checked):
         "there are no such paths.",
         metavar="KEY",
     )
+    admin_socket: Path | None = client_setting(
+        None, "Unix socket for the same paths: only its owner can connect, and needs no key."
+    )
     cors_origin: list[str] = client_setting(
         [],
         "Origin of web pages that may call the server, null, or *; repeatable.",

@@ -541,7 +541,10 @@ class Backend(Protocol):
 
 
 # The hint for `min_tokens` where an engine cannot ban end tokens for a part of the answer.
-ALWAYS_OR_NEVER = "It can only ban end tokens for the whole answer: send 'ignore_eos'."
+ALWAYS_OR_NEVER = (
+    "It cannot ban end tokens for the first tokens of a response only. Omit the field, or ban them "
+    "for the whole response with 'ignore_eos': true."
+)
 
 # The extras by their names in requests.
 LLAMA_CPP_EXTRAS = frozenset(

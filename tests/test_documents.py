@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [
     *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "clients").glob("*.md")),
     *sorted((DOCS / "reference").glob("*.md")),
     DOCS / "conformance" / "README.md",
 ]

@@ -6,6 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +22,53 @@ _PATH = "/admin/engines"
 _LOOK = 0.5
 # The states in which an engine needs memory for its next load only.
 _WITHOUT_MEMORY = ("unloaded", "failed")
+_OVER_SOCKET = "http://localhost"
+_TABLES = "with tables of engines in the file of --config"
+_NO_PATHS = (
+    f"The server has no paths for operators. Start it {_TABLES}, and with --admin-key KEY or "
+    "--admin-socket PATH. For a server of one engine, use latimer top."
+)
+_NO_KEY = (
+    "--admin-key or --socket is missing: give those of the server, or set LATIMER_ADMIN_KEY. Start "
+    f"it {_TABLES}, and with --admin-key KEY or --admin-socket PATH. For a server of one engine, "
+    "such as that of make serve, use latimer top."
+)
 _COLUMNS = ("engine", "state", "models", "running", "waiting", "memory", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Operated:
+    """A server as its operator reaches it.
+
+    Args:
+        url: its address.
+        key: the key of its `--admin-key`.
+        path: its Unix socket, which replaces both.
+    """
+
+    url: str
+    key: str | None
+    path: str | None
+
+    def ask(self, method: str, path: str) -> Any:
+        """Return the JSON of a response; end the process with the reason if it is an error."""
+        if not self.key and self.path is None:
+            raise WrongUse(_NO_KEY)
+        base = _OVER_SOCKET if self.path else base_of(self.url)
+        try:
+            status, body = ask(method, base + _PATH + path, self.key, unix=self.path)
+            reply = orjson.loads(body)
+            if status < 400:
+                return reply
+            reason = str(reply["error"]["message"])
+        except Unreachable as error:
+            reason = f"{error}."
+        except (ValueError, LookupError, TypeError):
+            reason = f"{self.path or self.url} does not answer like Latimer. Correct the address."
+        if reason.startswith("Invalid URL"):
+            reason = _NO_PATHS
+        say(reason)
+        sys.exit(EXIT_CHECK)
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
@@ -32,10 +79,19 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--admin-key", envvar="LATIMER_ADMIN_KEY", help="The key of the server's --admin-key."
     )
+    @click.option(
+        "--socket",
+        "path",
+        envvar="LATIMER_ADMIN_SOCKET",
+        type=click.Path(),
+        help="The socket of the server's --admin-socket, which needs no key.",
+    )
     @functools.wraps(command)
-    def run(address: str | None, url: str, **others: Any) -> None:
+    def run(
+        address: str | None, url: str, admin_key: str | None, path: str | None, **others: Any
+    ) -> None:
         end_at_once()
-        command(url=address or url, **others)
+        command(Operated(address or url, admin_key, path), **others)
 
     return run
 
@@ -43,9 +99,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @_options
 @click.option("--json", "as_json", is_flag=True, help="Print the server's response.")
-def ps(url: str, admin_key: str | None, as_json: bool) -> None:
+def ps(server: Operated, as_json: bool) -> None:
     """List the engines of a running server, with their states."""
-    engines = _ask("GET", url, "", admin_key)["data"]
+    engines = server.ask("GET", "")["data"]
     if as_json:
         click.echo(orjson.dumps(engines, option=orjson.OPT_INDENT_2).decode())
         return
@@ -75,28 +131,28 @@ def _row(engine: dict[str, Any]) -> tuple[str, ...]:
 @click.command()
 @click.argument("name")
 @_options
-def load(name: str, url: str, admin_key: str | None) -> None:
+def load(server: Operated, name: str) -> None:
     """Load the model of an engine, or use a drained engine again."""
-    _say(_ask("POST", url, f"/{quote(name, safe='')}/load", admin_key))
+    _say(server.ask("POST", f"/{quote(name, safe='')}/load"))
 
 
 @click.command()
 @click.argument("name")
 @_options
-def unload(name: str, url: str, admin_key: str | None) -> None:
+def unload(server: Operated, name: str) -> None:
     """Unload the model of an engine when its requests have ended."""
-    _say(_ask("POST", url, f"/{quote(name, safe='')}/unload", admin_key))
+    _say(server.ask("POST", f"/{quote(name, safe='')}/unload"))
 
 
 @click.command()
 @click.argument("name")
 @_options
-def drain(name: str, url: str, admin_key: str | None) -> None:
+def drain(server: Operated, name: str) -> None:
     """Send no more requests to an engine, and wait until it runs none."""
-    engine = _ask("POST", url, f"/{quote(name, safe='')}/drain", admin_key)
+    engine = server.ask("POST", f"/{quote(name, safe='')}/drain")
     while engine["running"]:
         time.sleep(_LOOK)
-        engines = _ask("GET", url, "", admin_key)["data"]
+        engines = server.ask("GET", "")["data"]
         engine = next((one for one in engines if one["id"] == name), {**engine, "running": 0})
     say(f"{name} runs no requests, and gets no more. latimer load {name} uses it again.")
 
@@ -107,29 +163,3 @@ def _say(engine: dict[str, Any]) -> None:
 
 def _reason(engine: dict[str, Any]) -> str:
     return f"{engine['id']} is {engine['state']}: {engine['reason']}."
-
-
-def _ask(method: str, url: str, path: str, key: str | None) -> Any:
-    """Return the JSON of a response; end the process with the reason if it is an error."""
-    if not key:
-        raise WrongUse(
-            "--admin-key is missing: send the key that the server was started with, or set "
-            "LATIMER_ADMIN_KEY."
-        )
-    try:
-        status, body = ask(method, base_of(url) + _PATH + path, key)
-        reply = orjson.loads(body)
-        if status < 400:
-            return reply
-        reason = str(reply["error"]["message"])
-    except Unreachable as error:
-        reason = f"{error}."
-    except (ValueError, LookupError, TypeError):
-        reason = f"{url} does not answer like Latimer. Correct the address."
-    if reason.startswith("Invalid URL"):
-        reason = (
-            "The server has no paths for operators. Start it with --admin-key and with tables of "
-            "engines in the file of --config."
-        )
-    say(reason)
-    sys.exit(EXIT_CHECK)

@@ -1,6 +1,6 @@
 """The lines below the first line of `latimer serve` on a terminal: the model, addresses, a call.
 
-Elsewhere, such as in a log, the first line is the only one.
+Elsewhere, such as in a log, a line has the address of the playground instead.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def rows_of_fleet(server: Server, fleet: Fleet) -> Iterator[Row]:
         engines = ", ".join(replica.name for replica in pool.replicas)
         yield "" if number else "models", f"{name} ({engines})"
     yield from _addresses(server)
-    if server.settings.admin_key is not None:
+    if server.settings.admin_socket is not None:
+        yield "operator", f"latimer ps --socket {server.settings.admin_socket}"
+    elif server.settings.admin_key is not None:
         yield "operator", f"latimer ps {_base(server)}, with the key of --admin-key"
 
 

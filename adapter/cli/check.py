@@ -219,12 +219,13 @@ async def _memory_elsewhere(backend: Backend) -> Row:
 
 
 async def _store(settings: Settings) -> Row:
-    from ..engines import describe_store
+    from ..engines import describe_store, store_advice
 
-    is_open, (name, value) = await describe_store(settings.store_place())
+    place = settings.store_place()
+    is_open, (name, value) = await describe_store(place)
     if is_open:
         return Row(name=name, value=value)
-    advice = "Correct --store, or start its database. --store memory needs neither."
+    advice = store_advice(place, settings.source_of("store"))
     return Row(name=name, value=value, status="failed", advice=advice)
 
 

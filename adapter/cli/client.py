@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import socket
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from typing_extensions import override
 
 from .terminal import WrongUse
 
@@ -25,17 +31,40 @@ def base_of(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def ask(method: str, url: str, key: str | None, patience: float | None = None) -> tuple[int, bytes]:
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a server that listens on a Unix socket."""
+
+    def __init__(self, path: str, patience: float | None) -> None:
+        super().__init__("localhost", timeout=patience)
+        self._path = path
+
+    @override
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def ask(
+    method: str,
+    url: str,
+    key: str | None,
+    patience: float | None = None,
+    unix: str | None = None,
+) -> tuple[int, bytes]:
     """Return the status and the body of a response.
 
     Args:
         key: sent in the header `Authorization`.
         patience: the seconds that the server may be silent; None for no limit.
+        unix: the path of a Unix socket, instead of the host of the URL.
 
     Raises:
         Unreachable: there is no response.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if unix is not None:
+        return _ask_socket(method, url, headers, _UnixConnection(unix, patience), unix)
     request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=patience) as reply:  # noqa: S310
@@ -43,9 +72,25 @@ def ask(method: str, url: str, key: str | None, patience: float | None = None) -
     except urllib.error.HTTPError as error:
         return error.code, error.read()
     except (OSError, ValueError) as error:
-        cause = getattr(error, "reason", error)
-        reason = getattr(cause, "strerror", None) or cause
-        raise Unreachable(
-            f"{url} cannot be reached: {reason}. Start a server with latimer serve, or correct the "
-            "address"
-        ) from None
+        raise _unreachable(url, getattr(error, "reason", error), "latimer serve") from None
+
+
+def _ask_socket(
+    method: str, url: str, headers: Mapping[str, str], connection: _UnixConnection, path: str
+) -> tuple[int, bytes]:
+    try:
+        connection.request(method, urlsplit(url).path, headers=dict(headers))
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _unreachable(path, error, "latimer serve --admin-socket PATH") from None
+    finally:
+        connection.close()
+
+
+def _unreachable(place: str, cause: object, program: str) -> Unreachable:
+    reason = getattr(cause, "strerror", None) or cause
+    return Unreachable(
+        f"{place} cannot be reached: {reason}. Start a server with {program}, or correct the "
+        "address"
+    )

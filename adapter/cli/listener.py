@@ -9,12 +9,15 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..app import OpenAIAdapter
 from ..settings import Settings
 from .server import Server
 from .terminal import fail
+
+if TYPE_CHECKING:
+    from .admin_socket import AdminSocket
 
 # The listen backlog; uvicorn's default.
 _BACKLOG = 2048
@@ -31,6 +34,11 @@ class Door(Protocol):
     @property
     def address(self) -> str:
         """The URL for clients."""
+        ...
+
+    @property
+    def admin(self) -> AdminSocket | None:
+        """The socket of the operator that this process serves."""
         ...
 
     def listen(self) -> None:
@@ -55,6 +63,7 @@ class Listener:
 
     Attributes:
         sockets: one for each address of the host.
+        admin: the socket of the operator, if there is one.
 
     Raises:
         SystemExit: the address cannot be used.
@@ -69,6 +78,11 @@ class Listener:
         except ValueError:
             # The host has empty or overlong labels, so it cannot be resolved.
             fail(self._unusable("it is not a valid host name"))
+        self.admin: AdminSocket | None = None
+        if settings.admin_socket is not None and settings.engines:
+            from .admin_socket import AdminSocket
+
+            self.admin = AdminSocket(settings.admin_socket)
 
     @property
     def address(self) -> str:

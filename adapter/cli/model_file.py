@@ -9,9 +9,11 @@ from typing import TypeAlias
 from ...backends.errors import LatimerError
 from ...backends.llama_cpp import DEMO_MODEL
 from ...backends.llama_cpp.options import parts_of
+from ...backends.llama_server.command import CONTEXT, find_program, supported_by
 from ..engines import is_elsewhere
 from ..hub.memory import Estimate, estimate, quantization, read_metadata, trained_context
 from ..hub.names import in_units, is_name, parse
+from ..on_demand import is_in_process
 from ..settings import Settings
 
 Files: TypeAlias = Sequence[Path]
@@ -53,11 +55,27 @@ def facts_of(settings: Settings, files: Files) -> Iterator[tuple[str, str]]:
 
 
 def needed_by(settings: Settings, files: Files, context: int | None) -> Estimate:
-    """Return the memory that a model needs for a context; None for the default one."""
-    weights = [*files, *(Path(path) for path, _ in settings.adapters())]
-    weights += [file for file in (settings.mmproj, settings.draft_model) if file is not None]
-    # An exact engine has no other.
-    cache_type = "f32" if settings.exact else settings.cache_type
+    """Return the memory that a model needs.
+
+    Args:
+        context: the context of the engine in process; None for the default one. A llama-server has
+            a KV cache of its own size, of which it reports the part that one request can use.
+    """
+    weights = [*files]
+    if is_in_process(settings):
+        # An exact engine has no other.
+        cache_type = "f32" if settings.exact else settings.cache_type
+        supported = frozenset({"lora", "draft_model"})
+    else:
+        supported = supported_by(find_program() or [])
+        cache_type = settings.cache_type if "cache_type" in supported else None
+        context = settings.context or CONTEXT
+    if "lora" in supported:
+        weights += [Path(path) for path, _ in settings.adapters()]
+    if settings.draft_model is not None and "draft_model" in supported:
+        weights.append(settings.draft_model)
+    if settings.mmproj is not None:
+        weights.append(settings.mmproj)
     return estimate(read_metadata(files[0]), size_of(weights), context, cache_type)
 
 

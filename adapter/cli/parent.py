@@ -34,6 +34,7 @@ from ..routes import load_endpoints
 from ..settings import Settings
 from ..settings_file import WrongSettings
 from . import serve
+from .admin_socket import with_key
 from .listener import Listener
 from .reload import fixed_in
 from .server import END, waits_for
@@ -78,6 +79,7 @@ def run(settings: Settings) -> None:
     reason = asyncio.run(one_call_engine(settings))
     if reason is not None:
         fail(reason)
+    settings = with_key(settings)
     listener = Listener(settings)
     # Each worker would import them by itself.
     load_endpoints()
@@ -88,6 +90,8 @@ def run(settings: Settings) -> None:
         code = _Parent(shared(settings, folder), listener, folder, says_key).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if listener.admin is not None:
+            listener.admin.close()
     if code:
         sys.exit(code)
 
@@ -262,8 +266,12 @@ class _Parent:
         signal.set_wakeup_fd(-1)
         # A file of the parent that stays open here would hide the parent's end.
         self._selector.close()
-        address = self._listener.address
+        address, admin = self._listener.address, self._listener.admin
         self._listener.close()
+        if admin is not None and number:
+            # The first worker serves it, and asks the others.
+            admin.socket.close()
+            admin = None
         for one in (own, self._signals, self._waker, *(c.channel for c in self._children.values())):
             one.close()
         os.close(self._life)
@@ -272,7 +280,7 @@ class _Parent:
             mute(ALL)
         elif self._has_started:
             mute(START)
-        worker = Worker(number, other, self._lifeline, self._folder, address)
+        worker = Worker(number, other, self._lifeline, self._folder, address, admin)
         try:
             serve.run(serve.serve(self._settings, worker))
         except WrongSettings as error:

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from ...backends import offload
 from ...schemas import limits
 from ..errors import InvalidRequest, render
 
@@ -227,7 +228,7 @@ class Protocol(HttpToolsProtocol):
     async def _upgrade(self) -> None:
         found = Protocol._sockets
         if found is None:
-            found = await asyncio.to_thread(import_module, _SOCKETS)
+            found = await offload.importing(import_module, _SOCKETS)
             Protocol._sockets = found
         if not self.transport.is_closing():
             # uvicorn calls it as a class.

@@ -72,15 +72,13 @@ def _commit() -> str:
 
 def _server() -> str:
     """Return the build of the llama-server that `latimer serve` starts for a file."""
-    from ...backends.llama_server.command import find_program, is_wheel
+    from ...backends.llama_server.command import build_of, find_program, is_wheel
 
     program = find_program()
     if program is None:
         return f"{_ABSENT} (extra prebuilt, or on the PATH)"
     if is_wheel(program):
-        found = _version("xllamacpp")
-        # Its last part is the build of llama.cpp.
-        return f"b{found.rpartition('.')[2]} (xllamacpp {found})"
+        return build_of(program)
     try:
         done = subprocess.run(  # noqa: S603
             [*program, "--version"], capture_output=True, timeout=_PATIENCE, check=False

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -18,7 +19,14 @@ from ...backends import offload
 from ...backends.base import Backend, EmbeddingModel, Model
 from ...backends.errors import LatimerError, shortened
 from ..app import OpenAIAdapter
-from ..engines import backend_of, is_elsewhere, starts_engines, unused, with_files
+from ..engines import (
+    backend_of,
+    is_elsewhere,
+    starts_engines,
+    store_advice,
+    unused,
+    with_files,
+)
 from ..errors import InvalidRequest, LimitsUnavailable
 from ..generation.token_ids import load
 from ..limits.config import kind_of
@@ -72,59 +80,114 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         SystemExit: the server could not start.
     """
     _set_up_process(settings)
+    if settings.admin_socket is not None:
+        from .admin_socket import with_key
+
+        settings = with_key(settings)
     way: Door = Listener(settings) if door is None else door
     try:
-        if settings.logit_bias_vocabulary is not None:
-            _load_vocabulary(settings)
-        progress = _Progress() if sys.stderr.isatty() else None
-        fleet = _fleet_of(settings, progress) if settings.engines else None
-        backend = None
-        placed = settings
-        if fleet is None:
-            placed = with_files(settings, Download())
-            backend = backend_of(placed, progress)
-        for line in unused(settings) if fleet is None else ():
-            say(line, START)
-        writer = Writer()
-        sdk = otel.start(settings)
-        observers = [*_logs(settings, writer), *([] if sdk is None else [sdk.observer])]
-        try:
-            app = adapter_of(settings, backend or fleet, observers)
-        except LimitsError as error:
-            fail(f"admission.store: {error}")
-        opening = await _open_store(app, settings)
-        await _open_limits(app, settings)
-        if backend is not None and not is_elsewhere(settings):
-            await backend.model()
+        await _serve(settings, way)
+    finally:
+        if door is None and way.admin is not None:
+            way.admin.close()
+
+
+async def _serve(settings: Settings, door: Door) -> None:
+    """Serve with bound sockets."""
+    try:
+        made = await _made_from(settings)
     except LatimerError as error:
         fail(error.message)
     if not settings.wait:
-        way.listen()
-    listens = asyncio.Event()
+        door.listen()
+    tasks = await _started(settings, made, door)
+    server = door.server(made.app, settings.drain)
+    if door.admin is not None and settings.admin_key is not None:
+        server.serve_operator(door.admin.socket, settings.admin_key.get_secret_value())
+    _collect_rarely()
+    await server.serve([*door.sockets])
+    for task in tasks:
+        task.cancel()
+    made.close()
+    if not server.started:
+        sys.exit(EXIT_START)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The parts of a server that are made from its settings.
+
+    Args:
+        settings: with the file of a model that they name.
+        backend: that of the only model, or None.
+        fleet: the engines of the tables, if there are some.
+        opening: waits for a store that was not available.
+    """
+
+    settings: Settings
+    backend: Backend | None
+    fleet: Fleet | None
+    app: OpenAIAdapter
+    writer: Writer
+    sdk: otel.Sdk | None
+    opening: asyncio.Task[None] | None
+
+    def close(self) -> None:
+        """Write what is left of logs and spans."""
+        if self.sdk is not None:
+            self.sdk.close()
+        self.writer.close()
+
+
+async def _made_from(settings: Settings) -> _Made:
+    """Make the app and what it serves, and open its stores.
+
+    Raises:
+        LatimerError: they cannot be made from the settings.
+        WrongSettings: the vocabulary in the settings does not exist.
+        SystemExit: a store cannot be used.
+    """
+    if settings.logit_bias_vocabulary is not None:
+        _load_vocabulary(settings)
+    progress = _Progress() if sys.stderr.isatty() else None
+    fleet = _fleet_of(settings, progress) if settings.engines else None
+    backend, placed = None, settings
     if fleet is None:
-        assert backend is not None
-        starting = _listen_when_ready(placed, backend, way, listens)
+        placed = with_files(settings, Download())
+        backend = backend_of(placed, progress)
+        for line in unused(settings):
+            say(line, START)
+    writer = Writer()
+    sdk = otel.start(settings)
+    observers = [*_logs(settings, writer), *([] if sdk is None else [sdk.observer])]
+    try:
+        app = adapter_of(settings, backend or fleet, observers)
+    except LimitsError as error:
+        fail(f"admission.store: {error}")
+    opening = await _open_store(app, settings)
+    await _open_limits(app, settings)
+    if backend is not None and not is_elsewhere(settings):
+        await backend.model()
+    return _Made(placed, backend, fleet, app, writer, sdk, opening)
+
+
+async def _started(settings: Settings, made: _Made, door: Door) -> list[asyncio.Task[None]]:
+    """Print what is served, and return the tasks that end with the server."""
+    listens = asyncio.Event()
+    tasks = [] if made.opening is None else [made.opening]
+    if made.fleet is not None:
+        starting = _serve_fleet(settings, made.fleet, made.app, door, listens)
     else:
-        starting = _serve_fleet(settings, fleet, app, way, listens)
+        assert made.backend is not None
+        starting = _listen_when_ready(made.settings, made.backend, door, listens)
+        if settings.file is not None:
+            tasks.append(asyncio.create_task(follow(settings, None, made.app, door)))
     readiness = asyncio.create_task(starting)
-    following = None
-    if fleet is None and settings.file is not None:
-        following = asyncio.create_task(follow(settings, None, app, way))
     # An engine that answers immediately is reported in one line.
     waiting = asyncio.create_task(listens.wait())
     await asyncio.wait([readiness, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    server = way.server(app, settings.drain)
-    _collect_rarely()
-    await server.serve([*way.sockets])
-    for task in (readiness, following, opening):
-        if task is not None:
-            task.cancel()
-    if sdk is not None:
-        sdk.close()
-    writer.close()
-    if not server.started:
-        sys.exit(EXIT_START)
+    return [readiness, *tasks]
 
 
 def _set_up_process(settings: Settings) -> None:
@@ -189,13 +252,14 @@ async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[No
     if place is None or not place.durable:
         return None
     where = place.describe()
+    advice = store_advice(place, settings.source_of("store"))
     try:
         await app.open_store()
     except StoreError as error:
-        fail(f"{where}: {error}")
+        fail(f"{where}: {error} {advice}")
     except StoreUnavailable as error:
         if place.kind == "sqlite" or place.required:
-            fail(f"{where}: {in_words(error)}")
+            fail(f"{where}: {in_words(error)} {advice}")
         say(f"The store is not available yet: {where}: {in_words(error)}")
         return asyncio.create_task(_open_later(app, where))
     say(_stores(where), START)
@@ -288,7 +352,7 @@ async def _listen_when_ready(
                 model = asking.result()
                 break
             except LatimerError as error:
-                reason = error.message
+                reason = error.message + _next_step(error, settings)
         if not said and settings.wait:
             say(f"Latimer waits for the engine before it accepts requests. {reason}")
         elif not said:
@@ -302,24 +366,37 @@ async def _listen_when_ready(
             waited = time.monotonic() - since
             await asyncio.sleep(min(max(_SHARE * waited, _AGAIN), _LONGEST))
             asking = asyncio.ensure_future(backend.model())
+    if settings.wait:
+        door.listen()
+    await _say_ready(settings, backend, model, address)
+    listens.set()
+
+
+async def _say_ready(settings: Settings, backend: Backend, model: Model, address: str) -> None:
+    """Print the model, the addresses, and on a terminal a command that calls the server."""
     names = ", ".join(settings.model_name or [model.name])
     # An engine at a URL would be asked what it can do, which a start does not wait for.
     task = None if is_elsewhere(settings) else await backend.embedding_model()
     engine = backend.capabilities.engine
-    if settings.wait:
-        door.listen()
     say(
         f"Latimer serves {names} ({engine}, {model.context} tokens{_made_for(task)}) at {address}",
         START,
     )
     _say_context(settings, model)
+    _say_page(settings, address)
     say_key(settings)
     if is_read():
         from . import banner
 
         server = banner.Server(settings, address, is_local(settings.host))
         banner.show([*banner.rows_of(server, model, engine)], banner.command_of(server, None, task))
-    listens.set()
+
+
+def _next_step(error: LatimerError, settings: Settings) -> str:
+    """Return what to do about an engine that does not serve; empty while it loads its model."""
+    if not is_elsewhere(settings) or "is loading" in error.message:
+        return ""
+    return f" Start an engine there, or correct the URL; latimer check {settings.model} tests it."
 
 
 async def _serve_fleet(
@@ -339,6 +416,7 @@ async def _serve_fleet(
     names = shortened(", ".join(fleet.pools))
     count = f"{engines} engine{'s' * (engines > 1)}"
     say(f"Latimer serves {names} over {count} at {door.address}", START)
+    _say_page(settings, door.address)
     say_key(settings)
     if is_read():
         from . import banner
@@ -366,7 +444,10 @@ async def _warn(fleet: Fleet, until: str) -> None:
     for name, pool in fleet.pools.items():
         if not pool.is_available:
             reasons = "; ".join(f"{one.name}: {one.reason}" for one in pool.replicas)
-            words = f"No engine of the model {name} is ready, so {until} until one is. {reasons}"
+            words = (
+                f"No engine of the model {name} is ready, so {until} until one is. Start one, or "
+                f"correct its table: latimer check --config FILE tests all. {reasons}"
+            )
             say(words, START, "warning", model=name, engines=[one.name for one in pool.replicas])
 
 
@@ -393,6 +474,12 @@ def _say_context(settings: Settings, model: Model) -> None:
             f"{where}: the model was trained for {trained:,} tokens, not {settings.context:,}, so "
             f"{used}.", START, "warning",
         )  # fmt: skip
+
+
+def _say_page(settings: Settings, address: str) -> None:
+    """Say in a log where the playground is; a terminal shows it with the other addresses."""
+    if settings.playground is not False and not is_read():
+        say(f"The playground is at {address.removesuffix('v1')}", START)
 
 
 def say_key(settings: Settings) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -40,9 +44,10 @@ class Server(uvicorn.Server):
         around: ASGIApp | None = None,
         http: type[Protocol] = Protocol,
     ) -> None:
+        self._around = around or app
         super().__init__(
             uvicorn.Config(
-                around or app,
+                self._around,
                 interface="asgi3",
                 http=http,
                 # `Protocol` imports the protocol of WebSockets when it needs it.
@@ -60,6 +65,38 @@ class Server(uvicorn.Server):
         self._app = app
         self._drain = drain
         self._loop = asyncio.get_running_loop()
+        self._admin: tuple[socket.socket, uvicorn.Config] | None = None
+
+    def serve_operator(self, admin: socket.socket, key: str) -> None:
+        """Serve the operator's socket, too, from the startup on; `key` opens the paths."""
+        # It needs the modules of a fleet.
+        from .admin_socket import Operator
+
+        config = uvicorn.Config(
+            Operator(self._around, key), interface="asgi3", http=Protocol, ws="none",
+            log_config=None, log_level="warning", access_log=False, server_header=False,
+            proxy_headers=False,
+        )  # fmt: skip
+        self._admin = admin, config
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        await super().startup(sockets)
+        if self._admin is not None and self.started:
+            admin, config = self._admin
+            config.load()
+            options: dict[str, Any] = {}
+            if sys.version_info >= (3, 13) and isinstance(self._loop, asyncio.BaseEventLoop):
+                # The next worker listens at the same path.
+                options["cleanup_socket"] = False
+            make = partial(self._protocol, config)
+            self.servers.append(await self._loop.create_unix_server(make, sock=admin, **options))
+
+    def _protocol(self, config: uvicorn.Config) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        return make(config=config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from typing_extensions import override
@@ -27,6 +28,9 @@ from .protocol import Protocol
 from .relay import Relay, path_of
 from .server import END, Server, end_within
 from .tally import Tally
+
+if TYPE_CHECKING:
+    from .admin_socket import AdminSocket
 
 # From the parent: a connection, and what to do.
 CONNECTION, RELOAD, DRAIN, STOP = b"c", b"h", b"d", b"e"
@@ -45,15 +49,22 @@ class Worker:
         lifeline: the end of a pipe that is closed when the parent has ended.
         folder: the folder that the workers share.
         address: the URL for clients.
+        admin: the socket of the operator, if this worker serves it.
     """
 
     # The parent accepts connections.
     sockets: Sequence[socket.socket] = ()
 
     def __init__(
-        self, number: int, channel: socket.socket, lifeline: int, folder: Path, address: str
+        self,
+        number: int,
+        channel: socket.socket,
+        lifeline: int,
+        folder: Path,
+        address: str,
+        admin: AdminSocket | None = None,
     ) -> None:
-        self.number, self.folder, self.address = number, folder, address
+        self.number, self.folder, self.address, self.admin = number, folder, address, admin
         self.channel = channel
         channel.setblocking(False)
         self._unsent = b""
@@ -200,10 +211,6 @@ class _WorkerServer(Server):
         opening = self._loop.create_task(self._loop.connect_accepted_socket(make, connection))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
-
-    def _protocol(self, config: uvicorn.Config) -> asyncio.Protocol:
-        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
-        return make(config=config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def _counted(note: Callable[[], None]) -> type[Protocol]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -135,7 +134,7 @@ async def _with_files(turn: ChatTurn) -> tuple[ChatTurn, Sequence[str]]:
     if FilePart not in map(type, chain.from_iterable(contents)):
         return turn, ()
     # Chat needs nothing else of Responses, and the event loop cannot wait for the import.
-    files = await asyncio.to_thread(import_module, "..responses.files", __package__)
+    files = await offload.importing(import_module, "..responses.files", __package__ or "")
     messages, pdfs = await files.files_as_text(turn.messages, turn.size, turn.owner)
     if pdfs:
         # The size of the request does not count their texts.

@@ -150,7 +150,11 @@ class LoadedModel:
         _messages.clear()
         self.pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
-            raise EngineError(f"llama.cpp cannot load {path}: {last_error()}")
+            raise EngineError(
+                f"llama.cpp cannot load {path}: {last_error()}. Compare the size of the file with "
+                "that of its source, since a download can be incomplete. A new kind of model needs "
+                "a newer llama.cpp."
+            )
         self.has_decoder: bool = llama_cpp.llama_model_has_decoder(self.pointer)
         if llama_cpp.llama_model_has_encoder(self.pointer) and self.has_decoder:
             self.close()

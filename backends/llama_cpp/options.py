@@ -36,6 +36,10 @@ DEFAULT_CONTEXT = 8192
 _PART = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
+class ModelNotFound(EngineError):
+    """A path at which there is no file of a model."""
+
+
 def default_cache_memory() -> int:
     """Return the bytes for saved sequences: a quarter of the free memory, at most 8 GiB.
 
@@ -130,6 +134,7 @@ def parts_of(path: Path) -> Sequence[Path]:
     """Return the files of a model in order; `path` may be any of its parts.
 
     Raises:
+        ModelNotFound: none of the files exists.
         EngineError: some of the files do not exist.
     """
     match = _PART.fullmatch(path.name)
@@ -141,10 +146,13 @@ def parts_of(path: Path) -> Sequence[Path]:
         parts = [path.with_name(name) for name in names]
     missing = [part for part in parts if not part.is_file()]
     if missing == parts:
-        raise EngineError(f"There is no model at {path}.")
+        raise ModelNotFound(f"There is no model at {path}.")
     if missing:
         listed = ", ".join(part.name for part in missing)
-        raise EngineError(f"The model at {path} has {len(parts)} parts; missing: {listed}.")
+        raise EngineError(
+            f"The model at {path} has {len(parts)} parts; missing: {listed}. Put all parts into "
+            "one folder."
+        )
     return parts
 
 

@@ -58,6 +58,7 @@ class LlamaServer(Backend):
         max_waiting: the largest number of requests that wait for a slot; others are rejected as
             busy.
         model: the name of one of its models, if it runs in router mode.
+        build: the server's version, which it may not know (`b0-unknown`).
         client: sends the requests instead of Latimer's own connections: a connection pool of
             httpcore2, or a transport or a client of httpx2. Its user closes it.
     """
@@ -72,6 +73,7 @@ class LlamaServer(Backend):
         max_waiting: int = QUEUE,
         client: Client | None = None,
         model: str | None = None,
+        build: str = "",
     ) -> None:
         if client is None:
             client = ConnectionPool(url, timeout, max(10 * timeout, 600.0), "/health")
@@ -80,6 +82,7 @@ class LlamaServer(Backend):
         if model is not None:
             own = RouterClient(url, model, headers, client)
         self.server = Server(own, max_waiting)
+        self.server.monitor.build = build
 
     @override
     def model(self) -> Coroutine[Any, Any, Model]:

@@ -82,6 +82,17 @@ def shown_program(program: Sequence[str]) -> str:
     return program[-1]
 
 
+def build_of(program: Sequence[str]) -> str:
+    """Return the version of a program of `find_program` that does not know it; else nothing."""
+    if not is_wheel(program):
+        return ""
+    from importlib.metadata import version
+
+    found = version("xllamacpp")
+    # Its last part is the build of llama.cpp.
+    return f"b{found.rpartition('.')[2]}, xllamacpp {found}"
+
+
 def supported_by(program: Sequence[str]) -> frozenset[str]:
     """Return the arguments of the in-process engine that a program has flags for."""
     return frozenset({*(_OF_WHEEL if is_wheel(program) else _FLAGS), *_ALWAYS})
@@ -101,6 +112,9 @@ def command_of(
     # As in process, all slots share the context.
     command += ["-c", str(options.get("context", CONTEXT)), "--kv-unified"]
     command += ["-np", str(options.get("parallel", SLOTS))]
+    if options.get("batch") is not None and (options.get("embeddings") or options.get("pooling")):
+        # An input of an embedding has to fit into one step of the graph.
+        command += ["-ub", str(options["batch"])]
     for name, flags in _FLAGS.items():
         if options.get(name) is not None and name in supported_by(program):
             command += flags(options[name])

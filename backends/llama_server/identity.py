@@ -22,6 +22,7 @@ from ..errors import (
     EngineError,
     EngineSilent,
     EngineUnavailable,
+    LatimerError,
     RequestError,
     read_from,
     text_of,
@@ -155,6 +156,11 @@ def read_meta(models: Any, name: str | None = None) -> tuple[str, ...]:
     return tuple(f"{name} {meta[name]!s:.40}" for name in _META if name in meta)
 
 
+# What a server reports as its version if it was built without a copy of git's data.
+NO_BUILD = "b0-unknown"
+# What to do about a server of OpenAI's API, such as another Latimer.
+OTHER_SERVER = "If it serves OpenAI's API, use the address of the engine behind it."
+
 # Seconds for which a check is valid while the connection of its answer is open, and with a user's
 # own client, whose connections are unknown.
 HOLDS, HOLDS_WITHOUT_POOL = 1.0, 2.0
@@ -166,6 +172,9 @@ class ServerMonitor(IdentityMonitor[Identity]):
     Args:
         forget: called when the server has another model, so that no earlier answer is valid.
         restarted: called when a new process serves the same model.
+
+    Attributes:
+        build: the server's version, for a server that does not know its own; empty if unknown.
     """
 
     def __init__(
@@ -180,6 +189,7 @@ class ServerMonitor(IdentityMonitor[Identity]):
         super().__init__(client.address, read_model, forget, holds)
         # Other connections prove nothing: llama-server closes those of streamed responses.
         self.client = client.separate()
+        self.build = ""
         self._witness: Connection | None = None
         self._name = client.model if isinstance(client, RouterClient) else None
         self._restarted = restarted
@@ -218,9 +228,18 @@ class ServerMonitor(IdentityMonitor[Identity]):
         async with await self.client.send("GET", path) as response:
             data = await response.aread()
             if response.status != 200:
-                raise to_error(response.status, data)
+                raise self._failed(path, response.status, data)
             stream = response.stream
             return data, stream if isinstance(stream, Connection) else None
+
+    def _failed(self, path: str, status: int, body: bytes) -> LatimerError:
+        """Return the error for a response to `ask`; no client has sent what it was asked."""
+        error = to_error(status, body)
+        if status == 404 and not isinstance(error, RequestError):
+            return EngineError(f"{self.address} is not {ENGINE}: it has no {path}.")
+        if not isinstance(error, RequestError):
+            return error
+        return EngineError(f"{self.address} is not {ENGINE}: it rejects GET {path}. {OTHER_SERVER}")
 
     async def _verify_connection(self) -> None:
         if self.identity is not None and not self.is_verified:
@@ -248,6 +267,8 @@ class ServerMonitor(IdentityMonitor[Identity]):
             if is_router(props):
                 raise not_an_engine(self.address, names_in(orjson.loads(await self.ask("/models"))))
             identity = read_identity(props)
+            if self.build and identity.build == NO_BUILD:
+                identity = identity._replace(build=self.build)
         except MALFORMED as error:
             raise EngineError(f"{self.address} is not {ENGINE}: {error!r:.200}") from error
         if before is not None and before.marker and identity.marker == before.marker:

@@ -15,7 +15,8 @@ from typing import Any
 
 # Flags of one argument, and the attribute of the parameters that each sets.
 _WHOLE = {
-    "--port": "port", "-c": "n_ctx", "-np": "n_parallel", "-b": "n_batch", "-ngl": "n_gpu_layers",
+    "--port": "port", "-c": "n_ctx", "-np": "n_parallel", "-b": "n_batch", "-ub": "n_ubatch",
+    "-ngl": "n_gpu_layers",
     "--cache-ram": "cache_ram_mib",
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
 from latimer.backends.errors import Busy, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
@@ -327,6 +328,38 @@ async def test_mounted_under_a_prefix(backend: LlamaCpp) -> None:
             assert (await client.get("/ai/v1/models")).is_success
             reply = await client.get("/ai/v1/nothing")
             assert reply.json()["error"]["message"] == "Invalid URL (GET /ai/v1/nothing)"
+
+
+async def test_the_base_url_says_what_is_below_it(backend: LlamaCpp) -> None:
+    """The base URL of the API is a 404 that names the list of models, and the page if there is."""
+    hint = "This is the base URL of the API: GET {}/models lists the models."
+    page, plain = OpenAIAdapter(backend, playground=True), OpenAIAdapter(backend)
+    for app, path, base, more in (
+        (page, "/v1", "/v1", " The playground is at /."),
+        (plain, "/v1/", "/v1", ""),
+        (plain, "/", "", ""),
+        (Starlette(routes=[Mount("/ai", page)]), "/ai/v1", "/ai/v1", " The playground is at /ai/."),
+    ):
+        async with client_of(app) as client:
+            reply = await client.get(path)
+            assert reply.status_code == 404
+            error = reply.json()["error"]
+            assert error["message"] == f"Invalid URL (GET {path}). {hint.format(base)}{more}"
+            assert (error["type"], error["code"]) == ("invalid_request_error", None)
+            assert (await client.get(f"{base}/models")).is_success
+
+
+async def test_another_latimer_is_no_engine(backend: LlamaCpp) -> None:
+    """A server of OpenAI's API in place of an engine is the server's fault, which says so."""
+    transport = httpx2.ASGITransport(OpenAIAdapter(backend))
+    outer = OpenAIMiddleware(Starlette(), LlamaServer("http://inner", client=transport))
+    async with client_of(outer) as client:
+        reply = await client.post("/v1/chat/completions", json=HI)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_error")
+    assert reply.json()["error"]["message"] == (
+        "http://inner is not llama-server: it rejects GET /props. If it serves OpenAI's API, use "
+        "the address of the engine behind it."
+    )
 
 
 async def test_a_root_path_is_a_whole_segment(backend: LlamaCpp) -> None:

@@ -15,6 +15,7 @@ from latimer.adapter.request_log import RequestLog
 from latimer.adapter.settings import Settings
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_cpp import DEMO_MODEL
 from support.clients import adapting, client_of
 from support.embeddings import ENGINES, MODELS, embedding
 from support.engines.koboldcpp import FakeKoboldcpp
@@ -45,8 +46,14 @@ NO_KEY = b'{"error":{"message":"Invalid API Key","type":"authentication_error","
         ("127.0.0.1:8080/v1", "Did you mean http://127.0.0.1:8080/v1?"),
         ("[::1]:8080", "Did you mean http://[::1]:8080?"),
         ("a" * 5000, "File name too long"),
-        ("nowhere.gguf", "There is no model at nowhere.gguf."),
-        (__file__, "is not a GGUF file."),
+        ("nowhere.gguf", "no model at nowhere.gguf. Specify a GGUF file, a model of the hub (hf:"),
+        ("", "The model is empty. Omit it for the demo model, or specify a GGUF file"),
+        ("ORG/REPO", "Did you mean hf:ORG/REPO?"),
+        ("ORG/REPO:Q4_K_M", "Did you mean hf:ORG/REPO:Q4_K_M?"),
+        (f"{DEMO_MODEL.parent}/demon.gguf", f"Did you mean {DEMO_MODEL}?"),
+        (f"{DEMO_MODEL.parent}/x.gguf", "Its folder has demo.gguf. Specify one of these files."),
+        (str(DEMO_MODEL.parent), "is a directory. It has demo.gguf. Specify one of these files."),
+        (__file__, "is not a GGUF file. Specify one: convert other formats with llama.cpp's"),
     ],
     ids=lambda text: text[:24],
 )
@@ -99,6 +106,7 @@ def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPat
         ((404, b"<html>"), "", "neither llama-server nor koboldcpp."),
         ((200, b"[" * 100_000), "", "neither llama-server nor koboldcpp."),
         ((404, b""), "/v1", "Remove /v1"),
+        ((404, b'{"error":{}}'), "", "If it serves OpenAI's API, use the address of the engine"),
         ((401, NO_KEY), "", "requires an API key. Set it with --engine-key"),
         ((200, b'{"result":"KoboldCpp","version":"1.115","llm":false}'), "", "no text model"),
     ],

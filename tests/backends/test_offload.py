@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+from importlib import import_module
 from typing import NoReturn
 
 import pytest
@@ -170,3 +172,23 @@ async def test_an_end_that_comes_with_the_result_harms_nobody() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert await offload.run(SMALL + 1, divmod, 7, 4) == (1, 3)
+
+
+async def test_imports_leave_short_turns_to_the_event_loop() -> None:
+    """While threads import modules, the loop gets its turn ten times as soon, and only then."""
+    usual = sys.getswitchinterval()
+    begun, end = threading.Barrier(3), threading.Event()
+
+    def load(*_: str) -> float:
+        begun.wait(10)
+        end.wait(10)
+        return sys.getswitchinterval()
+
+    first, second = (asyncio.create_task(offload.importing(load, "x")) for _ in range(2))
+    await asyncio.to_thread(begun.wait, 10)
+    end.set()
+    assert await asyncio.gather(first, second) == [pytest.approx(usual / 10)] * 2
+    assert sys.getswitchinterval() == pytest.approx(usual)
+    with pytest.raises(ModuleNotFoundError):
+        await offload.importing(import_module, "no_such_module")
+    assert sys.getswitchinterval() == pytest.approx(usual)

@@ -14,6 +14,7 @@ from support.documents import blocks
 ROOT = Path(__file__).parent.parent.parent
 INSTALLED = Path(__file__).parent / "installed"
 PAGE = ROOT / "docs" / "clients.md"
+PAGES = sorted((ROOT / "docs" / "clients").glob("*.md"))
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.read_text().splitlines()
@@ -58,6 +59,23 @@ def test_a_row(row: list[str]) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_settings(settings: str) -> None:
-    """The settings in the page are those of the tests."""
+    """The settings in the pages of the clients are those of the tests."""
     local = re.sub("@URL|{url}", "http://127.0.0.1:8000/v1", settings.strip("\n"))
-    assert local in [block.text.strip() for block in blocks(PAGE)]
+    assert local in [block.text.strip() for page in PAGES for block in blocks(page)]
+
+
+def test_every_page_is_listed() -> None:
+    """The page on clients links to the page of each client, once in its list."""
+    listed = re.findall(r"\]\(clients/([\w-]+)\.md\)", PAGE.read_text().split("## Tried in")[0])
+    assert sorted(listed) == [page.stem for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page(page: Path) -> None:
+    """A page begins with a setting, names the address of the server, and leads to what is tried."""
+    text = page.read_text()
+    first = blocks(page)[0]
+    assert text[: text.index("```")].count("\n") == 4, "text before the first block"
+    assert first.language in ("python", "js", "json", "toml", "yaml", "sh")
+    assert "http://127.0.0.1:8000" in text
+    assert "(../clients.md#" in text

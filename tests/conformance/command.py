@@ -182,18 +182,10 @@ def conform(
         for check in checks:
             click.echo(f"{check.id:<34} {check.level:<6} {check.promise}")
         return
-    if url is None:
-        raise click.UsageError(
-            "The base URL is missing. Add one, such as http://127.0.0.1:8080/v1."
-        )
     _check_reports(report)
-    _check_address(url)
-    settings = Settings(url, model, api_key, model_hint, at_once, breaks, silence,
+    settings = Settings(_checked(url), model, api_key, model_hint, at_once, breaks, silence,
                         limits == "openai", time_limit)  # fmt: skip
-    try:
-        run = asyncio.run(_judged(settings, checks, name, not redact))
-    except Unreachable as error:
-        raise click.UsageError(str(error)) from None
+    run = _run(settings, checks, name, not redact)
     if notes is not None:
         run = replace(run, notes=_notes(notes))
     if explains:
@@ -203,6 +195,14 @@ def conform(
         write(run, path)
     _tell_workflow(run, annotates)
     sys.exit(_exit_code(run, before))
+
+
+def _run(settings: Settings, checks: Sequence[Check], name: str | None, content: bool) -> Run:
+    """Run the checks; a server that cannot be reached is wrong usage."""
+    try:
+        return asyncio.run(_judged(settings, checks, name, content))
+    except Unreachable as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _exit_code(run: Run, before: Report | None) -> int:
@@ -300,12 +300,20 @@ def _json(path: Path) -> Any:
         raise click.UsageError(f"{path} is nested too deeply.") from None
 
 
-def _check_address(url: str) -> None:
-    """Reject an invalid address. The message omits the address, which may contain a password."""
+def _checked(url: str | None) -> str:
+    """Return an address that is valid. A message omits the address, which may contain a password.
+
+    Raises:
+        UsageError: it is missing or invalid.
+    """
+    if url is None:
+        raise click.UsageError(
+            "The base URL is missing. Add one, such as http://127.0.0.1:8080/v1."
+        )
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return
+            return url
         reason = "it must begin with http:// or https:// and name a host"
     except ValueError as error:
         reason = str(error)

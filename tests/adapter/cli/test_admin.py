@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 import subprocess
+import sys
+from pathlib import Path
 
+import httpx2
 import pytest
 from support.servers import command, free_port
 
@@ -20,13 +26,15 @@ def test_a_server_without_paths_for_operators() -> None:
         for arguments in (("ps", address), ("load", "x", "--url", f"{address}/v1")):
             code, said = latimer(*arguments, "--admin-key", "operator")
             assert (code, said.count("\n")) == (1, 1)
-            assert "has no paths for operators. Start it with --admin-key and with tables" in said
+            assert "has no paths for operators. Start it with tables of engines" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["ps"], 2, "or set LATIMER_ADMIN_KEY"),
+        (["ps"], 2, "--admin-key or --socket is missing: give those of the server, or set"),
+        (["ps"], 2, "For a server of one engine, such as that of make serve, use latimer top."),
+        (["ps", "--socket", "/no/socket"], 1, "latimer serve --admin-socket PATH, or correct"),
         (["ps", "localhost:8000", "--admin-key", "x"], 2, "is not an address such as http://"),
         (["drain", "a", f"http://127.0.0.1:{free_port()}", "--admin-key", "x"], 1, "reached: Conn"),
     ],
@@ -35,3 +43,58 @@ def test_a_command_says_the_next_step(arguments: list[str], code: int, words: st
     """A missing key and a wrong address are wrong usage, and a server that is away is a failure."""
     found, said = latimer(*arguments)
     assert (found, words in said) == (code, True), said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
+@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one", "workers"])
+def test_the_socket_of_the_operator(
+    options: tuple[str, ...], llama_server_url: str, tmp_path: Path
+) -> None:
+    """Over the socket no key is needed, only its owner can connect, and no other key is replaced.
+
+    It is deleted at the end.
+    """
+    file, path = tmp_path / "fleet.toml", tmp_path / "admin.sock"
+    file.write_text(f'api_key = "secret"\n[engines.one]\nurl = "{llama_server_url}"\n')
+    words = ("--config", str(file), "--admin-socket", str(path), *options)
+    with command(*words) as (_, address):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        code, said = latimer("drain", "one", "--socket", str(path))
+        assert (code, "one runs no requests" in said) == (0, True), said
+        asked = {"model": "one", "prompt": "Hello"}
+        keyed = {"authorization": "Bearer secret"}
+        reply = httpx2.post(f"{address}/v1/completions", json=asked, headers=keyed, timeout=30)
+        assert reply.status_code == 503
+        assert latimer("load", "one", "--socket", str(path)) == (0, "one is ready.\n")
+        # The API needs its key there, and the paths of the operator need one elsewhere.
+        transport = httpx2.HTTPTransport(uds=str(path))
+        with httpx2.Client(transport=transport, base_url="http://localhost") as client:
+            assert client.get("/v1/models").status_code == 401
+            assert client.get("/admin/engines", headers=keyed).status_code == 200
+        for headers in ({}, keyed):
+            reply = httpx2.get(f"{address}/admin/engines", headers=headers)
+            assert reply.status_code == 401
+            assert "--admin-socket" in reply.json()["error"]["message"]
+        code, said = latimer("serve", *words, "--port", str(free_port()))
+        assert (code, "Address already in use. Choose another path with --adm" in said) == (3, True)
+    assert not path.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
+def test_a_socket_that_a_killed_server_has_left(llama_server_url: str, tmp_path: Path) -> None:
+    """Such a socket is replaced; another file is not."""
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'[engines.one]\nurl = "{llama_server_url}"\n')
+    words = ("--config", str(file), "--admin-socket")
+    with command(*words, str(path)):
+        assert latimer("ps", "--socket", str(path))[0] == 0
+    code, said = latimer("serve", *words, str(file))
+    assert (code, "it is a file or a directory, and not a socket" in said) == (3, True)
+    assert file.read_text()
+    # A path may be as long as the system allows.
+    code, said = latimer("serve", *words, str(tmp_path / ("a" * 200)))
+    assert (code, "Choose another path with --admin-socket" in said) == (3, True)
+    assert not os.path.lexists(path)

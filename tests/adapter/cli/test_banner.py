@@ -15,6 +15,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from latimer.adapter.cli.banner import Server, command_of, lines_of, rows_of
 from latimer.adapter.settings import Settings
 from latimer.backends.base import EmbeddingModel, Model
 from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_server import command as commands
 from support.servers import QUIET
 
 URL = "http://127.0.0.1:8000/v1"
@@ -48,6 +50,27 @@ def test_an_engine_at_a_url_has_the_facts_that_it_reports() -> None:
         "key": "none; only this machine can connect",
         "stop": "Ctrl-C",
     }
+
+
+def test_the_memory_of_a_llama_server_is_that_of_its_own_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The KV cache has the context of the command, and settings that it has no flag for are not
+    counted."""
+    settings = {"model": str(DEMO_MODEL), "backend": "llama-server", "cache_type": "q8_0"}
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    model = replace(MODEL, context=2048)
+    asked = dict(rows_of(server(**settings, context=4096), model, "llama-server"))
+    assert "KV cache 6.7 MB for 4,096 tokens" in asked["memory"]
+    default = dict(rows_of(server(**settings), model, "llama-server"))
+    assert "KV cache 13.4 MB for 8,192 tokens" in default["memory"]
+    program.unlink()
+    monkeypatch.setattr(commands, "find_spec", lambda name: name == "xllamacpp" or None)
+    prebuilt = dict(rows_of(server(**settings), model, "llama-server"))
+    assert "KV cache 25.2 MB for 8,192 tokens" in prebuilt["memory"]
 
 
 def test_the_state_of_keys() -> None:
@@ -153,7 +176,8 @@ def test_a_llama_server_that_latimer_starts() -> None:
     with on_terminal(str(DEMO_MODEL), *options, LATIMER_API_KEY="one,two") as text:
         assert "so the context is 2,048 tokens" in text
         assert re.search(r"  engine      llama-server \(b", text)
-        assert "KV cache 6.3 MB for 2,048 tokens" in text
+        # Of which one request can use the 2,048 tokens that the model was trained for.
+        assert "KV cache 12.6 MB for 4,096 tokens" in text
         assert "choices" in answer_of(text, LATIMER_API_KEY="one,two")
 
 

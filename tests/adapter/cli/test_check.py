@@ -77,7 +77,7 @@ def test_a_failed_start_is_json_too() -> None:
     code, output, said = check("--json", "/nowhere.gguf")
     found = json.loads(output)
     assert (code, found["ok"], found["rows"]) == (3, False, [])
-    assert found["error"] == "There is no model at /nowhere.gguf."
+    assert found["error"].startswith("There is no model at /nowhere.gguf. Specify a GGUF file")
     assert said == f"Latimer cannot check: {found['error']}\n"
 
 
@@ -85,7 +85,7 @@ def test_the_other_rows_have_advice(tmp_path: Path) -> None:
     """A store, workers and telemetry that cannot work say what to do."""
     rows = rows_of("--store", f"{tmp_path}/no/folder.db", "--workers", "2", "--context", "256")
     assert rows["store"]["status"] == rows["workers"]["status"] == "failed"
-    assert rows["store"]["advice"].startswith("Correct --store")
+    assert rows["store"]["advice"].startswith("Use a new file in a folder that exists")
     assert "--workers 1" in rows["workers"]["advice"]
 
 

@@ -185,13 +185,14 @@ def test_a_fleet_without_engines_warns_at_the_start(tmp_path: Path) -> None:
         with begun("--config", str(file), LATIMER_LOG_FORMAT="json") as (process, _, line):
             assert process.stderr is not None
             first, second = json.loads(line), json.loads(process.stderr.readline())
-            while second["event"] != "start":
+            while second["level"] != "warning":
                 second = json.loads(process.stderr.readline())
             process.terminate()
             rest = process.stderr.read()
     assert first["message"].startswith("Latimer serves a, b over 2 engines at http://")
     assert (second["level"], second["model"], second["engines"]) == ("warning", "a", ["one"])
     assert "No engine of the model a is ready, so its requests get a 503" in second["message"]
+    assert "Start one, or correct its table: latimer check --config FILE" in second["message"]
     assert away.removeprefix("http://") in second["message"]
     assert "model b" not in rest
 

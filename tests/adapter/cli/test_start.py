@@ -43,6 +43,8 @@ def test_it_starts_before_its_engine(options: tuple[str, ...]) -> None:
     port = free_port()
     with begun(f"http://127.0.0.1:{port}", *options) as (process, address, line):
         assert "responds with 503 until the engine is ready. The engine at" in line
+        step = f"correct the URL; latimer check http://127.0.0.1:{port} tests it."
+        assert line.rstrip().endswith(f"Is it running? Start an engine there, or {step}")
         reply = ask(address)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
         assert int(reply.headers["retry-after-ms"]) > 0
@@ -56,6 +58,17 @@ def test_it_starts_before_its_engine(options: tuple[str, ...]) -> None:
             assert process.stderr is not None
             while (line := process.stderr.readline()) != wanted:
                 assert "oading" in line
+            # No banner shows it, since no terminal shows the lines.
+            assert process.stderr.readline() == f"The playground is at {address}/\n"
+
+
+def test_the_playground_can_be_off(llama_server_url: str) -> None:
+    """Without a playground, no line names its address."""
+    with begun(llama_server_url, "--no-playground") as (process, address, _):
+        becomes(address, 200)
+        process.terminate()
+        assert process.stderr is not None
+        assert "playground" not in process.stderr.read()
 
 
 async def test_it_asks_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,16 +201,14 @@ async def test_all_workers_read_the_settings_again(engine: str, tmp_path: Path) 
 
 
 async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> None:
-    """`latimer ps` shows the requests of all workers, and a drain holds for a later worker, too."""
+    """The operator sees the requests of all workers, and a drain holds for a later worker, too."""
     file = tmp_path / "fleet.toml"
     file.write_text(f'admin_key = "operator"\n[engines.fake]\nurl = "{engine}"\n')
 
-    async def ask(server: Running, *arguments: str) -> str:
-        words = ["latimer", *arguments, "--admin-key", "operator", "--url", server.address]
-        made = subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*words, stdout=made, stderr=made)
-        out, err = await process.communicate()
-        return (out + err).decode()
+    async def ask(verb: str, *way: str) -> str:
+        words = ["latimer", verb, "fake", *way]
+        process = await asyncio.create_subprocess_exec(*words, stderr=subprocess.PIPE)
+        return (await process.communicate())[1].decode()
 
     async def statuses(server: Running) -> set[int]:
         found, url = set(), f"{server.address}/v1/chat/completions"
@@ -221,21 +219,26 @@ async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> 
                 found.add((await client.post(url, json=chat(1, "quick"))).status_code)
         return found
 
-    with workers("--config", str(file)) as server:
-        found = await streams(server.address, 4, 75)
-        # Whichever worker gets the request.
-        for _ in range(2):
-            (row,) = json.loads(await ask(server, "ps", "--json"))
-            assert (row["id"], row["state"], row["running"]) == ("fake", "ready", 4)
-        assert "fake runs no requests" in await ask(server, "drain", "fake")
+    path = str(tmp_path / "admin.sock")
+    with workers("--config", str(file), "--admin-socket", path) as server:
+        keyed = ("--admin-key", "operator", "--url", server.address)
+        found = await streams(server.address, 4, 125)
+        # Whichever worker gets the request. A program would start while the streams end.
+        async with connections(server, 2) as clients:
+            for client in clients:
+                client.headers["authorization"] = "Bearer operator"
+                (row,) = (await client.get("/admin/engines")).json()["data"]
+                assert (row["id"], row["state"], row["running"]) == ("fake", "ready", 4)
+        assert "fake runs no requests" in await ask("drain", *keyed)
         assert all(await ended(found))
         assert await statuses(server) == {503}
-        os.kill(server.pids[1], signal.SIGKILL)
+        # The first worker serves the socket.
+        os.kill(server.pids[0], signal.SIGKILL)
         assert server.line("serves again")
         assert await statuses(server) == {503}
-        assert "fake is ready" in await ask(server, "load", "fake")
+        assert "fake is ready" in await ask("load", "--socket", path)
         assert await statuses(server) == {200}
-        assert "cannot be unloaded" in await ask(server, "unload", "fake")
+        assert "cannot be unloaded" in await ask("unload", *keyed)
         server.end()
     lines = "".join(server.lines)
     # The worker that the operator reached logs it.

@@ -15,7 +15,7 @@ from latimer.backends.fleet import groups
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import command as commands
 from latimer.backends.llama_server import wheel
-from latimer.backends.llama_server.command import SLOTS, command_of, find_program
+from latimer.backends.llama_server.command import SLOTS, build_of, command_of, find_program
 from support.servers import command
 
 
@@ -33,6 +33,10 @@ def test_settings_become_flags() -> None:
         "-ctk q8_0 -ctv q8_0", "--lora-scaled a.gguf:0.5", "--embeddings",
     ):  # fmt: skip
         assert f" {flags}" in text
+    # An input of an embedding has to fit into one step.
+    larger = options_of(Settings.load(None, batch=2048, pooling="mean"))
+    words = command_of(["llama-server"], Path("m.gguf"), "m", larger)
+    assert " -ub 2048 -b 2048 --pooling mean" in " ".join(words)
     plain = command_of(["llama-server"], Path("m.gguf"), "m", options_of(Settings.load(None)))
     assert plain[plain.index("-np") :] == ["-np", str(SLOTS)]
 
@@ -44,6 +48,13 @@ def test_the_wheel_knows_the_flags_of_a_plain_command() -> None:
     values = wheel.parse([word.replace("{port}", "8080") for word in found[1:]])
     assert (values.m, values.port, values.c, values.np) == ("m.gguf", 8080, 1024, SLOTS)
     assert (values.t, values.ngl, values.cache_ram, values.kv_unified) == (2, 999, 64, True)
+
+
+def test_the_version_of_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prebuilt server has its package's version, because it does not know its own."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "2026.10.11549")
+    assert build_of([sys.executable, wheel.__file__]) == "b11549, xllamacpp 2026.10.11549"
+    assert build_of(["/usr/bin/llama-server"]) == ""
 
 
 def test_the_wheel_gets_no_flag_that_it_does_not_know() -> None:
@@ -109,6 +120,14 @@ def test_a_file_is_served_by_llama_server(tmp_path: Path) -> None:
         body = {"model": model["id"], "messages": [{"role": "user", "content": "Hello"}]}
         reply = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60)
         assert reply.json()["choices"][0]["message"]["content"]
+        # Its errors name options of the program that the user has started.
+        for path, asked, option in (
+            ("embeddings", {"input": "x"}, "--embeddings"),
+            ("rerank", {"query": "x", "documents": ["y"]}, "--pooling rank"),
+        ):
+            reply = httpx2.post(f"{url}/v1/{path}", json=asked, timeout=60)
+            assert reply.status_code == 400
+            assert reply.json()["error"]["message"].endswith(f"Start Latimer with {option}.")
         assert [*tmp_path.rglob("engines/*.json")]
     assert not [*tmp_path.rglob("engines/*.json")]
 

@@ -21,7 +21,7 @@ from support.clients import client_of
 from support.engines.recorded import RecordedServer
 from support.jobs import run
 from support.recordings import body
-from support.servers import Swapped, swapped_llama_server
+from support.servers import Swapped, canned, swapped_llama_server
 
 MODELS = Path(__file__).parent.parent.parent / "models"
 SPM, BPE = MODELS / "spm.gguf", MODELS / "bpe.gguf"
@@ -185,3 +185,16 @@ async def test_connections_that_are_kept_cost_no_questions(place: Swapped) -> No
         await run(backend, Generation(Prompt((5,)), 1, sampling=GREEDY))
     assert looked <= 3
     await backend.aclose()
+
+
+async def test_a_version_that_the_server_does_not_know() -> None:
+    """A server without a version has the one that is given; another one has its own."""
+    props = orjson.loads(body("llama_server", "props"))
+    assert props["build_info"] == "b0-unknown"
+    for own, wanted in (("b0-unknown", "b1, wheel 2"), ("b7000-abc", "b7000-abc")):
+        answers = {"/props": (200, orjson.dumps({**props, "build_info": own}))}
+        answers["*"] = (200, orjson.dumps({"tokens": [1]}))
+        with canned(answers) as (address, _):
+            engine = LlamaServer(address, build="b1, wheel 2")
+            assert (await engine.model()).build == wanted
+            await engine.aclose()

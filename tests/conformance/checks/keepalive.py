@@ -22,6 +22,8 @@ H = "/chat/completions"
 FIRST, LAST = 1000, 128_000
 # The number of concurrent requests: some of them may wait in the server's queue.
 AT_ONCE = 4
+# Seconds between two looks for bytes.
+_LOOK = 0.05
 # A part of each event that is a chunk.
 CHUNK = b'"chat.completion.chunk"'
 
@@ -55,23 +57,26 @@ async def _wait(api: Api, words: int, number: int, end: bool) -> Wait:
     text = f"{time.monotonic_ns()} {number} " + "a b " * (words // 2)
     body = {"model": api.model, "messages": [{"role": "user", "content": text}],
             "max_tokens": 2, "stream": True}  # fmt: skip
-    start = last = now = time.monotonic()
-    silence, data = 0.0, b""
+    start = now = time.monotonic()
+    looks, longest, data = 0, 0, b""
     async with connected(api, "POST", H, body) as (reader, _writer):
         while CHUNK not in data and (end or now - start < 3 * api.silence):
             try:
-                read = await asyncio.wait_for(reader.read(65536), api.silence + 1)
+                read = await asyncio.wait_for(reader.read(65536), _LOOK)
             except TimeoutError:
-                now = time.monotonic()
-                return Wait(now - start, now - last, data)
-            now = time.monotonic()
-            silence, last = max(silence, now - last), now
+                # Counted by looks, so that a busy machine that suspends this program adds nothing.
+                now, looks = time.monotonic(), looks + 1
+                longest = max(longest, looks)
+                if looks * _LOOK > api.silence + 1:
+                    break
+                continue
+            now, looks = time.monotonic(), 0
             data += read
             if not read:
                 break
-        while end and (read := await reader.read(65536)):
+        while end and not looks and (read := await reader.read(65536)):
             data += read
-    return Wait(now - start, silence, data)
+    return Wait(now - start, longest * _LOOK, data)
 
 
 async def _waits(api: Api, end: bool) -> list[Wait]:
