@@ -144,7 +144,12 @@ def page(
             "| cause | meaning | clauses | checks |",
             "|---|---|---|---|",
         ]
-        lines += [_row(cause, server, known, contract) for cause in causes if cause.group == group]
+        before = ""
+        for cause in causes:
+            if cause.group == group:
+                meaning = _meanings(cause, server, known, contract)
+                lines.append(_row(cause, meaning if meaning != before else "the same"))
+                before = meaning
         lines.append("")
     return "\n".join([*lines, *_others(report)]).rstrip() + "\n"
 
@@ -171,22 +176,28 @@ def _causes(report: Mapping[str, Any]) -> Iterator[Cause]:
         yield Cause(group, note, checks)
 
 
-def _row(cause: Cause, server: Server, known: Remarks, contract: Mapping[str, str]) -> str:
+def _meanings(cause: Cause, server: Server, known: Remarks, contract: Mapping[str, str]) -> str:
+    """Return what a cause means for clients, or else the promises, with the server's issues."""
     ids = [check["id"] for check in cause.checks]
     means = [*dict.fromkeys(_meaning(name, server, known) for name in ids)]
     means = [one for one in means if one][:2]
     if not means:
         texts = dict.fromkeys(contract.get(check["id"], check["promise"]) for check in cause.checks)
         means = [f"Promised: {text}" for text in [*texts][:2]]
-    means += [
+    issues = [
         f"[{issue.title}]({issue.url})"
         for issue in server.issues
         if any(_matches(name, issue.checks) for name in ids)
     ]
+    return " ".join([*means, *(["Reported:", ", ".join(issues)] if issues else [])])
+
+
+def _row(cause: Cause, meaning: str) -> str:
+    ids = [check["id"] for check in cause.checks]
     clauses = dict.fromkeys(check["source"].split()[0] for check in cause.checks)
     named = ", ".join(f"`{name}`" for name in ids[:NAMED])
     more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-    return f"| {cause.note} | {' '.join(means)} | {', '.join(clauses)} | {named}{more} |"
+    return f"| {cause.note} | {meaning} | {', '.join(clauses)} | {named}{more} |"
 
 
 def _meaning(name: str, server: Server, known: Remarks) -> str:
