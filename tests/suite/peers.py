@@ -69,6 +69,7 @@ class Peer:
         model: the name that requests use.
         has_upstream: True for a proxy in front of a llama-server.
         front: the name of the reports on Latimer in front of it, if it can be there.
+        like: the server whose notes on failures apply, too.
         start: the seconds until it is ready.
         most: the seconds of a run of the suite.
         at_once: the number of checks at once; 1 for a server that ends one answer to begin another.
@@ -87,6 +88,7 @@ class Peer:
     model: str = "demo"
     has_upstream: bool = False
     front: str = ""
+    like: str = ""
     start: float = 120.0
     most: float = 600.0
     at_once: int = 8
@@ -118,6 +120,7 @@ PEERS: Mapping[str, Peer] = {
         ("python", "$root/backends/llama_server/wheel.py", "-m", "$gguf", "--port", "$port", "-a",
          "demo", "-t", "1", "-np", "4", "-c", "8192", *EMBEDDINGS),
         front="latimer-xllamacpp",
+        like="llama-server",
     ),
     "litellm": Peer(
         "LiteLLM $version's proxy over llama-server",
@@ -298,7 +301,7 @@ def judged(slug: str, peer: Peer, folder: Path, runs: int) -> list[str]:
     for one, verdicts in seen.items():
         if one:
             last, differing = settled(verdicts)
-            publish(one, names[one], peer.model, last, private=(str(folder), str(Path.home())))
+            publish(one, names[one], peer.model, last, peer.like, (str(folder),))
             lines += [f"{names[one]}: {line}" for line in differing]
     return lines
 

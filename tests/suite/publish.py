@@ -71,22 +71,33 @@ def judged(
 
 
 def publish(
-    slug: str, name: str, model: str, verdicts: Sequence[Verdict], private: Sequence[str] = ()
+    slug: str,
+    name: str,
+    model: str,
+    verdicts: Sequence[Verdict],
+    like: str = "",
+    private: Sequence[str] = (),
 ) -> None:
     """Write the reports on a server.
 
     Args:
+        like: the server whose notes apply, too, after its own.
         private: paths of this machine that must not be in them, beside those of the checkout.
     """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    notes = FOLDER / "notes" / f"{slug}.json"
+    notes: dict[str, str] = {}
+    for known in (slug, like):
+        path = FOLDER / "notes" / f"{known}.json"
+        if path.exists():
+            found = json.loads(path.read_text())
+            notes |= {key: note for key, note in found.items() if key not in notes}
     run = Run(
         name,
         "http://127.0.0.1/v1",
         model,
         today,
         verdicts,
-        notes=json.loads(notes.read_text()) if notes.exists() else {},
+        notes=notes,
     )
     for suffix in FORMATS:
         path = FOLDER / f"{slug}{suffix}"
