@@ -98,9 +98,6 @@ LITELLM = """\
 model_list:
   - model_name: demo
     litellm_params: {model: openai/demo, api_base: "$upstream/v1", api_key: none}
-  - model_name: demo
-    model_info: {mode: completion}
-    litellm_params: {model: text-completion-openai/demo, api_base: "$upstream/v1", api_key: none}
 """
 
 PEERS: Mapping[str, Peer] = {
@@ -125,7 +122,7 @@ PEERS: Mapping[str, Peer] = {
     "litellm": Peer(
         "LiteLLM $version's proxy over llama-server",
         "litellm",
-        ("litellm[proxy]==1.106.2",),
+        ("litellm[proxy]==1.110.2",),
         ("litellm", "--config", "config.yaml", "--host", "127.0.0.1", "--port", "$port"),
         configuration=LITELLM,
         environment={"LITELLM_MASTER_KEY": "$key", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},

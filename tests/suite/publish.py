@@ -183,7 +183,7 @@ def picture(reports: Sequence[dict[str, Any]]) -> str:
     groups = list(dict.fromkeys(check["id"].split(".")[0] for check in reports[0]["checks"]))
     known = deviation.published()
     width, left, top = 52, 330, 96
-    heads = [*groups, "logprob error, mean", "logprob error, largest"]
+    heads = [*groups, "logprob error, mean", "logprob error, largest", "date"]
     parts = []
     for column, head in enumerate(heads):
         x = left + column * width + width / 2
@@ -197,7 +197,10 @@ def picture(reports: Sequence[dict[str, Any]]) -> str:
             cells.append(cell(Counter(check["verdict"] for check in checks)))
         found = known.get(report["slug"])
         chosen = found.chosen if found else None
-        cells += [(f"{one:.0e}", "#777") for one in (chosen.mean, chosen.largest)] if chosen else []
+        for one in (chosen.mean, chosen.largest) if chosen else ():
+            cells.append((f"{one:.0e}", "#777"))
+        x = left + (len(heads) - 1) * width
+        parts.append(f'<text x="{x}" y="{y + 19}">{report["date"]}</text>')
         for column, (text, colour) in enumerate(cells):
             x = left + column * width
             parts.append(
