@@ -180,7 +180,8 @@ def grid() -> None:
 
 def picture(reports: Sequence[dict[str, Any]]) -> str:
     """Return a picture: a row for each server, and a column for each group and for the numbers."""
-    groups = list(dict.fromkeys(check["id"].split(".")[0] for check in reports[0]["checks"]))
+    ids = [check["id"] for report in reports for check in report["checks"]]
+    groups = list(dict.fromkeys(name.partition(".")[0] for name in ids))
     known = deviation.published()
     width, left, top = 52, 330, 96
     heads = [*groups, "logprob error, mean", "logprob error, largest", "date"]
@@ -191,17 +192,9 @@ def picture(reports: Sequence[dict[str, Any]]) -> str:
     for row, report in enumerate(reports):
         y = top + row * 30
         parts.append(f'<text x="0" y="{y + 19}">{report["name"]}</text>')
-        cells = []
-        for group in groups:
-            checks = [c for c in report["checks"] if c["id"].split(".")[0] == group]
-            cells.append(cell(Counter(check["verdict"] for check in checks)))
-        found = known.get(report["slug"])
-        chosen = found.chosen if found else None
-        for one in (chosen.mean, chosen.largest) if chosen else ():
-            cells.append((f"{one:.0e}", "#777"))
         x = left + (len(heads) - 1) * width
         parts.append(f'<text x="{x}" y="{y + 19}">{report["date"]}</text>')
-        for column, (text, colour) in enumerate(cells):
+        for column, (text, colour) in enumerate(_cells(report, groups, known)):
             x = left + column * width
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{width - 3}" height="26" rx="3" fill="{colour}"/>'
@@ -216,6 +209,21 @@ def picture(reports: Sequence[dict[str, Any]]) -> str:
         + "".join(parts)
         + "</svg>\n"
     )
+
+
+def _cells(
+    report: dict[str, Any], groups: Sequence[str], known: dict[str, deviation.Numbers]
+) -> list[tuple[str, str]]:
+    """Return the text and the colour of a row's cells."""
+    cells = []
+    for group in groups:
+        checks = [one for one in report["checks"] if one["id"].partition(".")[0] == group]
+        cells.append(cell(Counter(one["verdict"] for one in checks)))
+    found = known.get(report["slug"])
+    if found and found.chosen:
+        values = (found.chosen.mean, found.chosen.largest)
+        cells += [(f"{value:.0e}", "#777") for value in values]
+    return cells
 
 
 if __name__ == "__main__":
