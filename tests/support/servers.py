@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -281,21 +280,3 @@ def canned(answers: dict[str, tuple[int, bytes]], port: int = 0) -> Iterator[tup
         finally:
             server.shutdown()
             thread.join()
-
-
-@contextlib.contextmanager
-def llama_cpp_python(model: Path, context: int, *options: str) -> Iterator[str]:
-    """Run llama-cpp-python's own server, which needs packages that Latimer does not."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--port", str(port),
-         "--n_ctx", str(context), "--logits_all", "true", "--model_alias", model.stem,
-         "--n_threads", "1", *options],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        wait_for(f"http://127.0.0.1:{port}/v1/models", process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)

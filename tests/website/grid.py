@@ -20,6 +20,11 @@ SERVERS = {
     "llama-server": "llama-server",
     "koboldcpp": "koboldcpp",
     "llama-cpp-python": "llama-cpp-python",
+    "xllamacpp": "xllamacpp",
+    "latimer-xllamacpp": "Latimer, xllamacpp",
+    "litellm": "LiteLLM",
+    "transformers-serve": "transformers serve",
+    "vllm-cpu": "vLLM",
 }
 VERDICTS = ("pass", "fail", "flaky", "timeout", "unsupported", "diverges", "skip")
 LEVELS = ("must", "should", "may")
