@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "sessions" / "messages"
 SESSIONS: dict[str, Any] = {
-    path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))
+    f"{path.stem}, {name}": session
+    for path in sorted(FOLDER.glob("*.json"))
+    for name, session in json.loads(path.read_text())["sessions"].items()
 }
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 _PLACEHOLDER = re.compile(r"<(?:call \d+\.\d+|signature \d+)>")
@@ -61,7 +63,7 @@ def check(message: Mapping[str, Any], answer: Mapping[str, Any], body: Mapping[s
     blocks: Sequence[Any] = message["content"]
     if blocks[0]["type"] == "thinking":
         thought, *blocks = blocks
-        is_omitted = body["thinking"].get("display") == "omitted"
+        is_omitted = body.get("thinking", {}).get("display") == "omitted"
         assert thought["thinking"] == ("" if is_omitted else answer["thought"])
     texts = [block["text"] for block in blocks if block["type"] == "text"]
     assert texts == ([answer["text"]] if answer.get("text") else [])
@@ -83,14 +85,16 @@ async def test_a_session(engine: str, name: str, tmp_path: Path) -> None:
             headers = {**session["headers"], **turn.get("headers", {})}
             body = filled(turn["body"], known)
             reply = await client.post(turn["path"], json=body, headers=headers)
-            assert reply.status_code == 200, reply.text
+            assert reply.status_code == turn.get("status", 200), reply.text
             listed = reply.headers.get("x-latimer-ignored", "")
             assert listed == ", ".join(turn.get("ignored", ())), number
             assert "x-latimer-inexact" not in reply.headers
             if "answer" not in turn:
-                assert reply.json()["input_tokens"] > 0
+                # A count, or a thread that the client replaces by the whole conversation.
+                told = reply.json()
+                assert "input_tokens" in told or "details" in told["error"]
                 continue
-            message = reply.json() if not body.get("stream") else accumulated(events_in(reply.text))
+            message = accumulated(events_in(reply.text)) if body.get("stream") else reply.json()
             check(message, turn["answer"], body)
             calls = [block for block in message["content"] if block["type"] == "tool_use"]
             known |= {f"<call {number}.{at}>": one["id"] for at, one in enumerate(calls)}
