@@ -70,12 +70,11 @@ async def refuse(scope: Scope, send: Send, error: LatimerError) -> None:
     await send({"type": "websocket.http.response.body", "body": orjson.dumps(body)})
 
 
-def request_of(scope: Scope, frame: Any) -> Scope:
-    """Return the scope of the request that a frame is.
+def shared_scope(scope: Scope) -> Scope:
+    """Return what the requests of all frames have in common.
 
     Args:
         scope: that of the handshake.
-        frame: the frame (`responses.lanes.Create`).
     """
     found = {name: value for name, value in scope.items() if name not in _OF_HANDSHAKE}
     headers: list[Header] = [
@@ -84,6 +83,17 @@ def request_of(scope: Scope, frame: Any) -> Scope:
         if one[0] not in _HEADERS and not one[0].startswith(b"sec-websocket-")
     ]
     found |= {"type": "http", "method": "POST", "scheme": scheme_of(scope), "headers": headers}
-    found["state"] = dict(scope.get("state") or {})
-    found[FRAME] = frame
+    found["state"] = scope.get("state") or {}
     return found
+
+
+def request_of(shared: Scope, frame: Any) -> Scope:
+    """Return the scope of the request that a frame is.
+
+    Args:
+        shared: see `shared_scope`.
+        frame: the frame (`responses.lanes.Create`).
+    """
+    return {
+        **shared, "headers": [*shared["headers"]], "state": {**shared["state"]}, FRAME: frame,
+    }  # fmt: skip

@@ -234,6 +234,8 @@ class Exchange(Request):
         if FRAME in self.scope:
             frame = self.scope[FRAME]
             self.size = frame.size
+            if self.size <= offload.SMALL:
+                return read(frame.body)
             return await offload.run(self.size, read, frame.body)
         if not self.keeps_body:
             # Only the value is kept.

@@ -231,7 +231,7 @@ class SocketRoute(WebSocketRoute):
         if not self._service.socket_lifetime:
             raise WebSocketRefused(scope["path"])
         serve = await offload.importing(self.load)
-        await serve(socket, self._service, scope[APP], send)
+        await serve(socket, self._service, scope[APP], receive, send)
 
 
 async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) -> None:

@@ -73,7 +73,7 @@ TOKEN_SIZE = Limit(
     "A text with more bytes than a context of such tokens is rejected before tokenization.",
 )  # fmt: skip
 MESSAGES = Limit(
-    65_536,
+    100_000,
     "messages",
     "`messages`",
     "Each has at least one token, and templates visit it several times.",

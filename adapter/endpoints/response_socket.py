@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from ...backends import offload
 from ...backends.errors import LatimerError
 from ..errors import Header, InvalidRequest, ShuttingDown, render, unexpected
-from ..handshake import PARTS, request_of, subprotocol_of
+from ..handshake import PARTS, request_of, shared_scope, subprotocol_of
 from ..request import object_of
 from ..responses.lanes import DEFAULT, Create, Lanes, create_of, lane_of
 from ..service import Service
@@ -31,6 +31,9 @@ _STEER = "response.steer"
 _BODIES = 2
 # The headers of an error that its frame has, too: when to send the request again.
 _SHOWN = frozenset((b"retry-after", b"retry-after-ms"))
+# The start of the headers that the first frame of a response has, too: what had no effect, and
+# which engine answers.
+_NOTES = b"x-latimer-"
 
 
 class _End(NamedTuple):
@@ -62,16 +65,18 @@ def expiry(seconds: float) -> _End:
     return _End(1000, f"The connection is {minutes} old.", error, is_told=True)
 
 
-async def serve_frames(socket: WebSocket, service: Service, app: ASGIApp, send: Send) -> None:
+async def serve_frames(
+    socket: WebSocket, service: Service, app: ASGIApp, receive: Receive, send: Send
+) -> None:
     """Answer the frames of a WebSocket until it closes.
 
     Args:
         app: the app that answers the requests of the frames.
-        send: sends messages of the connection. Every token takes this path, and the checks of
-            `WebSocket.send` would be a coroutine more.
+        receive, send: pass messages of the connection. Every frame and token takes this path, and
+            the checks of `WebSocket` would be a coroutine more.
     """
     await socket.accept(subprotocol_of(socket.scope))
-    await _Connection(socket, service, app, send).run()
+    await _Connection(socket, service, app, receive, send).run()
 
 
 class _Connection:
@@ -80,10 +85,15 @@ class _Connection:
     Attributes:
         raw_send: sends a message of the connection.
         is_gone: True if the client has left, or the connection has closed.
+        gone: the same, as an event.
     """
 
-    def __init__(self, socket: WebSocket, service: Service, app: ASGIApp, send: Send) -> None:
+    def __init__(
+        self, socket: WebSocket, service: Service, app: ASGIApp, receive: Receive, send: Send
+    ) -> None:
         self._socket = socket
+        self._shared = shared_scope(socket.scope)
+        self._receive = receive
         self.raw_send = send
         self._service = service
         self._app = app
@@ -92,7 +102,7 @@ class _Connection:
         self._turns = service.kept.of_connection()
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: _End | None = None
-        self._gone = asyncio.Event()
+        self.gone = asyncio.Event()
         self.is_gone = False
 
     @property
@@ -134,7 +144,7 @@ class _Connection:
 
     async def _read(self) -> None:
         while True:
-            message = await self._socket.receive()
+            message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 return
             lane = DEFAULT
@@ -144,7 +154,7 @@ class _Connection:
                 if frame.get("type") == _STEER:
                     await self.send(_not_steered(frame))
                     continue
-                create = create_of(frame, size, self._turns)
+                create = create_of(frame, size, lane, self._turns)
                 if create is None:
                     continue
                 if self._end is not None:
@@ -175,11 +185,13 @@ class _Connection:
         most = self._service.max_body
         if size > most:
             raise _TooLarge
+        if size <= offload.SMALL:
+            return _object(text, parts, most)
         return await offload.run(size, _object, text, parts, most)
 
     def _run_next(self) -> None:
         """Begin the responses whose turn it is."""
-        while (frame := self._lanes.next()) is not None:
+        for frame in self._lanes.start():
             task = self._loop.create_task(self._respond(frame))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -187,7 +199,7 @@ class _Connection:
     async def _respond(self, frame: Create) -> None:
         answer = _Answer(self, frame.lane)
         try:
-            await self._app(request_of(self._socket.scope, frame), self._receiver(), answer.send)
+            await self._app(request_of(self._shared, frame), answer.receive, answer.send)
         except Exception:
             # The app has logged it.
             await answer.fail()
@@ -195,22 +207,10 @@ class _Connection:
             self._lanes.end(frame)
             if not frame.has_succeeded:
                 self._turns.fail(frame)
-            self._run_next()
-            self._close_when_idle()
-
-    def _receiver(self) -> Receive:
-        """Return what the app gets of a request: no body, and the end of the connection."""
-        has_begun = False
-
-        async def receive() -> Message:
-            nonlocal has_begun
-            if not has_begun:
-                has_begun = True
-                return {"type": "http.request", "body": b"", "more_body": False}
-            await self._gone.wait()
-            return {"type": "http.disconnect"}
-
-        return receive
+            if self._lanes.waiting:
+                self._run_next()
+            if self._end is not None:
+                self._close_when_idle(self._end)
 
     async def send(self, text: str) -> None:
         """Send a frame, unless the client has left."""
@@ -224,7 +224,7 @@ class _Connection:
     def leave(self) -> None:
         """Note that the client has left: servers raise one error or another then."""
         self.is_gone = True
-        self._gone.set()
+        self.gone.set()
 
     async def _send_error(self, error: LatimerError, lane: str) -> None:
         status, body, headers = render(error)
@@ -237,11 +237,11 @@ class _Connection:
             refused = self._lanes.clear()
             for frame in refused:
                 self._later(self._send_error(end.error, frame.lane))
-            self._close_when_idle()
+            self._close_when_idle(end)
 
-    def _close_when_idle(self) -> None:
-        if self._end is not None and self._lanes.is_idle and not self.is_gone:
-            self._later(self._finish(self._end))
+    def _close_when_idle(self, end: _End) -> None:
+        if self._lanes.is_idle and not self.is_gone:
+            self._later(self._finish(end))
 
     def _later(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -296,14 +296,31 @@ class _Answer:
         self._lane = lane
         # Every event of a lane names it.
         self._tail = f',"stream_id":"{lane}"}}' if lane else "}"
+        # What only the first event has.
+        self._notes = ""
+        self._is_read = False
         self._status = 0
         self._headers: Sequence[Header] = ()
         self._body = b""
+
+    async def receive(self) -> Message:
+        """Return what the app gets of the request: no body, and then the end of the connection."""
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self._connection.gone.wait()
+        return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         """Send what the app answers."""
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], message["headers"]
+            notes: dict[str, str] = {}
+            for name, value in self._headers:
+                if name.startswith(_NOTES):
+                    notes[name.decode()] = value.decode()
+            if notes:
+                self._notes = f',"headers":{orjson.dumps(notes).decode()}'
             return
         body = message.get("body", b"")
         if self._status == 200:
@@ -312,7 +329,8 @@ class _Answer:
                 # Comments have no data.
                 text = event.partition(b"\ndata: ")[2]
                 if text and not self._connection.is_gone:
-                    frame = text[:-1].decode() + self._tail
+                    frame = text[:-1].decode() + self._notes + self._tail
+                    self._notes = ""
                     try:
                         await self._send({"type": "websocket.send", "text": frame})
                     except (OSError, RuntimeError):

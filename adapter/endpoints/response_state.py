@@ -140,10 +140,15 @@ async def keep_turn(
     if state.referenced:
         # The size does not count stored items.
         size = max(size, offload.UNKNOWN)
-    items = await offload.run(size, _turn, frame, state, reply)
+    if size <= offload.SMALL:
+        items = _turn(frame, state, reply)
+    else:
+        items = await offload.run(size, _turn, frame, state, reply)
+    turns = (*state.turns, items)
     stored = bool(reply["store"])
     chain = reply["id"] if state.chain is None or (stored and state.is_unstored) else state.chain
-    frame.turns.keep(frame.lane, Kept(reply["id"], chain, (*state.turns, items), stored))
+    kept = Kept(reply["id"], chain, turns, stored, sum(map(len, turns)))
+    frame.turns.keep(frame.lane, kept)
 
 
 def _turn(frame: Create, state: State, reply: Mapping[str, Any]) -> bytes:

@@ -69,6 +69,13 @@ _STARTS = (
     (re.compile(r"Unsupported parameter: '[^']*' is "), ""),
     (re.compile(r"Unknown parameter: '[^']*'\."), "Extra inputs are not permitted."),
 )
+# The same of messages about the body, which have no field.
+_OF_BODY = (
+    (
+        re.compile(r"We could not parse the JSON body of your request\. \(HINT: [^)]*\) "),
+        "The request body is not a valid JSON object. ",
+    ),
+)
 _INDEX = re.compile(r"\.?\[(\d+)\]")
 _SCHEMA = re.compile(r"^(tools\.\d+)\.parameters")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -111,7 +118,7 @@ def anthropic_error(
     elif status == 401:
         message = _NO_KEY
     else:
-        message = _worded(message, told["error"]["param"]).replace("The OpenAI API", "The API")
+        message = _worded(message, told["error"]["param"])
     body = body_of(status, message, request_id)
     if isinstance(error, ThreadRefused):
         body["error"]["details"] = error.details
@@ -174,12 +181,10 @@ def dotted(path: str) -> str:
 
 
 def _worded(message: str, param: str | None) -> str:
-    """Return a message with the path of its field in front."""
-    if not param:
-        return message
-    for start, instead in _STARTS:
+    """Return a message with the path of its field, if it has one, in front."""
+    for start, instead in _STARTS if param else _OF_BODY:
         match = start.match(message)
         if match is not None:
             message = instead + message[match.end() :]
             break
-    return f"{dotted(param)}: {message}"
+    return f"{dotted(param)}: {message}" if param else message

@@ -51,6 +51,7 @@ _BILLING = "x-anthropic-billing-header:"
 # The text between the messages of one turn.
 _BETWEEN = "\n\n"
 _ERROR = "Error: "
+_EMPTY = "all messages must have non-empty content except for the optional final assistant message"
 
 
 @dataclass(slots=True)
@@ -125,6 +126,8 @@ def conversation_of(
     if parts.pdf_size > limits.PDF_TEXT.maximum:
         raise too_long("messages")
     if all(isinstance(message, SystemMessage) for message in messages):
+        if any(message.role != "system" for message in request.messages):
+            raise InvalidRequest(f"messages: {_EMPTY}")
         raise InvalidRequest("messages: at least one message is required")
     ignored = [*history.ignored, *parts.ignored]
     return Conversation(messages, ignored, parts.inexact, history.names)
@@ -159,12 +162,12 @@ class _History:
         # True if a message of the open turn has begun that has no text yet.
         self._has_gap = False
         # The open turn of the user: the results of calls by their ids, and the rest.
-        self._results: list[tuple[ToolResultBlock, str]] = []
+        self._results: dict[str, tuple[ToolResultBlock, str]] = {}
         self._content: list[tuple[Part, str]] = []
         # The open turn of the assistant.
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self._calls: list[FunctionToolCall] = []
+        self._calls: dict[str, FunctionToolCall] = {}
         # The calls of the last turn of the assistant that have no result yet, the path of its last
         # message, and instructions that wait for the results.
         self._open: dict[str, None] = {}
@@ -176,7 +179,7 @@ class _History:
         content = message.content
         blocks: Sequence[Block] = ()
         if isinstance(content, str):
-            if content or message.role == "user":
+            if content:
                 blocks = [TextBlock(type="text", text=content)]
         else:
             blocks = content
@@ -186,6 +189,8 @@ class _History:
                 self.ignored.append(path)
             self._instruct("".join(texts))
             return
+        if not content and message.role == "user":
+            raise InvalidRequest(f"{dotted(path)}: user messages must have non-empty content")
         self._begin(message.role, path)
         for index, block in enumerate(blocks):
             here = path if isinstance(content, str) else f"{path}.content[{index}]"
@@ -258,7 +263,12 @@ class _History:
                     f"{shortened(block.tool_use_id)}. Each `tool_result` block must have a "
                     "corresponding `tool_use` block in the previous message."
                 )
-            self._results.append((block, path))
+            if block.tool_use_id in self._results:
+                raise InvalidRequest(
+                    f"{dotted(path)}: each tool_use must have a single result. Found multiple "
+                    f"`tool_result` blocks with id: {shortened(block.tool_use_id)}"
+                )
+            self._results[block.tool_use_id] = block, path
         elif isinstance(block, ThinkingBlock | ToolUseBlock):
             raise InvalidRequest(
                 f"{dotted(path)}: `{block.type}` blocks can only be in assistant messages"
@@ -284,11 +294,13 @@ class _History:
             else:
                 self.ignored.append(path)
         elif isinstance(block, ToolUseBlock):
+            if block.id in self._calls:
+                raise InvalidRequest(f"{dotted(path)}: `tool_use` ids must be unique")
             # As templates write it, so that the prompt is that of the same call in chat.
             arguments = json.dumps(block.input, ensure_ascii=False)
             function = FunctionCall(name=block.name, arguments=arguments)
             call = FunctionToolCall(id=block.id, type="function", function=function)
-            self._calls.append(call)
+            self._calls[block.id] = call
         elif isinstance(block, CompactionBlock):
             self._compact(block, path)
         else:
@@ -323,7 +335,7 @@ class _History:
 
     def _close_assistant(self) -> None:
         texts, thoughts, calls = self._texts, self._thoughts, self._calls
-        self._texts, self._thoughts, self._calls = [], [], []
+        self._texts, self._thoughts, self._calls = [], [], {}
         if not texts and not thoughts and not calls:
             return
         self._check_answered()
@@ -331,18 +343,18 @@ class _History:
         if thoughts:
             said.reasoning_content = _BETWEEN.join(thoughts)
         if calls:
-            said.tool_calls = [*calls]
-            self._open = dict.fromkeys(call.id for call in calls)
+            said.tool_calls = [*calls.values()]
+            self._open = dict.fromkeys(calls)
         self._messages.append(said)
 
     def _close_user(self) -> None:
         results, content = self._results, self._content
-        self._results, self._content = [], []
+        self._results, self._content = {}, []
         # In the order of the calls, whichever the client sends first.
         places = {call_id: place for place, call_id in enumerate(self._open)}
-        for block, path in sorted(results, key=lambda one: places[one[0].tool_use_id]):
-            self._open.pop(block.tool_use_id, None)
-            self._append_result(block, path)
+        for name in sorted(results, key=places.__getitem__):
+            self._open.pop(name, None)
+            self._append_result(*results[name])
         if not results and not content:
             return
         self._check_answered()

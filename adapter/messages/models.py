@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...backends.base import Model
+from ...backends.errors import shortened
 from ..errors import InvalidRequest
 
 # Anthropic's bounds of `limit`, and its default.
@@ -77,16 +78,15 @@ def page_of(infos: Sequence[dict[str, Any]], query: Mapping[str, Any]) -> dict[s
         query: `limit`, and `after_id` or `before_id`, the id that the page follows or precedes.
 
     Raises:
-        InvalidRequest: `limit` is not a number in its bounds.
+        InvalidRequest: `limit` is not a number in its bounds, or no model has such an id.
     """
     limit = _limit_of(query.get("limit"))
     names = [info["id"] for info in infos]
     start, end = 0, len(infos)
-    after, before = query.get("after_id"), query.get("before_id")
-    if after in names:
-        start = names.index(after) + 1
-    if before in names:
-        end = names.index(before)
+    if (after := query.get("after_id")) is not None:
+        start = _place(names, after, "after_id") + 1
+    if (before := query.get("before_id")) is not None:
+        end = _place(names, before, "before_id")
         page = infos[max(start, end - limit) : end]
         has_more = end - limit > start
     else:
@@ -98,6 +98,12 @@ def page_of(infos: Sequence[dict[str, Any]], query: Mapping[str, Any]) -> dict[s
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
     }
+
+
+def _place(names: Sequence[str], name: str, field: str) -> int:
+    if name not in names:
+        raise InvalidRequest(f"{field}: No model has the id '{shortened(name)}'")
+    return names.index(name)
 
 
 def _limit_of(text: object) -> int:

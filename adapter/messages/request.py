@@ -85,4 +85,8 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
         context = first["ctx"]
         full = path + context["path"]
         return InvalidRequest(context["text"].replace("{param}", full), full)
-    return InvalidRequest(f"{dotted(path)}: {first['msg']}" if path else first["msg"])
+    message = first["msg"]
+    if first["type"] == "too_long":
+        most, count = (first["ctx"][name] for name in ("max_length", "actual_length"))
+        message = f"at most {most} items are allowed, not {count}"
+    return InvalidRequest(f"{dotted(path)}: {message}" if path else message)

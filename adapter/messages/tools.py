@@ -32,6 +32,16 @@ def _one_of(*values: str) -> dict[str, Any]:
     return {"type": "string", "enum": [*values]}
 
 
+# The members of tools for files.
+_FILES = {
+    "path": _TEXT,
+    "view_range": _RANGE,
+    "file_text": _TEXT,
+    "old_str": _TEXT,
+    "new_str": _TEXT,
+    "insert_line": _NUMBER,
+    "insert_text": _TEXT,
+}
 # The description and the schema of each tool that the client runs, by the start of its type.
 # Anthropic's models know them; other models have to be shown what the client expects.
 _BUILT_IN: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -46,13 +56,7 @@ _BUILT_IN: Mapping[str, tuple[str, dict[str, Any]]] = {
         _object(
             ["command", "path"],
             command=_one_of("view", "create", "str_replace", "insert"),
-            path=_TEXT,
-            view_range=_RANGE,
-            file_text=_TEXT,
-            old_str=_TEXT,
-            new_str=_TEXT,
-            insert_line=_NUMBER,
-            insert_text=_TEXT,
+            **_FILES,
         ),
     ),
     "memory_": (
@@ -63,13 +67,7 @@ _BUILT_IN: Mapping[str, tuple[str, dict[str, Any]]] = {
         _object(
             ["command"],
             command=_one_of("view", "create", "str_replace", "insert", "delete", "rename"),
-            path=_TEXT,
-            view_range=_RANGE,
-            file_text=_TEXT,
-            old_str=_TEXT,
-            new_str=_TEXT,
-            insert_line=_NUMBER,
-            insert_text=_TEXT,
+            **_FILES,
             old_path=_TEXT,
             new_path=_TEXT,
         ),

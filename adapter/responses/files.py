@@ -130,7 +130,8 @@ def _decoded_text(encoded: str, path: str) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         raise unsupported(path, _TEXT_ONLY) from None
-    if "\0" in text or text.startswith("%PDF"):
+    # A zip file can happen to be valid text, as can a part of a PDF file.
+    if "\0" in text or text.startswith(("%PDF", "PK\3\4")):
         raise unsupported(path, _TEXT_ONLY)
     return text
 

@@ -77,8 +77,8 @@ def lane_of(frame: Mapping[str, Any]) -> str:
     return name
 
 
-def create_of(frame: dict[str, Any], size: int, turns: Turns) -> Create | None:
-    """Return what a frame asks for; None if it needs no answer.
+def create_of(frame: dict[str, Any], size: int, lane: str, turns: Turns) -> Create | None:
+    """Return what a frame of a lane asks for; None if it needs no answer.
 
     Raises:
         InvalidRequest: the frame is of another type, or has a field that no WebSocket serves.
@@ -94,7 +94,6 @@ def create_of(frame: dict[str, Any], size: int, turns: Turns) -> Create | None:
         raise InvalidRequest(
             f"Invalid value: '{shown}'. Supported values are: '{_SERVED}'.", "type", "invalid_value"
         )
-    lane = lane_of(frame)
     body.pop("stream_id", None)
     generates = body.pop("generate", None)
     if generates is not None and not isinstance(generates, bool):
@@ -112,6 +111,9 @@ class Lanes:
 
     Args:
         most: the bytes of frames that run or wait, unless there is only one.
+
+    Attributes:
+        waiting: the frames that wait, the first to come first.
     """
 
     def __init__(self, most: int) -> None:
@@ -119,12 +121,12 @@ class Lanes:
         self._size = 0
         self._names: set[str] = set()
         self._busy: set[str] = set()
-        self._waiting: deque[Create] = deque()
+        self.waiting: deque[Create] = deque()
 
     @property
     def is_idle(self) -> bool:
         """True if no frame runs or waits."""
-        return not self._busy and not self._waiting
+        return not self._busy and not self.waiting
 
     def add(self, frame: Create) -> None:
         """Let a frame wait for its turn.
@@ -143,7 +145,7 @@ class Lanes:
                 )
             self._names.add(frame.lane)
         is_full = self._size + frame.size > self._most and not self.is_idle
-        if is_full or len(self._waiting) >= MOST_WAITING:
+        if is_full or len(self.waiting) >= MOST_WAITING:
             raise InvalidRequest(
                 f"Too many requests wait on this WebSocket connection: at most {MOST_WAITING}, and "
                 f"{self._most} bytes of all that run or wait. Read their responses first.",
@@ -151,17 +153,18 @@ class Lanes:
                 status=429,
             )
         self._size += frame.size
-        self._waiting.append(frame)
+        self.waiting.append(frame)
 
-    def next(self) -> Create | None:
-        """Return a frame whose turn it is, which runs from now on; None if there is none."""
-        if len(self._busy) < MOST_RUNNING:
-            for index, frame in enumerate(self._waiting):
-                if frame.lane not in self._busy:
-                    del self._waiting[index]
-                    self._busy.add(frame.lane)
-                    return frame
-        return None
+    def start(self) -> Sequence[Create]:
+        """Return the frames whose turn it is, which run from now on."""
+        found: list[Create] = []
+        for frame in self.waiting:
+            if len(self._busy) < MOST_RUNNING and frame.lane not in self._busy:
+                self._busy.add(frame.lane)
+                found.append(frame)
+        for frame in found:
+            self.waiting.remove(frame)
+        return found
 
     def end(self, frame: Create) -> None:
         """Note that the response to a frame has ended."""
@@ -170,8 +173,8 @@ class Lanes:
 
     def clear(self) -> Sequence[Create]:
         """Return the frames that wait, which then wait no longer."""
-        found = [*self._waiting]
-        self._waiting.clear()
+        found = [*self.waiting]
+        self.waiting.clear()
         self._size -= sum(frame.size for frame in found)
         return found
 
@@ -185,17 +188,14 @@ class Kept:
         chain: the id of the first response that it continues, or its own.
         items: the items of each turn up to this one, as JSON lists; its output is in the last.
         is_stored: True if the store has it too, with all turns before it.
+        size: the bytes of all its items.
     """
 
     id: str
     chain: str
     items: tuple[bytes, ...]
     is_stored: bool
-
-    @property
-    def size(self) -> int:
-        """The bytes of all its items."""
-        return sum(map(len, self.items))
+    size: int
 
 
 class KeptTurns:

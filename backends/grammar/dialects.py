@@ -204,8 +204,12 @@ LATEST = "https://json-schema.org/draft/2020-12/schema"
 
 # Keywords whose values are schemas by name, or not schemas.
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+# The same, or lists of names, by name.
+_DEPENDENCIES = "dependencies"
 VALUES = frozenset({"enum", "const", "default", "examples", "example"})
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+# References that follow each other.
+MOST_STEPS = 100
 
 
 def check_schema(schema: Any) -> None:
@@ -252,10 +256,11 @@ def modern(schema: Any) -> Any:
     """Return a schema of any dialect as one of the latest.
 
     Exclusive bounds become numbers, as since draft 6, and a list of `items` becomes `prefixItems`,
-    as since 2020-12. References by the schema's own `id` become pointers. Many clients write older
-    schemas without naming their dialect, or name one that was never published.
+    as since 2020-12. Keywords of draft 3 become those of draft 4. References by the schema's own
+    `id` become pointers. Many clients write older schemas without naming their dialect, or name one
+    that was never published.
     """
-    found = _modern(schema)
+    found = _modern(schema, schema)
     if not isinstance(found, dict):
         return found
     found.pop("$schema", None)
@@ -265,17 +270,17 @@ def modern(schema: Any) -> Any:
     return found
 
 
-def _modern(schema: Any) -> Any:
+def _modern(schema: Any, root: Any) -> Any:
     if isinstance(schema, list):
-        return [_modern(one) for one in schema]
+        return [_modern(one, root) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in NAMED and isinstance(value, dict):
-            found[key] = {name: _modern(inner) for name, inner in value.items()}
+        if (key in NAMED or key == _DEPENDENCIES) and isinstance(value, dict):
+            found[key] = {name: _modern(inner, root) for name, inner in value.items()}
         else:
-            found[key] = value if key in VALUES else _modern(value)
+            found[key] = value if key in VALUES else _modern(value, root)
     for exclusive, bound in _BOUNDS.items():
         is_flag = isinstance(found.get(exclusive), bool)
         if is_flag and found.pop(exclusive) and bound in found:
@@ -284,10 +289,81 @@ def _modern(schema: Any) -> Any:
         # It only has an effect next to a list of `items`.
         rest = found.pop("additionalItems", None)
         if isinstance(found.get("items"), list):
-            found["prefixItems"] = found.pop("items")
+            first = found.pop("items")
+            if first:
+                found["prefixItems"] = first
             if rest is not None:
                 found["items"] = rest
+    _list_required(found, schema.get("properties"), root)
+    _replace_draft_3(found)
     return found
+
+
+def _list_required(found: dict[str, Any], properties: Any, root: Any) -> None:
+    """List the properties that say `required: true` themselves, as in draft 3."""
+    if isinstance(found.get("required"), bool):
+        # That of a property; elsewhere, it says nothing.
+        del found["required"]
+    listed = found.get("required", [])
+    if isinstance(properties, dict) and isinstance(listed, list):
+        named = [name for name, one in properties.items() if _is_required(one, root)]
+        if named:
+            found["required"] = [*listed, *(name for name in named if name not in listed)]
+
+
+def _is_required(schema: Any, root: Any) -> bool:
+    for _ in range(MOST_STEPS):
+        if not isinstance(schema, dict):
+            return False
+        if schema.get("required") is True:
+            return True
+        target = schema.get("$ref")
+        if not isinstance(target, str) or not target.startswith("#"):
+            return False
+        schema = at_pointer(root, target)
+    return False
+
+
+def _replace_draft_3(found: dict[str, Any]) -> None:
+    """Replace keywords of draft 3 in place."""
+    kinds = found.get("type")
+    if isinstance(kinds, list) and "any" not in kinds and "anyOf" not in found:
+        if any(isinstance(kind, dict) for kind in kinds):
+            del found["type"]
+            found["anyOf"] = [one if isinstance(one, dict) else {"type": one} for one in kinds]
+    elif kinds is not None and "any" in _list(kinds):
+        del found["type"]
+    if "disallow" in found and "not" not in found:
+        found["not"] = {"type": found.pop("disallow")}
+        _replace_draft_3(found["not"])
+    if isinstance(found.get("extends"), dict | list) and "allOf" not in found:
+        found["allOf"] = _list(found.pop("extends"))
+    if "divisibleBy" in found:
+        found.setdefault("multipleOf", found.pop("divisibleBy"))
+    needed = found.get(_DEPENDENCIES)
+    if isinstance(needed, dict):
+        found[_DEPENDENCIES] = {
+            name: [one] if isinstance(one, str) else one for name, one in needed.items()
+        }
+
+
+def pointer(target: str) -> Path:
+    """Return the keys of a JSON pointer."""
+    keys = [key.replace("~1", "/").replace("~0", "~") for key in target[2:].split("/") if key]
+    return tuple(int(key) if key.isdecimal() and len(key) < 10 else key for key in keys)
+
+
+def at_pointer(root: Any, target: str) -> Any:
+    """Return the value that a reference within a schema points to; None if there is none."""
+    at = root
+    for key in pointer(target):
+        if isinstance(at, list) and isinstance(key, int) and key < len(at):
+            at = at[key]
+        elif isinstance(at, dict) and str(key) in at:
+            at = at[str(key)]
+        else:
+            return None
+    return at
 
 
 def _localize(schema: Any, base: str) -> None:

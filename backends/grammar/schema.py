@@ -16,14 +16,17 @@ from ...schemas import limits
 from .dialects import (
     CONSTRAINTS,
     KEYWORDS,
+    MOST_STEPS,
     NAMED,
     TYPES,
     Path,
     allowed,
     are_disjoint,
+    at_pointer,
     check_schema,
     merged,
     modern,
+    pointer,
 )
 from .gbnf import UnsupportedSchema
 from .notation import JSON, Notation, by_name, counted, matching, primitives
@@ -494,8 +497,6 @@ def _other_keys(names: Sequence[str], notation: Notation) -> str:
 # Keywords whose values are lists of schemas, and schemas.
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _SCHEMAS = frozenset({"items", "additionalProperties", "additionalItems", "not", "contains"})
-# References that follow each other.
-_MOST_STEPS = 100
 # Levels of `allOf` in each other.
 _MOST_LEVELS = 16
 
@@ -521,28 +522,16 @@ class Work:
             raise UnsupportedSchema("it has too many alternatives, or is circular", path)
 
 
-def pointer(target: str) -> Path:
-    """Return the keys of a JSON pointer."""
-    keys = [key.replace("~1", "/").replace("~0", "~") for key in target[2:].split("/") if key]
-    return tuple(int(key) if key.isdecimal() and len(key) < 10 else key for key in keys)
-
-
 def target_of(root: Any, target: str, path: Path) -> Any:
     """Return the schema that a reference points to; `path` is the place of the reference."""
     if target != "#" and not target.startswith("#/"):
         raise UnsupportedSchema(
             f"'$ref' points outside the schema: '{target:.100}'", (*path, "$ref")
         )
-    at = root
-    keys = pointer(target)
-    for key in keys:
-        if isinstance(at, list) and isinstance(key, int) and key < len(at):
-            at = at[key]
-        elif isinstance(at, dict) and str(key) in at:
-            at = at[str(key)]
-        else:
-            raise UnsupportedSchema(f"'$ref' cannot be resolved: '{target:.100}'", (*path, "$ref"))
-    if not _is_place_of_schema(keys):
+    at = at_pointer(root, target)
+    if at is None:
+        raise UnsupportedSchema(f"'$ref' cannot be resolved: '{target:.100}'", (*path, "$ref"))
+    if not _is_place_of_schema(pointer(target)):
         check_schema(at)
     return at
 
@@ -563,7 +552,7 @@ def _is_place_of_schema(keys: Path) -> bool:
 
 def resolved(schema: Any, root: Any, path: Path, work: Work | None = None) -> Any:
     """Return a schema with the references at its top resolved."""
-    for _ in range(_MOST_STEPS):
+    for _ in range(MOST_STEPS):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema
         if work is not None:

@@ -20,6 +20,13 @@ MOST = {
     "messages, token": 5,
     "messages, token in a burst": 0,
     "messages, token of a plain response": 1,
+    "streamed response": 280,
+    "streamed response, token": 8,
+    "streamed response, token in a burst": 5,
+    # At most 1.1 times the request by POST; a token takes the call that sends its frame more.
+    "response over a WebSocket": 308,
+    "response over a WebSocket, token": 9,
+    "response over a WebSocket, token in a burst": 5,
     "over llama-server: chat": 128,
     "over llama-server: chat, token": 17,
     "over llama-server: chat, token in a burst": 0,

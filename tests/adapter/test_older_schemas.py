@@ -78,3 +78,51 @@ async def test_a_tool_has_a_schema_of_an_older_draft(
     first, second = json.loads(call["function"]["arguments"])["pair"]
     assert first in (4, 5)
     assert second is None
+
+
+# Draft 3, as generators of tools still write it.
+DRAFT_3 = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer", "required": True, "divisibleBy": 1},
+        "note": {"type": "any", "required": False},
+        "list": {"type": "array", "items": []},
+    },
+    "dependencies": {"note": "list"},
+}
+M = "/v1/messages"
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_a_tool_has_a_schema_of_draft_3(engine: str, apps: Any, client_of: Any) -> None:
+    """Its call has what the schema requires; a function that is strict names what is not kept."""
+    function = {"name": "f", "parameters": DRAFT_3}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (H, {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}),
+        (R, {"tools": [{"type": "function", **function}], "tool_choice": "required"}),
+        (M, {"tools": [{"name": "f", "input_schema": DRAFT_3}], "tool_choice": {"type": "any"}}),
+    ]
+    more = {H: {"messages": ASKED}, R: {"input": ASKED}, M: {"messages": ASKED, "max_tokens": 99}}
+    async with client_of(apps(engine)) as client:
+        for path, body in bodies:
+            whole = {"model": "demo", "temperature": 0, **more[path], **body}
+            reply = await client.post(path, json=whole)
+            assert reply.status_code == 200, reply.text
+            assert isinstance(called(path, reply.json())["count"], int)
+        strict = {"type": "function", "function": {**function, "strict": True}}
+        refused = await client.post(H, json={"model": "demo", "messages": ASKED, "tools": [strict]})
+    assert refused.status_code == 400
+    assert "'dependencies' cannot be enforced" in refused.json()["error"]["message"]
+
+
+def called(path: str, reply: Any) -> dict[str, Any]:
+    """Return the arguments of the only call in a reply."""
+    if path == M:
+        (block,) = reply["content"]
+        found: dict[str, Any] = block["input"]
+        return found
+    if path == R:
+        (item,) = reply["output"]
+        return dict(json.loads(item["arguments"]))
+    (call,) = reply["choices"][0]["message"]["tool_calls"]
+    return dict(json.loads(call["function"]["arguments"]))

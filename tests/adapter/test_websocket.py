@@ -52,6 +52,20 @@ def test_a_connection_answers_frames(path: str) -> None:
             assert not any("stream_id" in one for one in found)
 
 
+@pytest.mark.parametrize("lane", [{}, {"stream_id": "a"}])
+def test_the_first_frame_has_the_notes_of_a_response(lane: dict[str, str]) -> None:
+    """The first event has the headers that list ignored fields, and no other event has them."""
+    with connected(OpenAIAdapter(Echo("Hello."))) as socket:
+        socket.send_json(create(unknown=1, **lane))
+        first, *others = events(socket)
+        assert first["type"] == "response.created"
+        assert first["headers"] == {"x-latimer-ignored": "unknown"}
+        assert not any("headers" in one for one in others)
+        assert all(one.get("stream_id") == lane.get("stream_id") for one in (first, *others))
+        socket.send_json(create(**lane))
+        assert not any("headers" in one for one in events(socket))
+
+
 @pytest.mark.parametrize("how", ["FastAPI", "router", "middleware"])
 def test_a_mounted_app_serves_a_websocket(how: str) -> None:
     """An adapter in another app answers the frames of a WebSocket under its prefix."""

@@ -194,14 +194,11 @@ def run(base: type[asyncio.AbstractEventLoop], burst: bool, main: Coroutine[Any,
         return runner.run(main)
 
 
-async def request(app: App, path: str, data: bytes) -> None:
-    """Send a request, and check that it succeeds."""
-    scope = {
-        "type": "http",
+def scope_of(path: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    """Return what the scopes of requests and of WebSockets have in common."""
+    return {
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
@@ -211,12 +208,18 @@ async def request(app: App, path: str, data: bytes) -> None:
             (b"accept", b"application/json"),
             (b"user-agent", b"OpenAI/Python 3.54.0"),
             (b"authorization", b"Bearer unused"),
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(data)).encode()),
+            *headers,
         ],
         "client": ("127.0.0.1", 50_000),
         "server": ("127.0.0.1", 8000),
     }
+
+
+async def request(app: App, path: str, data: bytes) -> None:
+    """Send a request, and check that it succeeds."""
+    kind, length = (b"content-type", b"application/json"), str(len(data)).encode()
+    scope = scope_of(path, kind, (b"content-length", length))
+    scope |= {"type": "http", "method": "POST", "scheme": "http"}
     waiting = [{"type": "http.request", "body": data, "more_body": False}]
 
     async def receive() -> Any:
@@ -228,6 +231,45 @@ async def request(app: App, path: str, data: bytes) -> None:
         assert message.get("status", 200) == 200, message
 
     await app(scope, receive, send)
+
+
+class Socket:
+    """A WebSocket in memory, whose client waits for the last event of each response."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Any] = [{"type": "websocket.connect"}]
+        self._arrived = self._ended = self._loop.create_future()
+
+    async def receive(self) -> Any:
+        """Return the next message of the client."""
+        if not self._waiting:
+            self._arrived = self._loop.create_future()
+            await self._arrived
+        return self._waiting.pop(0)
+
+    async def send(self, message: Any) -> None:
+        """Receive a message of the app."""
+        text = message.get("text", "")
+        assert not text.startswith('{"type":"error"'), text
+        if text.startswith(('{"type":"response.completed"', '{"type":"response.incomplete"')):
+            self._ended.set_result(None)
+
+    def tell(self, message: Any) -> None:
+        """Let the app have a message."""
+        self._waiting.append(message)
+        if not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def ask(self, frame: str) -> None:
+        """Send a frame, and wait for the end of its response and of what the app does then."""
+        self._ended = self._loop.create_future()
+        self.tell({"type": "websocket.receive", "text": frame})
+        await self._ended
+        for _ in range(3):
+            later = self._loop.create_future()
+            self._loop.call_soon(later.set_result, None)
+            await later
 
 
 class Profile:
@@ -270,6 +312,32 @@ async def fewest(app: App, path: str, body: bytes) -> Counter[str]:
     return min(found, key=Counter.total)
 
 
+@asynccontextmanager
+async def connected(app: App) -> AsyncIterator[Socket]:
+    """Open a WebSocket of responses."""
+    socket = Socket()
+    scope = {**scope_of(RESPONSES), "type": "websocket", "scheme": "ws", "subprotocols": []}
+    task = asyncio.ensure_future(app(scope, socket.receive, socket.send))
+    yield socket
+    socket.tell({"type": "websocket.disconnect", "code": 1000})
+    await task
+
+
+async def responses(app: App, tokens: int) -> tuple[Counter[str], Counter[str]]:
+    """Return the calls of a streamed response by POST, and by a frame of a WebSocket."""
+    body = {"model": "m", "max_output_tokens": tokens, "temperature": 0, "input": "Hello"}
+    posted = await fewest(app, RESPONSES, json.dumps({**body, "stream": True}).encode())
+    frame = json.dumps({"type": "response.create", **body})
+    found: list[Counter[str]] = []
+    async with connected(app) as socket:
+        for number in range(ROUNDS):
+            with Profile() as profile:
+                await socket.ask(frame)
+            if number > 2:
+                found.append(profile.counted())
+    return posted, min(found, key=Counter.total)
+
+
 def body_of(path: str, tokens: int, stream: bool) -> bytes:
     """Return the body of a request."""
     body: dict[str, Any] = {"model": "m", "max_tokens": tokens, "temperature": 0}
@@ -281,6 +349,9 @@ def body_of(path: str, tokens: int, stream: bool) -> bytes:
 
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+# What is counted for an app without an engine only, as a stream.
+RESPONSES = "/v1/responses"
+STREAMED = ("streamed response", "response over a WebSocket")
 # The apps whose messages are counted, too.
 MESSAGES = {"messages": "/v1/messages"}
 WITH_MESSAGES = ("", "over llama-server: ")
@@ -421,6 +492,13 @@ def measure(apps: Mapping[str, Callable[[bool], App]] = APPS) -> dict[str, Count
                         # This keeps negative counts, of functions that only the short one calls.
                         calls.subtract(one)
                     found[place + name + kind.end] = calls
+        if not place:
+            short, long = await responses(app, SHORT), await responses(app, LONG)
+            for name, few, many in zip(STREAMED, short, long, strict=True):
+                if burst:
+                    found[name] = few.copy()
+                many.subtract(few)
+                found[f"{name}, token" + " in a burst" * burst] = many
         await _close(app)
 
     for place in apps:

@@ -2,6 +2,7 @@
 
     git worktree add ../before COMMIT
     python tests/benchmarks/cpu.py --before ../before [--turns 10] [--fleet N] [--unseen]
+    python tests/benchmarks/cpu.py --apis [--turns 10]
 
 A turn starts `latimer serve` of both checkouts in front of one fake llama-server. It sends both of
 them blocks of requests of one kind in random order, one request after the other, so that other work
@@ -11,6 +12,10 @@ of a turn is the median of its blocks.
 With `--fleet`, this checkout serves a model of N engines, with a key that has limits. The other one
 has one engine and no keys. With `--unseen`, this checkout has neither metrics nor the log of
 requests.
+
+`--apis` compares the APIs of this checkout instead: messages with chat, and responses over a
+WebSocket with those by POST. The blocks of all of them alternate on one server. The time of a token
+is the difference of a long and a short stream.
 """
 
 from __future__ import annotations
@@ -23,15 +28,15 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.checkouts import CORES, HERE, on_core, served
 from benchmarks.fake_engine import fake_engine
-from benchmarks.load import Client, chat, completion
+from benchmarks.load import Client, chat, completion, http
 from latimer.adapter.limits.config import digest_of
 
 WARM_UP = 400
@@ -70,11 +75,144 @@ class Counted(Client):
             self.done.set_result(None)
 
 
-async def send(port: int, request: bytes, end: bytes, count: int) -> None:
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+LAST_FRAMES = (b'{"type":"response.completed"', b'{"type":"response.incomplete"')
+
+
+class Framed(Counted):
+    """The same over a WebSocket; a response ends with its last event."""
+
+    _opened = False
+    _buffer = b""
+
+    def _send(self) -> None:
+        if not self._opened:
+            self._transport.write(HANDSHAKE)
+            return
+        size = len(self._request)
+        # A mask of zeros leaves the text as it is.
+        self._transport.write(b"\x81\xfe" + size.to_bytes(2) + bytes(4) + self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Receive frames, and send the request again after the last one of a response."""
+        self._buffer += data
+        if not self._opened:
+            head, found, rest = self._buffer.partition(b"\r\n\r\n")
+            if found:
+                assert head.startswith(b"HTTP/1.1 101"), head
+                self._opened, self._buffer = True, rest
+                self._send()
+            return
+        while (frame := self._next()) is not None:
+            assert not frame.startswith(b'{"type":"error"'), frame
+            if frame.startswith(LAST_FRAMES):
+                super().data_received(self._end)
+
+    def _next(self) -> bytes | None:
+        """Return the text of the next frame, if all of it has arrived."""
+        short = self._buffer[1:2]
+        if not short:
+            return None
+        head = {126: 4, 127: 10}.get(short[0], 2)
+        size = short[0] if head == 2 else int.from_bytes(self._buffer[2:head])
+        if len(self._buffer) < head + size:
+            return None
+        text, self._buffer = self._buffer[head : head + size], self._buffer[head + size :]
+        return text
+
+
+async def send(
+    port: int, request: bytes, end: bytes, count: int, kind: type[Counted] = Counted
+) -> None:
     """Send requests on one connection."""
-    client = Counted(request, end, count)
+    client = kind(request, end, count)
     await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", port)
     await client.done
+
+
+def message(stream: bool, tokens: int) -> bytes:
+    """Return a request for a message."""
+    asked = [{"role": "user", "content": "Hello"}]
+    body = {"model": "fake", "messages": asked, "max_tokens": tokens, "stream": stream}
+    return http("/v1/messages", body)
+
+
+def response(tokens: int) -> dict[str, Any]:
+    """Return the body of a request for a response."""
+    return {"model": "fake", "input": "Hello", "max_output_tokens": tokens, "store": False}
+
+
+class Api(NamedTuple):
+    """A way to ask for an answer.
+
+    Args:
+        make: returns the request for an answer of some tokens.
+        end: the end of the answer.
+        of: the way to compare it with.
+        is_stream: True if the time of a token is measured, too.
+    """
+
+    make: Callable[[int], bytes]
+    end: bytes = b"0\r\n\r\n"
+    kind: type[Counted] = Counted
+    of: str = ""
+    is_stream: bool = True
+
+
+APIS = {
+    "chat": Api(lambda tokens: chat("Hello", False, tokens), b"}}", is_stream=False),
+    "messages": Api(lambda tokens: message(False, tokens), b"}}", of="chat", is_stream=False),
+    "streamed chat": Api(lambda tokens: chat("Hello", True, tokens)),
+    "streamed messages": Api(lambda tokens: message(True, tokens), of="streamed chat"),
+    "streamed response": Api(
+        lambda tokens: http("/v1/responses", {**response(tokens), "stream": True})
+    ),
+    "response over a WebSocket": Api(
+        lambda tokens: json.dumps({"type": "response.create", **response(tokens)}).encode(),
+        kind=Framed,
+        of="streamed response",
+    ),
+}
+# The tokens of a request, and those of the long stream.
+SHORT, LONG = 8, 72
+
+
+def apis() -> dict[str, float]:
+    """Return the microseconds of a request and of a token, by the name of the API."""
+    sizes = [(name, SHORT) for name in APIS]
+    sizes += [(name, LONG) for name, api in APIS.items() if api.is_stream]
+    found: dict[tuple[str, int], list[float]] = {one: [] for one in sizes}
+    with fake_engine(max(CORES)) as engine, served(HERE, engine) as (process, port):
+        for block in range(BLOCKS + 1):
+            for name, tokens in random.sample(sizes, len(sizes)):
+                api = APIS[name]
+                before = on_core(process)
+                asyncio.run(send(port, api.make(tokens), api.end, REQUESTS, api.kind))
+                # The first requests fill caches.
+                if block:
+                    found[name, tokens].append((on_core(process) - before) / REQUESTS)
+    times = {one: statistics.median(blocks) for one, blocks in found.items()}
+    return {name: times[name, SHORT] for name in APIS} | {
+        f"{name}, token": (times[name, LONG] - times[name, SHORT]) / (LONG - SHORT)
+        for name, api in APIS.items()
+        if api.is_stream
+    }
+
+
+def print_apis(turns: int) -> None:
+    """Compare APIs in turns, and print a table."""
+    found = [apis() for _ in range(turns)]
+    for name in found[0]:
+        api = name.removesuffix(", token")
+        line = f"{name:34} {statistics.median([one[name] for one in found]):7.1f} us"
+        if of := APIS[api].of:
+            ratios = sorted(one[name] / one[of + name.removeprefix(api)] for one in found)
+            middle = statistics.median(ratios)
+            line += f"; {middle:.2f} times that of {of} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        sys.stdout.write(f"{line}\n")
 
 
 def fleet_file(folder: Path, engines: Sequence[int]) -> Path:
@@ -126,12 +264,18 @@ def turn(
 def main() -> None:
     """Measure and print a table."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--before", type=Path, required=True, help="another checkout")
+    options.add_argument("--before", type=Path, help="another checkout")
+    options.add_argument("--apis", action="store_true", help="compare APIs instead of checkouts")
     options.add_argument("--turns", type=int, default=10)
     options.add_argument("--fleet", type=int, help="the number of this checkout's engines")
     options.add_argument("--unseen", action="store_true", help="no metrics and no log")
     options.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     arguments = options.parse_args()
+    if arguments.apis:
+        print_apis(arguments.turns)
+        return
+    if arguments.before is None:
+        options.error("--before or --apis is needed")
     flags = UNSEEN if arguments.unseen else ()
     trees = {"before": arguments.before, "now": HERE}
     for kind in arguments.kinds:

@@ -10,15 +10,23 @@ does not send reasoning back with the calls that follow it gets an answer that s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import httpx2
+from latimer.backends.base import Backend
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from support.clients import adapting
+from support.engines.koboldcpp import koboldcpp
 from support.projector import projector
 from support.scripted import WIDTH, scripted
+from support.servers import llama_server
 
 
 class CodexError(Exception):
@@ -258,6 +266,37 @@ _SCRIPTS: Mapping[str, tuple[str, ...]] = {
 def stepped(path: Path, scripts: Mapping[str, tuple[str, ...]], context: int = 4096) -> Path:
     """Write a model with the given scripts."""
     return scripted(path, _FORGOTTEN, TEMPLATE, after="F", context=context, others=scripts)
+
+
+def _pieces(text: str) -> tuple[str, ...]:
+    """Return a text in tokens that differ from those of other texts."""
+    third = len(text) // 3
+    return text[:third], text[third : 2 * third], text[2 * third :]
+
+
+@asynccontextmanager
+async def answering(
+    engine: str, scripts: Mapping[str, str], folder: Path, context: int = 16_384
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield a client of an adapter over an engine that gives the answers of a session.
+
+    Args:
+        scripts: the answers, by the character of the step.
+    """
+    async with AsyncExitStack() as stack:
+        backend: Backend
+        if engine == "koboldcpp":
+            fake, backend = await stack.enter_async_context(koboldcpp(TEMPLATE, "Lost."))
+            fake.others = scripts
+        else:
+            shown = {key: _pieces(text) for key, text in scripts.items()}
+            path = stepped(folder / "model.gguf", shown, context)
+            if engine == "llama_cpp":
+                backend = LlamaCpp(path, context=context)
+            else:
+                server = llama_server(path, slots=1, context=context)
+                backend = LlamaServer(stack.enter_context(server))
+        yield await stack.enter_async_context(adapting(backend))
 
 
 def in_steps(folder: Path) -> tuple[Path, Path]:

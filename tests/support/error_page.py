@@ -203,7 +203,7 @@ def _of_frames() -> Iterator[LatimerError]:
     lanes[0].add(frame)
     for number in range(MOST_LANES):
         lanes[1].add(replace(frame, lane=str(number)))
-        while (running := lanes[1].next()) is not None:
+        for running in lanes[1].start():
             lanes[1].end(running)
     calls: list[Callable[[], object]] = [partial(one.add, frame) for one in lanes]
     calls.append(partial(lane_of, {"stream_id": ""}))

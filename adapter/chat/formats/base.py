@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from ....backends.base import Grammar, Preamble
 from ....backends.grammar import as_gbnf
+from ....backends.grammar.dialects import modern
 from ....backends.grammar.gbnf import UnsupportedSchema
 from ....backends.grammar.lark import embedded
 from ....backends.grammar.notation import JSON, WS, Notation
@@ -85,7 +86,8 @@ def argument_rules(
             return rules_of(_as_object(schema, may_be_none), name, prefix, notation)
         except UnsupportedSchema as error:
             raise UnsupportedSchema(error.reason, (index, *error.path)) from None
-    # Remove what cannot be enforced, until the rest can be.
+    # Remove what cannot be enforced, until the rest can be. The paths are those of a modern schema.
+    schema = modern(schema)
     for _ in range(MOST_TAKEN_AWAY):
         try:
             return rules_of(_as_object(schema, may_be_none), name, prefix, notation)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import orjson
 from typing_extensions import override
 
+from ....backends.grammar.dialects import modern
 from ....backends.grammar.regex import literal
 from ..parsers import LONGEST_NAME, NAME_BYTES, Bytes, CallParser, ParseFailed, Steps
 from .base import Check, FunctionSchema, Sign, ToolCallFormat, as_json, named_arguments
@@ -69,7 +70,7 @@ class TagParser(CallParser):
         yield from self._exactly(tags.named)
         self._begin(name)
         if name not in self._read:
-            self._read[name] = Arguments(self._functions[name])
+            self._read[name] = Arguments(modern(self._functions[name]))
         arguments = self._read[name]
         keys: set[str] = set()
         while (yield from self._marker(tags.key, tags.end)) == tags.key:

@@ -82,6 +82,9 @@ async def test_a_file_in_a_stream_and_a_tool_result(client: httpx2.AsyncClient) 
          "Send the content of the file as text."),
         (file(pdf_url(b"%PDF-1.4")), FILE_DATA, "it is damaged"),
         (file("data:;base64,/w=="), FILE_DATA, "Only text and PDF files are read."),
+        # The start of a zip file, whose bytes are valid text here.
+        (file("data:application/zip;base64,UEsDBGEudHh0"), FILE_DATA,
+         "Only text and PDF files are read."),
         (file("?"), FILE_DATA, "expected a data URL or base64."),
     ],
     ids=["no data", "id", "broken", "other", "no base64"],

@@ -64,6 +64,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"system": [{"type": "image"}]}, "system.0.text: Field required"),
     ({"stop_sequences": [""]}, "stop_sequences: each stop sequence must be non-empty"),
     ({"stop_sequences": "x"}, "stop_sequences: Input should be a valid list"),
+    ({"stop_sequences": ["x"] * 500},
+     "stop_sequences: at most 128 items are allowed, not 500"),
+    ({"messages": [user("x")] * 100_001}, "messages: at most 100000 items are allowed, not 100001"),
     ({"tools": [{"type": "x_1", "name": "x"}]}, f"tools.0: Input tag 'x_1' {TAGS}"),
     ({"tools": [TOOL, {"type": "computer_20250124", "name": "computer"}]},
      f"tools.1: Input tag 'computer_20250124' {TAGS}"),
@@ -103,6 +106,13 @@ async def test_an_invalid_request_is_refused(
     """An invalid request is a 400 whose message begins with the path of the field."""
     found = told(await echo.post(PATH, json=body_of(**fields)), 400, "invalid_request_error")
     assert found.startswith(message)
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "[" * 200])
+async def test_a_body_that_is_no_object_is_refused(echo: httpx2.AsyncClient, body: str) -> None:
+    """The words for a body that is not a JSON object name no other API."""
+    found = told(await echo.post(PATH, content=body), 400, "invalid_request_error")
+    assert found.startswith("The request body is not a valid JSON object. The ")
 
 
 @pytest.mark.parametrize("name", ["model", "max_tokens", "messages"])

@@ -220,12 +220,20 @@ OPEN = (
     [
         ([], "messages: at least one message is required"),
         ([system("s")], "messages: at least one message is required"),
-        ([said("")], "messages: at least one message is required"),
-        ([user("")], "messages: text content blocks must be non-empty"),
+        ([said("")], "messages: all messages must have non-empty content except for the optional "
+         "final assistant message"),
+        ([user("")], "messages.0: user messages must have non-empty content"),
+        ([user("a"), said("b"), {"role": "user", "content": []}],
+         "messages.2: user messages must have non-empty content"),
         ([user(text("a"), text(""))], "messages: text content blocks must be non-empty"),
         ([user(result(content="r"))], ORPHAN),
         (CALLED, OPEN),
         ([*CALLED, user("no")], OPEN),
+        ([user("a"), said(call(), call())], "messages.1.content.1: `tool_use` ids must be unique"),
+        ([*CALLED, said(call())], "messages.2.content.0: `tool_use` ids must be unique"),
+        ([*CALLED, user(result(content="r"), result(content="s"))],
+         "messages.2.content.1: each tool_use must have a single result. Found multiple "
+         "`tool_result` blocks with id: toolu_1"),
         ([*CALLED, system("s")], OPEN),
         ([*CALLED, user(result("t2", content="r"))],
          ORPHAN.replace("messages.0", "messages.2").replace("toolu_1", "t2")),

@@ -61,6 +61,13 @@ def test_a_limit_out_of_range_is_refused(limit: str) -> None:
         page_of(INFOS, {"limit": limit})
 
 
+@pytest.mark.parametrize("field", ["after_id", "before_id"])
+def test_an_unknown_id_is_refused(field: str) -> None:
+    """A page next to a model that is not listed is refused; a client would read one twice."""
+    with pytest.raises(InvalidRequest, match=rf"^{field}: No model has the id 'x'$"):
+        page_of(INFOS, {field: "x"})
+
+
 def test_what_a_model_can_do() -> None:
     """A model has its context and what its template and its engine can do."""
     model = Model("m", 4096, "{{ reasoning_effort }}", "", "", False, "f", 86_400)

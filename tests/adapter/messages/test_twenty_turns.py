@@ -1,4 +1,4 @@
-"""Tests that a long conversation is the same to the engine by Messages as by Responses.
+"""Tests that a long conversation is the same to the engine by Messages, Responses and chat.
 
 It has twenty turns with reasoning, calls and parallel calls; every second answer is a stream.
 """
@@ -6,7 +6,7 @@ It has twenty turns with reasoning, calls and parallel calls; every second answe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_cpp.prompts import prompt_of
 from support.clients import adapting
 from support.dialogue import SCRIPTS, TEMPLATES, TURNS, ByItems
+from support.replies import chunks_in
 from support.scripted import scripted
 
 from .requests import PATH
@@ -25,11 +26,17 @@ from .test_output import accumulated
 pytestmark = pytest.mark.slow
 CONTEXT = 4096
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [
-    {"name": "weather", "input_schema": _CITY},
-    {"name": "clock", "input_schema": _CITY},
-    # A custom tool of the Responses API, as the model sees it there.
-    {"name": "patch", "input_schema": taking_text("patch", None, None).parameters},
+# The parameters of each tool. The last one is a custom tool of the Responses API, as the model sees
+# it there.
+_TOOLS = {
+    "weather": _CITY,
+    "clock": _CITY,
+    "patch": taking_text("patch", None, None).parameters,
+}
+TOOLS = [{"name": name, "input_schema": schema} for name, schema in _TOOLS.items()]
+FUNCTIONS = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in _TOOLS.items()
 ]
 
 
@@ -77,18 +84,80 @@ class ByBlocks:
         return content
 
 
-def result_of(call: dict[str, Any]) -> dict[str, Any]:
+class ByChat:
+    """A client of chat that continues a conversation, with `reasoning_content`."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+        self._messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
+        self._streamed = False
+
+    async def run(self) -> None:
+        """Run the conversation."""
+        for turn in TURNS:
+            given = [{"role": "user", "content": turn}]
+            while given:
+                self._messages += given
+                answer = await self._ask()
+                self._messages.append(answer)
+                given = [
+                    {"role": "tool", "tool_call_id": call["id"], "content": text_of(
+                        call["function"]["name"], json.loads(call["function"]["arguments"])
+                    )}
+                    for call in answer.get("tool_calls", ())
+                ]  # fmt: skip
+
+    async def _ask(self) -> dict[str, Any]:
+        body = {
+            "model": "m", "temperature": 0, "messages": self._messages, "tools": FUNCTIONS,
+            "stream": self._streamed,
+        }  # fmt: skip
+        reply = await self._client.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        self._streamed = not self._streamed
+        if not body["stream"]:
+            message: dict[str, Any] = reply.json()["choices"][0]["message"]
+            return message
+        return joined(chunks_in(reply))
+
+
+def joined(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the message of a stream of chat."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            for name in ("content", "reasoning_content"):
+                if delta.get(name):
+                    message[name] = message.get(name, "") + delta[name]
+            for part in delta.get("tool_calls", ()):
+                call = calls.setdefault(part["index"], {**part, "function": {"arguments": ""}})
+                function = part["function"]
+                call["function"]["name"] = call["function"].get("name") or function["name"]
+                call["function"]["arguments"] += function.get("arguments", "")
+    if calls:
+        message["tool_calls"] = [*calls.values()]
+    return message
+
+
+def text_of(name: str, arguments: dict[str, Any]) -> str:
     """Return the result of a call, as the client of Responses has it; one of them asks for more."""
-    asks = call["name"] == "weather" and call["input"] == {"city": "Rome"}
-    content = "Warm+" if asks else f"{call['name']}: done."
+    asks = name == "weather" and arguments == {"city": "Rome"}
+    return "Warm+" if asks else f"{name}: done."
+
+
+def result_of(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the block with the result of a call."""
+    content = text_of(call["name"], call["input"])
     return {"type": "tool_result", "tool_use_id": call["id"], "content": content}
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-async def test_the_prompts_are_those_of_responses(
+async def test_the_prompts_are_those_of_responses_and_chat(
     template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every prompt has the token ids that it has by Responses, and what was read is cached."""
+    """Every prompt has the same token ids in all three APIs, and what was read is cached."""
     (first, script), *others = SCRIPTS.items()
     model = scripted(
         tmp_path / "model.gguf", script, TEMPLATES[template], after=first, context=CONTEXT,
@@ -113,6 +182,8 @@ async def test_the_prompts_are_those_of_responses(
     wanted, _ = await prompts(ByItems)
     found, way = await prompts(ByBlocks)
     assert found == wanted
+    by_chat, _ = await prompts(ByChat)
+    assert by_chat == wanted
     sizes = [one["input_tokens"] + one["cache_read_input_tokens"] for one in way.usages]
     assert sizes == [len(ids) for ids in wanted]
     cached = [one["cache_read_input_tokens"] for one in way.usages]

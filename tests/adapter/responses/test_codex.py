@@ -6,26 +6,16 @@ Their fields, items and tools are those that Codex sends; the texts are new.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-from latimer.backends.base import Backend
-from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.llama_server import LlamaServer
-from support import codex
-from support.clients import adapting
-from support.codex import CodexError, Reply, read, sent_back
-from support.engines.koboldcpp import koboldcpp
-from support.servers import llama_server
+from support.codex import CodexError, Reply, answering, read, sent_back
 
 pytestmark = pytest.mark.slow
 
 R = "/v1/responses"
-CONTEXT = 16_384
 FILE = Path(__file__).parents[2] / "sessions" / "responses" / "codex.json"
 SESSIONS: dict[str, Any] = json.loads(FILE.read_text())["sessions"]
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
@@ -50,34 +40,6 @@ def scripts_of(session: Mapping[str, Any]) -> dict[str, str]:
         found[str(results)] = written(turn)
         results += len(turn["outputs"])
     return found
-
-
-def pieces(text: str) -> tuple[str, ...]:
-    """Return a text in tokens that differ from those of other texts."""
-    third = len(text) // 3
-    return text[:third], text[third : 2 * third], text[2 * third :]
-
-
-@asynccontextmanager
-async def serving(
-    engine: str, session: Mapping[str, Any], folder: Path
-) -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of an adapter over an engine with the answers of a session."""
-    scripts = scripts_of(session)
-    async with AsyncExitStack() as stack:
-        backend: Backend
-        if engine == "koboldcpp":
-            fake, backend = await stack.enter_async_context(koboldcpp(codex.TEMPLATE, "Lost."))
-            fake.others = scripts
-        else:
-            shown = {key: pieces(text) for key, text in scripts.items()}
-            path = codex.stepped(folder / "model.gguf", shown, CONTEXT)
-            if engine == "llama_cpp":
-                backend = LlamaCpp(path, context=CONTEXT)
-            else:
-                server = llama_server(path, slots=1, context=CONTEXT)
-                backend = LlamaServer(stack.enter_context(server))
-        yield await stack.enter_async_context(adapting(backend))
 
 
 def check(reply: Reply, turn: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -124,7 +86,7 @@ async def test_a_session(engine: str, name: str, tmp_path: Path) -> None:
     items: list[Any] = []
     ignored = set(session["ignored"])
     inexact = {"reasoning.summary"} if "summary" in session["request"]["reasoning"] else set()
-    async with serving(engine, session, tmp_path) as client:
+    async with answering(engine, scripts_of(session), tmp_path) as client:
         for turn in session["turns"]:
             ignored |= {f"input[{len(items) + at}]" for at in turn.get("ignored_input", ())}
             items += turn["input"]
@@ -142,7 +104,7 @@ async def test_a_session(engine: str, name: str, tmp_path: Path) -> None:
 async def test_a_limit_is_an_error(tmp_path: Path) -> None:
     """Codex ends the turn with the reason if the limit cuts the answer off."""
     session = SESSIONS["a model of one's own"]
-    async with serving("koboldcpp", session, tmp_path) as client:
+    async with answering("koboldcpp", scripts_of(session), tmp_path) as client:
         body = {**session["request"], "input": session["turns"][0]["input"]}
         answer = await client.post(R, json={**body, "max_output_tokens": 16})
         with pytest.raises(CodexError, match="max_output_tokens"):

@@ -16,6 +16,7 @@ from latimer.adapter.responses.lanes import (
     KeptTurns,
     Lanes,
     create_of,
+    lane_of,
 )
 
 TURNS = KeptTurns().of_connection()
@@ -28,7 +29,7 @@ def frame(lane: str = DEFAULT, size: int = 1, **body: Any) -> Create:
 
 def kept(name: str, size: int = 10) -> Kept:
     """Return a response whose items take some bytes."""
-    return Kept(name, name, (b"x" * size,), False)
+    return Kept(name, name, (b"x" * size,), False, size)
 
 
 def test_a_lane_runs_one_frame_at_a_time() -> None:
@@ -37,9 +38,10 @@ def test_a_lane_runs_one_frame_at_a_time() -> None:
     first, second, other = frame("a"), frame("a"), frame("b")
     for one in (first, second, other):
         lanes.add(one)
-    assert [lanes.next(), lanes.next(), lanes.next()] == [first, other, None]
+    assert lanes.start() == [first, other]
+    assert lanes.start() == []
     lanes.end(first)
-    assert lanes.next() is second
+    assert lanes.start() == [second]
     lanes.end(second)
     lanes.end(other)
     assert lanes.is_idle
@@ -54,7 +56,7 @@ def test_a_connection_has_limits() -> None:
         lanes.add(frame("more"))
     assert refused.value.code == "websocket_stream_limit_reached"
     lanes.add(frame("0"))
-    assert sum(lanes.next() is not None for _ in range(MOST_LANES)) == MOST_RUNNING
+    assert len(lanes.start()) == MOST_RUNNING
     for _ in range(MOST_WAITING - (MOST_LANES + 1 - MOST_RUNNING)):
         lanes.add(frame())
     with pytest.raises(InvalidRequest) as refused:
@@ -70,7 +72,7 @@ def test_a_large_frame_waits_alone() -> None:
     lanes.add(large)
     with pytest.raises(InvalidRequest):
         lanes.add(frame("b", 1))
-    assert lanes.next() is large
+    assert lanes.start() == [large]
     lanes.end(large)
     lanes.add(frame("b", 1))
 
@@ -81,7 +83,7 @@ def test_a_large_frame_waits_alone() -> None:
 def test_a_frame_becomes_a_body(sent: Any, stream: Any) -> None:
     """The body has none of the frame's own fields, and streams unless `stream` is invalid."""
     given = {"type": "response.create", "stream_id": "a", "generate": False, "model": "m", **sent}
-    made = create_of(given, 5, TURNS)
+    made = create_of(given, 5, lane_of(given), TURNS)
     assert made is not None
     assert made.body == {"model": "m", "stream": stream}
     assert (made.lane, made.generates, made.size) == ("a", False, 5)
@@ -102,7 +104,7 @@ def test_a_frame_becomes_a_body(sent: Any, stream: Any) -> None:
 def test_a_wrong_frame_names_the_field(sent: Any, param: str) -> None:
     """A frame that asks for what a WebSocket does not serve is refused by the field's name."""
     with pytest.raises(InvalidRequest) as refused:
-        create_of(sent, 1, TURNS)
+        create_of(sent, 1, lane_of(sent), TURNS)
     assert refused.value.param == param
     assert len(refused.value.message) < 300
 

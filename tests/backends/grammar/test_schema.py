@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.backends.grammar import gbnf
+from latimer.backends.grammar.dialects import check_schema
 from latimer.backends.grammar.gbnf import UnsupportedSchema
 from latimer.backends.grammar.regex import integers, numbers
 from latimer.backends.grammar.schema import FORMATS, path_to, to_gbnf
@@ -211,6 +212,22 @@ PAIR: dict[str, Any] = {"prefixItems": [INTEGER, {"type": "null"}], "items": Fal
         ({"properties": {"id": INTEGER, "items": INTEGER}, "required": ["id"]},
          {"properties": {"id": INTEGER, "items": INTEGER}, "required": ["id"]}),
         ({"enum": [{"items": [1]}]}, {"enum": [{"items": [1]}]}),
+        # An empty list of `items` leaves all of them to `additionalItems`.
+        ({"items": [], "additionalItems": INTEGER}, {"items": INTEGER}),
+        ({"type": "array", "items": []}, {"type": "array"}),
+        # Draft 3: each property says if it is required, also behind a reference.
+        ({"properties": {"a": {**INTEGER, "required": True}, "b": {**INTEGER, "required": False}},
+          "required": True}, {"properties": {"a": INTEGER, "b": INTEGER}, "required": ["a"]}),
+        ({"properties": {"a": {"$ref": "#/definitions/A"}, "b": INTEGER}, "required": ["b"],
+          "definitions": {"A": {**INTEGER, "required": True}}},
+         {"properties": {"a": {"$ref": "#/definitions/A"}, "b": INTEGER}, "required": ["b", "a"],
+          "definitions": {"A": INTEGER}}),
+        ({"properties": {"a": {"type": "any"}, "b": {"type": ["null", "any"]}}},
+         {"properties": {"a": {}, "b": {}}}),
+        ({"type": ["null", {"type": "integer", "minimum": 3}]},
+         {"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 3}]}),
+        ({"extends": {"properties": {"a": INTEGER}}}, {"allOf": [{"properties": {"a": INTEGER}}]}),
+        ({"divisibleBy": 1, **INTEGER}, {"multipleOf": 1, **INTEGER}),
     ],
 )  # fmt: skip
 def test_older_drafts(old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -218,6 +235,44 @@ def test_older_drafts(old: dict[str, Any], new: dict[str, Any]) -> None:
     before = json.dumps(old)
     assert to_gbnf(before) == to_gbnf(json.dumps(new))
     assert json.dumps(old) == before
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"dependencies": {"a": "b"}}, "dependencies"),
+        ({"dependencies": {"items": ["b"], "enum": {"required": ["c"]}}}, "dependencies"),
+        ({"disallow": "string"}, "not"),
+        ({"disallow": ["string", {"type": "any"}]}, "not"),
+        ({"divisibleBy": 2, **INTEGER}, "multipleOf"),
+    ],
+)
+def test_keywords_of_older_drafts_that_no_grammar_enforces(
+    schema: dict[str, Any], keyword: str
+) -> None:
+    """They are valid schemas, and an error where a schema must be enforced, never ignored."""
+    check_schema(schema)
+    with pytest.raises(UnsupportedSchema, match=f"'{keyword}' cannot be enforced"):
+        to_gbnf(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "any", "required": "true"}}},
+        {"properties": {"a": {"type": "date"}}},
+        {"properties": {"a": {"anyOf": []}}},
+        {"properties": {"a": {"required": True, "$ref": "#/b"}, "c": None}},
+        {"required": True, "properties": []},
+        {"required": [{}], "properties": {"a": {"required": True}}},
+        {"type": [{"type": "string"}], "anyOf": 3},
+        {"extends": {"type": "integer"}, "allOf": {}},
+    ],
+)
+def test_what_no_draft_allows_stays_an_error(schema: dict[str, Any]) -> None:
+    """A value that is a schema of no draft is refused."""
+    with pytest.raises(UnsupportedSchema):
+        check_schema(schema)
 
 
 def test_references_elsewhere_stay_errors() -> None:

@@ -15,12 +15,13 @@ PYTHON = HERE / "python"
 ENVIRONMENTS = {
     "openai": (
         "openai_client", "openai_responses", "openai_agents_client", "openai_agents_responses",
-        "inspect_client",
+        "openai_agents_websocket", "inspect_client",
     ),
     "frameworks": (
-        "langchain_client", "langchain_responses", "langchain_embeddings", "langchain_standard",
-        "pydantic_ai_client", "instructor_client", "llama_index_client", "llama_index_embeddings",
-        "litellm_client", "llm_client", "dspy_client", "smolagents_client",
+        "langchain_client", "langchain_responses", "langchain_messages", "langchain_embeddings",
+        "langchain_standard", "pydantic_ai_client", "pydantic_ai_messages", "instructor_client",
+        "llama_index_client", "llama_index_embeddings", "litellm_client", "llm_client",
+        "dspy_client", "smolagents_client",
     ),
 }  # fmt: skip
 NODE = (
