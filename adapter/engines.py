@@ -300,8 +300,8 @@ def unused(settings: Settings) -> list[str]:
     lines = []
     operator = [name for name in ("admin_key", "admin_socket") if getattr(settings, name)]
     if operator:
-        places = ", ".join(map(settings.source_of, operator))
-        lines.append(f"Ignored: {places} (only with tables of engines).")
+        where = ", ".join(map(settings.source_of, operator))
+        lines.append(f"Ignored: {where} (only with tables of engines).")
     if not is_elsewhere(settings) and not is_in_process(settings):
         program = find_program()
         if settings.backend == "auto" and program is not None:

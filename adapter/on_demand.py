@@ -29,12 +29,8 @@ from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
 from ..backends.llama_cpp.options import EXTRA, name_of
 from ..backends.llama_server.command import PROGRAM, command_of, find_program, supported_by
-from ..backends.llama_server.embeddings import (
-    EMBEDDINGS_OFF,
-    NO_VECTORS,
-    NOT_POOLED,
-    RERANKING_OFF,
-)
+from ..backends.llama_server.embeddings import EMBEDDINGS_OFF, NO_VECTORS, NOT_POOLED
+from ..backends.llama_server.server import RERANKING_OFF
 from ..backends.llama_server.translate import LARGER_BATCH
 from .option import option_of
 from .settings import Settings

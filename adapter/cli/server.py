@@ -44,10 +44,10 @@ class Server(uvicorn.Server):
         around: ASGIApp | None = None,
         http: type[Protocol] = Protocol,
     ) -> None:
-        self._around = around or app
+        self._served = around or app
         super().__init__(
             uvicorn.Config(
-                self._around,
+                self._served,
                 interface="asgi3",
                 http=http,
                 # `Protocol` imports the protocol of WebSockets when it needs it.
@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         from .admin_socket import Operator
 
         config = uvicorn.Config(
-            Operator(self._around, key), interface="asgi3", http=Protocol, ws="none",
+            Operator(self._served, key), interface="asgi3", http=Protocol, ws="none",
             log_config=None, log_level="warning", access_log=False, server_header=False,
             proxy_headers=False,
         )  # fmt: skip

@@ -110,7 +110,7 @@ def test_settings_that_count_for_nothing_are_named(monkeypatch: pytest.MonkeyPat
         ((401, NO_KEY), "", "requires an API key. Set it with --engine-key"),
         ((200, b'{"result":"KoboldCpp","version":"1.115","llm":false}'), "", "no text model"),
     ],
-    ids=["loading", "unknown", "nonsense", "v1", "key", "no model"],
+    ids=["loading", "unknown", "nonsense", "v1", "another API", "key", "no model"],
 )
 async def test_what_answers_but_is_not_ready(
     answer: tuple[int, bytes], path: str, said: str

@@ -46,7 +46,11 @@ def test_a_command_says_the_next_step(arguments: list[str], code: int, words: st
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
-@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(("--workers", "2"), marks=pytest.mark.slow)],
+    ids=["one", "workers"],
+)
 def test_the_socket_of_the_operator(
     options: tuple[str, ...], llama_server_url: str, tmp_path: Path
 ) -> None:

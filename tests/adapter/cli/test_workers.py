@@ -222,13 +222,17 @@ async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> 
     path = str(tmp_path / "admin.sock")
     with workers("--config", str(file), "--admin-socket", path) as server:
         keyed = ("--admin-key", "operator", "--url", server.address)
-        found = await streams(server.address, 4, 125)
-        # Whichever worker gets the request. A program would start while the streams end.
+        # They take a minute, so that they run for as long as a busy machine needs to look.
+        found = await streams(server.address, 4, 3_000)
+        # Whichever worker gets the request.
         async with connections(server, 2) as clients:
             for client in clients:
                 client.headers["authorization"] = "Bearer operator"
                 (row,) = (await client.get("/admin/engines")).json()["data"]
                 assert (row["id"], row["state"], row["running"]) == ("fake", "ready", 4)
+        for one in found:
+            one.task.cancel()
+        found = await streams(server.address, 4, 50)
         assert "fake runs no requests" in await ask("drain", *keyed)
         assert all(await ended(found))
         assert await statuses(server) == {503}
