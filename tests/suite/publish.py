@@ -83,7 +83,7 @@ def publish(
 
     Args:
         like: the server whose notes apply, too, after its own; last come the common ones.
-        private: paths of this machine that must not be in them, beside those of the checkout.
+        private: more paths of this machine that must not be in them.
     """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     run = Run(
