@@ -122,7 +122,7 @@ PEERS: Mapping[str, Peer] = {
     "litellm": Peer(
         "LiteLLM $version's proxy over llama-server",
         "litellm",
-        ("litellm[proxy]==1.110.2",),
+        ("litellm[proxy]==1.108.7",),
         ("litellm", "--config", "$own/config.yaml", "--host", "127.0.0.1", "--port", "$port"),
         configuration=LITELLM,
         environment={"LITELLM_MASTER_KEY": "$key", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
