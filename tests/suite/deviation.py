@@ -15,7 +15,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -29,16 +28,20 @@ from latimer.conformance.runner import Settings, connected
 from pydantic import BaseModel, TypeAdapter
 from support import gguf_files
 from support.reference import Reference, reference
-from support.texts import WORDS, questions
+from support.texts import CAPITALS, OPPOSITES
 
 FILE = Path(__file__).parent.parent.parent / "docs" / "conformance" / "servers" / "numbers.json"
-TOKENS, ALTERNATIVES = 12, 5
+TOKENS, ALTERNATIVES = 16, 5
 TEMPERATURES = (0, 1)
-# Plain words without control tokens, so that every server evaluates the same tokens.
+# Beginnings that the demo model continues, without control tokens: every server evaluates the same
+# tokens.
 PROMPTS = (
-    *(question.text for question in questions(16)),
-    *(f"The {one} and the {other}" for one, other in pairwise(WORDS)),
-)
+    "The", "A", "How", "What", "What is", "Hello", "Hello!", "tell me", "1, 2, 3",
+    "Once upon a time",
+    *(f"The capital of {country}" for country in CAPITALS),
+    *(f"The opposite of {word}" for word in OPPOSITES),
+    *(f"Q: What is the capital of {country}?\nA:" for country in CAPITALS),
+)  # fmt: skip
 
 Weights: TypeAlias = Literal["Q8_0", "F32"]
 

@@ -195,9 +195,13 @@ def _meanings(cause: Cause, server: Server, known: Remarks, contract: Mapping[st
 def _row(cause: Cause, meaning: str) -> str:
     ids = [check["id"] for check in cause.checks]
     clauses = dict.fromkeys(check["source"].split()[0] for check in cause.checks)
-    named = ", ".join(f"`{name}`" for name in ids[:NAMED])
-    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-    return f"| {cause.note} | {meaning} | {', '.join(clauses)} | {named}{more} |"
+    return f"| {cause.note} | {meaning} | {', '.join(clauses)} | {_named(ids)} |"
+
+
+def _named(names: Sequence[str]) -> str:
+    """Return some names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(f"`{name}`" for name in names[:NAMED]) + more
 
 
 def _meaning(name: str, server: Server, known: Remarks) -> str:
@@ -220,10 +224,10 @@ def _others(report: Mapping[str, Any]) -> list[str]:
         for check in report["checks"]:
             if check["verdict"] == verdict:
                 group, _, name = check["id"].partition(".")
-                found.setdefault(group, []).append(f"`{name}`")
+                found.setdefault(group, []).append(name)
         if found:
             lines += [f"## {title}", "", words, "", "| group | checks |", "|---|---|"]
-            lines += [f"| {group} | {', '.join(names)} |" for group, names in found.items()]
+            lines += [f"| {group} | {_named(names)} |" for group, names in found.items()]
             lines.append("")
     return lines
 

