@@ -252,7 +252,7 @@ def test_claude_code_finds_its_conversation_in_the_cache(
     tmp_path: Path,
     record_property: Callable[[str, str], None],
 ) -> None:
-    """Claude Code does a task in five turns; the engine counts nearly all of the last as cached."""
+    """Claude Code does a task in five turns, and the engine has most of its last prompt cached."""
     agent, folder = AGENTS["claude code"], tmp_path / "work"
     folder.mkdir()
     path = folder / "hello.txt"
