@@ -146,6 +146,7 @@ class _Connection:
         while True:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
+                self.leave()
                 return
             lane = DEFAULT
             try:

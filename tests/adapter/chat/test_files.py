@@ -87,7 +87,7 @@ async def test_a_file_in_a_stream_and_a_tool_result(client: httpx2.AsyncClient) 
          "Only text and PDF files are read."),
         (file("?"), FILE_DATA, "expected a data URL or base64."),
     ],
-    ids=["no data", "id", "broken", "other", "no base64"],
+    ids=["no data", "id", "broken", "other", "zip", "no base64"],
 )  # fmt: skip
 async def test_a_file_that_is_not_read(
     client: httpx2.AsyncClient, part: Any, param: str, message: str

@@ -46,6 +46,8 @@ models:
     apiKey: unused
     roles: [chat]
 """
+# The tools of Claude Code that a task with files needs.
+TOOLS = "Write,Read,Edit,Bash"
 CODEX = """
 model = "demo"
 model_provider = "latimer"
@@ -93,6 +95,22 @@ SCRIPTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 SHOWN = {"demo": "mcp: notes/count (completed)", "gpt-5.5": "patch: completed", "gpt-6.1-sol": ""}
 Run = Callable[..., subprocess.CompletedProcess[str]]
+# The share of a prompt that the engine of Claude Code's fifth turn has read before, at least.
+LEAST_CACHED = 0.95
+
+
+def claude_scripts(path: Path) -> Mapping[str, tuple[str, ...]]:
+    """Return what Claude Code's model does with a file, by the number of results it has seen."""
+    file = {"file_path": str(path)}
+    edit = {**file, "old_string": "Bonjour", "new_string": "Salut"}
+    show = {"command": f"cat {path.name}", "description": "Show the file"}
+    return {
+        "0": ("<think>I need ", *call("a file.", "Write", **file, content="Bonjour\n")),
+        "1": ("<think>Let me ", *call("look at it.", "Read", **file)),
+        "2": ("<think>Better ", *call("another word.", "Edit", **edit)),
+        "3": ("<think>Now I ", *call("check it.", "Bash", **show)),
+        "4": LAST,
+    }
 
 
 class Agent(NamedTuple):
@@ -226,6 +244,37 @@ def test_an_agent_writes_a_file(
             run(agent.after, folder, variables)
     assert (folder / "hello.txt").read_text().strip() == TEXT.strip()
     assert DONE in said
+
+
+def test_claude_code_finds_its_conversation_in_the_cache(
+    node_of: Callable[[str], Path],
+    own_home: dict[str, str],
+    tmp_path: Path,
+    record_property: Callable[[str, str], None],
+) -> None:
+    """Claude Code does a task in five turns, and the engine has most of its last prompt cached."""
+    agent, folder = AGENTS["claude code"], tmp_path / "work"
+    folder.mkdir()
+    path = folder / "hello.txt"
+    model = stepped(tmp_path / "steps.gguf", claude_scripts(path), 32_768)
+    # Few tools keep the prompt short for a model whose tokens are bytes.
+    own = ("--tools", TOOLS, "--allowedTools", TOOLS, "--permission-mode", "acceptEdits")
+    shown = ("--output-format", "stream-json", "--verbose", "--include-partial-messages")
+    with command(str(model), "--context", "32768", "--any-model") as (_, address):
+        words = [
+            one.replace("@MODULES", str(node_of("agents") / "node_modules"))
+            for one in agent.words[:4]
+        ]
+        more = {key: one.replace("@ROOT", address) for key, one in agent.variables.items()}
+        said = run((*words, *own, *shown, "-p", "Write hello.txt."), folder, {**own_home, **more})
+    assert path.read_text() == "Salut\n"
+    events = [json.loads(line).get("event", {}) for line in said.splitlines()]
+    usages = [one["usage"] for one in events if one.get("type") == "message_delta"]
+    assert len(usages) == 5
+    cached = usages[-1]["cache_read_input_tokens"]
+    size = cached + usages[-1]["input_tokens"]
+    record_property("claude code", f"{cached} of {size} tokens of the fifth prompt were cached")
+    assert cached >= LEAST_CACHED * size
 
 
 def test_aider_writes_a_file(
