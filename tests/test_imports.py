@@ -60,6 +60,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
             "message", "prepare", "profile", "special_tokens", "templates", "tools",
         )
     ),
+    # Speech: voices, sentences, audio formats, spoken answers.
+    ("adapter/audio/*.py",),
     tuple(
         f"adapter/responses/{name}.py"
         for name in (
