@@ -30,11 +30,13 @@ from ..grammar import with_gbnf
 from ..http import HttpClient
 from ..queue import QUEUE
 from ..streams import end_at_once
+from ..speech.base import Transcriber
 from . import tokens as tokens_of
 from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model
 from .run import Run, check_text, counted, input_of, payload_of
 from .server import Server
+from .transcription import transcriber
 from .translate import CAPABILITIES, ENGINE, longest_call
 
 if TYPE_CHECKING:
@@ -144,6 +146,10 @@ class KoboldCpp(Backend):
     async def rank(self, job: Ranking) -> Scores:
         """Raise `NotServed`, because koboldcpp has no rankings."""
         raise NotServed("rank", ENGINE, NO_RANKS)
+
+    @override
+    async def transcriber(self) -> Transcriber | None:
+        return await transcriber(self.server)
 
     @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
