@@ -119,6 +119,8 @@ ROUTES: Mapping[str, Methods] = {
     "/v2/rerank": {"POST": Later("embeddings", "rerank")},
     "/audio/transcriptions": {"POST": Later("transcriptions", "create_transcription")},
     "/audio/translations": {"POST": Later("transcriptions", "create_translation")},
+    "/audio/speech": {"POST": Later("audio", "create_speech")},
+    "/audio/voices": {"GET": Later("audio", "list_voices")},
     "/models": {"GET": models.list_models},
     "/models/{name:path}": {"GET": models.retrieve_model},
     "/tokenizer_info": {"GET": models.tokenizer_info},

@@ -29,8 +29,8 @@ from ..errors import NotServed, Unsupported, read_from
 from ..grammar import with_gbnf
 from ..http import HttpClient
 from ..queue import QUEUE
-from ..streams import end_at_once
 from ..speech.base import Transcriber
+from ..streams import end_at_once
 from . import tokens as tokens_of
 from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model

@@ -79,7 +79,7 @@ class KoboldTranscriber(Transcriber):
             "suppress_non_speech": False,
         }
         server = self._server
-        await server.turns.take()
+        await server.turns.take(recording.party)
         # A cancelled caller does not end the call, so its turn lasts as long as the engine works.
         return await asyncio.shield(server.background(self._asked(payload, len(data))))
 

@@ -8,7 +8,6 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import Any
 
 from typing_extensions import override
@@ -18,6 +17,8 @@ from ..queue import QUEUE, AdmissionQueue
 from .base import Recording, Segment, Transcriber, TranscriberFacts, Word
 
 _WORKER = f"{__package__}.worker"
+# The fields of a recording that are sent before its samples.
+_SENT = ("language", "prompt", "temperature", "words", "translate")
 # The bytes of a message at most, and those of samples that are written in one turn.
 _LINE, _PIECE = 1 << 24, 1 << 18
 
@@ -55,7 +56,7 @@ class LibraryTranscriber(Transcriber):
     @override
     @asynccontextmanager
     async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:
-        await self._turns.take()
+        await self._turns.take(recording.party)
         try:
             process = await self._started()
             # It is busy until its last message.
@@ -109,8 +110,8 @@ class LibraryTranscriber(Transcriber):
     async def _segments(
         self, process: Process, recording: Recording
     ) -> AsyncGenerator[Segment, None]:
-        job = asdict(recording)
-        samples = job.pop("samples")
+        samples = recording.samples
+        job = {name: getattr(recording, name) for name in _SENT}
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps({**job, "size": len(samples)}).encode() + b"\n")

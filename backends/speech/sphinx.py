@@ -41,9 +41,7 @@ class Sphinx:
         for samples in cut(recording.samples, _PIECE):
             for words in _phrases(self._words(samples, start)):
                 text = "".join([word.text for word in words])
-                yield Segment(
-                    text, words[0].start, words[-1].end, words if recording.words else ()
-                )
+                yield Segment(text, words[0].start, words[-1].end, words if recording.words else ())
             start += len(samples) / (2 * TRANSCRIBED_RATE)
 
     def _words(self, samples: bytes, start: float) -> Iterator[Word]:
