@@ -14,13 +14,18 @@ from contextlib import asynccontextmanager
 from typing_extensions import override
 
 from .. import offload
-from ..errors import EngineError, read_from, text_of
+from ..errors import EngineError, EngineUnavailable, read_from, text_of
+from ..http import HttpClient
+from ..queue import QUEUE
 from ..speech.base import Recording, Segment, Transcriber, TranscriberFacts
 from ..speech.pieces import cut, joined, wav_of
 from .server import Server
 from .translate import ENGINE
 
 PATH = "/api/extra/transcribe"
+# The name of its model, which it does not report.
+NAME = "koboldcpp/whisper"
+NOT_STARTED = f"{ENGINE} has no Whisper model. Start it with --whispermodel."
 # Seconds of a recording in a call. The engine accepts requests of 32 MB, which is 13 minutes. A
 # call cannot be cancelled, and the engine does nothing else meanwhile.
 PIECE = 60.0
@@ -29,14 +34,21 @@ SHORTEST = 0.2
 
 
 class KoboldTranscriber(Transcriber):
-    """The Whisper model of a koboldcpp. Chat and other jobs take turns with the calls."""
+    """The Whisper model of a koboldcpp. Chat and other jobs take turns with the calls.
 
-    def __init__(self, server: Server) -> None:
+    Args:
+        server: the server, whose queue is shared with its other calls.
+        owns: True to close the connections with the transcriber.
+    """
+
+    def __init__(self, server: Server, owns: bool = False) -> None:
         self._server = server
+        self._owns = owns
 
     @override
     async def facts(self) -> TranscriberFacts:
-        return TranscriberFacts("koboldcpp/whisper", takes_language=True, takes_prompt=True)
+        """Return what every Whisper model can do there; its name is not reported."""
+        return TranscriberFacts(NAME, takes_language=True, takes_prompt=True)
 
     @override
     @asynccontextmanager
@@ -50,14 +62,15 @@ class KoboldTranscriber(Transcriber):
 
     @override
     async def aclose(self) -> None:
-        await self._server.aclose()
+        if self._owns:
+            await self._server.aclose()
 
     async def _check(self) -> None:
-        """Raise `EngineError` if the engine has no Whisper model any more."""
+        """Raise `EngineUnavailable` if the engine has no Whisper model."""
         version = await self._server.ask("GET", "/api/extra/version")
         with read_from(ENGINE, "/api/extra/version"):
             if not version.get("transcribe"):
-                raise EngineError(f"{ENGINE} has no Whisper model. Start it with --whispermodel.")
+                raise EngineUnavailable(NOT_STARTED)
 
     async def _segments(self, recording: Recording) -> AsyncGenerator[Segment, None]:
         before = ""
@@ -101,6 +114,16 @@ class KoboldTranscriber(Transcriber):
         """Return the number of recordings that the engine has transcribed."""
         perf: dict[str, object] = {**await self._server.perf()}
         return perf.get("total_transcribe_gens")
+
+
+def transcriber_at(url: str, key: str | None = None) -> KoboldTranscriber:
+    """Return the transcriber of a koboldcpp at an address, which needs no model for text.
+
+    Args:
+        key: its `--password`, if it has one.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return KoboldTranscriber(Server(HttpClient(url, headers), QUEUE, 5.0), owns=True)
 
 
 async def transcriber(server: Server) -> Transcriber | None:

@@ -38,6 +38,8 @@ class Sphinx:
     def transcribe(self, recording: Recording) -> Iterator[Segment]:
         """Yield the words between pauses; every segment has times."""
         start = 0.0
+        # It adapts to what it hears, and would hear the same recording differently the next time.
+        self._decoder.reinit_feat()
         for samples in cut(recording.samples, _PIECE):
             for words in _phrases(self._words(samples, start)):
                 text = "".join([word.text for word in words])
