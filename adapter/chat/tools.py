@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import orjson
 
 from ...backends.base import Grammar
-from ...backends.errors import Unsupported, shortened
+from ...backends.errors import shortened
 from ...backends.grammar import in_request
 from ...backends.grammar.dialects import check_schema
 from ...backends.grammar.gbnf import UnsupportedSchema, WrongGrammar, check

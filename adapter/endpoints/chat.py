@@ -107,7 +107,9 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     if is_small:
         is_plain, has_audio, sampling = _checked(request, capabilities)
     else:
-        is_plain, has_audio, sampling = await offload.run(exchange.size, _checked, request, capabilities)
+        is_plain, has_audio, sampling = await offload.run(
+            exchange.size, _checked, request, capabilities
+        )
     inexact: Sequence[str] = ()
     if has_audio:
         await (await _spoken()).read_transcripts(exchange, service, request.messages)

@@ -91,9 +91,7 @@ async def read_transcripts(exchange: Exchange, service: Service, messages: list[
         messages[index] = message.model_copy(update=changes)
 
 
-async def _transcript(
-    exchange: Exchange, service: Service, audio: EarlierAudio, index: int
-) -> str:
+async def _transcript(exchange: Exchange, service: Service, audio: EarlierAudio, index: int) -> str:
     found = service.transcripts.find(exchange.key, audio.id)
     if found is None:
         found = await _stored(exchange, service, audio.id)
@@ -158,9 +156,7 @@ async def answer_aloud(
         await respond(exchange, served, plan, answer, frames, stream)
 
 
-def _whole(
-    whole: Any, speech: Speech, results: Sequence[Result], usage: Usage
-) -> ChatCompletion:
+def _whole(whole: Any, speech: Speech, results: Sequence[Result], usage: Usage) -> ChatCompletion:
     """Return a response whose contents are the transcripts of audio, without its data."""
     reply: ChatCompletion = whole(results, usage)
     for choice in reply["choices"]:
