@@ -14,13 +14,12 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from ...backends import offload
 from ..errors import InvalidRequest
 
 if TYPE_CHECKING:
     import av
-    from av.audio.codeccontext import AudioCodecContext
     from av.audio.resampler import AudioResampler
-    from av.audio.stream import AudioStream
 
 AudioFormat: TypeAlias = Literal["wav", "mp3", "flac", "opus", "aac", "pcm", "pcm16"]
 
@@ -28,6 +27,8 @@ AudioFormat: TypeAlias = Literal["wav", "mp3", "flac", "opus", "aac", "pcm", "pc
 PCM_RATE = 24_000
 # Bytes of samples that are encoded at once: each call holds the interpreter lock for a moment.
 _STEP = 8_192
+# Bytes of samples for each turn in a thread: about a second.
+_TURN = 49_152
 # A size in the header of a WAV file that is not known yet.
 _UNKNOWN = 0xFFFFFFFF
 
@@ -108,8 +109,8 @@ def _no_encoder(form: AudioFormat, param: str) -> InvalidRequest:
 class Encoder:
     """Encodes PCM as it arrives, for a single stream of audio.
 
-    A compressed format needs about a hundredth of the time that the audio lasts, so call it in a
-    thread.
+    A compressed format needs about a hundredth of the time that the audio lasts, so `encoded` calls
+    it in a thread.
 
     Args:
         form: the format of the bytes.
@@ -150,6 +151,28 @@ class Encoder:
     def end(self) -> bytes:
         """Return the rest of the file."""
         return self._encoder.end()
+
+    @property
+    def is_slow(self) -> bool:
+        """True if it computes anything."""
+        return not isinstance(self._encoder, _Wav)
+
+
+async def encoded(encoder: Encoder, samples: bytes | None) -> bytes:
+    """Encode in a thread, a second of audio at a time, so that short work of others is not late.
+
+    Args:
+        samples: None for the rest of the file.
+    """
+    if not encoder.is_slow:
+        return encoder.end() if samples is None else encoder.feed(samples)
+    if samples is None:
+        return await offload.run(offload.UNKNOWN, encoder.end)
+    parts = [
+        await offload.run(offload.UNKNOWN, encoder.feed, samples[start : start + _TURN])
+        for start in range(0, len(samples), _TURN)
+    ]
+    return b"".join(parts)
 
 
 class _Wav:
@@ -258,14 +281,17 @@ class _File:
 
     def __init__(self, kind: _Kind, rate: int, is_whole: bool) -> None:
         import av
+        from av.audio.stream import AudioStream
 
         self._rate, self._is_whole = rate, is_whole
         self._sink = _Sink(is_whole)
         options = {} if is_whole else dict(kind.options or {})
         self._container = av.open(self._sink, "w", format=kind.container, options=options)
         found = rate if not kind.rates else _nearest(rate, kind.rates)
-        self._stream: AudioStream = self._container.add_stream(kind.codec, rate=found)
-        context: AudioCodecContext = self._stream.codec_context
+        stream = self._container.add_stream(kind.codec, rate=found)
+        assert isinstance(stream, AudioStream)
+        self._stream = stream
+        context = stream.codec_context
         context.layout = "mono"
         if kind.bits:
             context.bit_rate = kind.bits

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from ..queue import Ticket
 
 # Samples a second of the audio that a transcriber gets.
 TRANSCRIBED_RATE = 16_000
@@ -35,12 +37,15 @@ class Utterance:
         voice: the name of one of the speaker's voices.
         speed: 1 is the voice's own speed, 2 is twice as fast.
         instructions: how to speak, for speakers that take instructions.
+        party: the request that it belongs to: once one of its utterances was admitted to a queue,
+            none is rejected as busy.
     """
 
     text: str
     voice: str
     speed: float = 1.0
     instructions: str = ""
+    party: Ticket = field(default_factory=Ticket, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,14 @@ class SpeakerFacts:
         voices: at least one; the first is the default.
         changes_speed: False if it speaks at one speed only.
         takes_instructions: False if it ignores instructions.
+        inexact: the fields of requests, `speed` or `instructions`, that it may ignore.
     """
 
     name: str
     voices: Sequence[Voice]
     changes_speed: bool = False
     takes_instructions: bool = False
+    inexact: frozenset[str] = frozenset()
 
 
 class Speaker(Protocol):
