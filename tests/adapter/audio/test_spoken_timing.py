@@ -143,7 +143,7 @@ async def test_comments_are_sent_while_it_is_spoken() -> None:
 
 async def test_a_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain answer with too much audio is a 400 that says what to do; a stream has no bound."""
-    monkeypatch.setattr(limits, "SPOKEN", limits.SPOKEN._replace(maximum=0))
+    monkeypatch.setattr(limits, "SPOKEN_SAMPLES", limits.SPOKEN_SAMPLES._replace(maximum=0))
     backend, speaker = Echo(pause=0.002), Tone()
     async with adapting(backend, speaker=speaker) as client:
         reply = await client.post(PATH, json=asked(TEXT * 10, **SPOKEN))
