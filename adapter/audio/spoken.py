@@ -26,7 +26,7 @@ FIELD = "audio.format"
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a response is spoken."""
+    """The speaker of a response, its voice, and the format of its audio."""
 
     speaker: Speaker
     voice: ChosenVoice

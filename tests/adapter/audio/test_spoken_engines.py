@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support import scripted
 from support.clients import adapting
-from support.engines.tone import PER_CHARACTER, Tone
+from support.engines.paced_speaker import PER_CHARACTER, PacedSpeaker
 from support.spoken import PATH, SPOKEN, STREAMED, events, joined
 
 ANSWER = ("It is", " Paris", ".", " Go", " there", "!")
@@ -39,7 +39,7 @@ def asking(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         script: Sequence[str] = ANSWER, template: str = scripted.CHATML
     ) -> AsyncIterator[Ask]:
         engine = scripted.scripted_engine(request.param, tmp_path, script, template)
-        async with engine as backend, adapting(backend, speaker=Tone()) as client:
+        async with engine as backend, adapting(backend, speaker=PacedSpeaker()) as client:
 
             async def send(**body: Any) -> Any:
                 messages = [{"role": "user", "content": "Hi"}]
@@ -139,7 +139,7 @@ async def test_reasoning_is_not_spoken(asking: Any) -> None:
 
 
 async def test_a_stop_sequence_ends_the_speech(asking: Any) -> None:
-    """What a stop sequence cuts off is neither in the transcript nor spoken."""
+    """Text after a stop sequence is neither in the transcript nor spoken."""
     async with asking() as ask:
         plain = await ask(stop=" Go", **SPOKEN)
         stream = await ask(stop=" Go", **STREAMED)
