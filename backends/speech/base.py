@@ -118,6 +118,9 @@ class Segment:
         logprob: the mean log-probability of its tokens, if it is known.
         no_speech: the probability that nobody speaks, if it is known.
         tokens: its token ids, if they are known.
+        language: the ISO 639-1 code of what is spoken, if it is known.
+        prompt_tokens, completion_tokens: the tokens that a language model has evaluated and
+            generated for it; 0 for other transcribers.
     """
 
     text: str
@@ -127,6 +130,9 @@ class Segment:
     logprob: float | None = None
     no_speech: float | None = None
     tokens: Sequence[int] = ()
+    language: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,8 @@ class Recording:
         temperature: of sampling; 0 is greedy.
         words: True if the times of words are wanted.
         translate: True for English text, from any language.
+        party: the request that it belongs to: once it was admitted to a queue, none of its pieces
+            is rejected as busy.
     """
 
     samples: bytes
@@ -148,6 +156,7 @@ class Recording:
     temperature: float = 0.0
     words: bool = False
     translate: bool = False
+    party: Ticket = field(default_factory=Ticket, compare=False)
 
     @property
     def seconds(self) -> float:
