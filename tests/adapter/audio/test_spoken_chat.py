@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import wave
+from collections.abc import AsyncIterator
 from typing import Any
 
 import av
 import pytest
 from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.speech.base import Pcm, Utterance
 from support.clients import adapting
 from support.engines.echo import Echo
 from support.engines.paced_speaker import PER_CHARACTER, PacedSpeaker
@@ -86,6 +88,36 @@ async def test_each_choice_is_spoken() -> None:
         assert found["finish_reason"] == "stop"
     # A request speaks one sentence at a time.
     assert speaker.most == 1
+
+
+async def test_samples_have_the_rate_of_the_format() -> None:
+    """pcm16 has 24,000 samples a second, whatever the speaker has; a WAV file has the speaker's."""
+    speaker = PacedSpeaker(rate=16_000)
+    async with adapting(Echo(), speaker=speaker) as client:
+        plain = (await client.post(PATH, json=asked(**SPOKEN))).json()
+        found = joined(events(await client.post(PATH, json=asked(**STREAMED))))
+    data = base64.b64decode(plain["choices"][0]["message"]["audio"]["data"])
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getframerate(), file.getnframes()) == (16_000, SAMPLES)
+    assert len(found["data"]) // 2 == pytest.approx(1.5 * SAMPLES, abs=64)
+    # The app closes the speaker that it was given.
+    assert speaker.closed == 1
+
+
+class Silent(PacedSpeaker):
+    """A speaker that returns no audio."""
+
+    async def _pieces(self, utterance: Utterance) -> AsyncIterator[Pcm]:
+        for _ in utterance.text:
+            yield Pcm(b"", self.rate)
+
+
+async def test_a_speaker_without_audio_is_an_error() -> None:
+    """A sentence without audio is an error of the engine, never an empty file."""
+    async with adapting(Echo(), speaker=Silent()) as client:
+        reply = await client.post(PATH, json=asked(**SPOKEN))
+    assert reply.status_code == 502
+    assert reply.json()["error"]["message"] == "The speaker returned no audio for a sentence."
 
 
 @pytest.mark.parametrize("text", ["", " ", "...", "—"])
