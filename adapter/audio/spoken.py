@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -27,6 +27,8 @@ MOST_SECONDS = 120
 # The bytes of samples that a listener takes at least within a sentence: 0.4 seconds, as OpenAI
 # sends them.
 FRAME = 2 * PCM_RATE * 2 // 5
+# Parts of texts that are cut into sentences at once.
+_AT_ONCE = 32
 FIELD = "audio.format"
 
 
@@ -148,8 +150,17 @@ class Speech:
         self._lines = [_Line() for _ in range(count)]
         self._task = asyncio.create_task(self._speak(listener))
 
-    def add(self, index: int, deltas: Iterable[Delta]) -> None:
-        """Add to the text of a choice."""
+    async def add(self, said: Iterable[tuple[int, Sequence[Delta] | None]]) -> None:
+        """Add to the texts of choices; None ends a choice. Others have the event loop meanwhile."""
+        for number, (index, deltas) in enumerate(said, 1):
+            if deltas is None:
+                self._end(index)
+            else:
+                self._add(index, deltas)
+            if not number % _AT_ONCE:
+                await asyncio.sleep(0)
+
+    def _add(self, index: int, deltas: Sequence[Delta]) -> None:
         line = self._lines[index]
         for delta in deltas:
             if delta.kind == "content":
@@ -160,8 +171,7 @@ class Speech:
             elif delta.kind == "call":
                 line.has_calls = True
 
-    def end(self, index: int) -> None:
-        """End the text of a choice."""
+    def _end(self, index: int) -> None:
         line = self._lines[index]
         # A turn of calls only has no audio; an answer without text has.
         line.is_spoken = line.is_spoken or not line.has_calls
