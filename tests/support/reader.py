@@ -42,7 +42,8 @@ OUTPUTS = {
     "MockTransport": "llama-server is not ready: Loading model\n",
     "reply_token_ids": ANSWER,
     "logprobs=": "None\n", "except ": "decimal_below_min_value", ".open(": "Finish(",
-    "audio.transcriptions": "\n", '"image_url"': "\n", "embeddings.create": "2 64\n", "store=True": "user Hello!\n",
+    "audio.transcriptions": "\n", '"image_url"': "\n", "embeddings.create": "2 64\n",
+    "store=True": "user Hello!\n",
     "": ANSWER,
 }  # fmt: skip
 TRIES = 3

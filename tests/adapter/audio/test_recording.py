@@ -75,7 +75,7 @@ def hertz(samples: bytes) -> float:
 
 @pytest.mark.parametrize("name", FORMATS)
 async def test_formats(name: str) -> None:
-    """A tone has its length and its frequency in each format, whatever the rate was."""
+    """A tone has its length and its frequency in each format, from any rate."""
     samples = await heard(encoded(*FORMATS[name]))
     assert len(samples) / 2 / RATE == pytest.approx(SECONDS, abs=0.1)
     assert hertz(samples) == pytest.approx(440, rel=0.03)

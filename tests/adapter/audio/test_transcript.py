@@ -32,7 +32,7 @@ def test_text_that_would_end_a_cue() -> None:
 
 
 def test_every_way_to_cut_a_stream() -> None:
-    """Whatever the pieces, the deltas have no space around them, and are the text."""
+    """For all pieces, the deltas have no space around them, and are the text."""
     text = "  Hello  there, \n you \n"
     for first in range(len(text)):
         for second in range(first, len(text)):
