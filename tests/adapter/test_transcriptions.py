@@ -175,7 +175,7 @@ async def test_fields_reach_the_transcriber() -> None:
 async def test_fields_without_effect_are_listed() -> None:
     """Fields that are unknown, or that the transcriber ignores, are listed, also as `x[]`."""
     reply = await ask(
-        app_of(Listener(told=PLAIN)), language="de", prompt="x", temperature="1", foo="bar",
+        app_of(Listener(facts=PLAIN)), language="de", prompt="x", temperature="1", foo="bar",
         bar=["1", "2"], include=["logprobs"], chunking_strategy="auto",
     )  # fmt: skip
     assert reply.status_code == 200, reply.text
@@ -232,12 +232,12 @@ async def test_wrong_fields(fields: dict[str, Any], param: str, code: str) -> No
 async def test_times_that_the_transcriber_lacks() -> None:
     """Times are refused by name where the transcriber has none, and never made up."""
     for form in ("srt", "vtt", "verbose_json"):
-        reply = await ask(app_of(Listener(told=PLAIN)), response_format=form)
+        reply = await ask(app_of(Listener(facts=PLAIN)), response_format=form)
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == "response_format"
-    told = replace(PLAIN, has_segments=True)
+    facts = replace(PLAIN, has_segments=True)
     fields = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
-    reply = await ask(app_of(Listener(told=told)), **fields)
+    reply = await ask(app_of(Listener(facts=facts)), **fields)
     assert reply.json()["error"]["param"] == "timestamp_granularities"
 
 
@@ -286,7 +286,7 @@ async def test_a_form_with_too_much() -> None:
 
 
 async def test_a_large_file_is_refused_while_it_is_read() -> None:
-    """The rest of a body over the limit is not read, whether its length is told or not."""
+    """The rest of a body over the limit is not read, with and without its length."""
     taken = 0
 
     async def body() -> Any:
@@ -299,14 +299,14 @@ async def test_a_large_file_is_refused_while_it_is_read() -> None:
     async with client_of(app_of(max_body=50_000)) as client:
         kind = {"content-type": "multipart/form-data; boundary=x"}
         reply = await client.post(T, content=body(), headers=kind)
-        told = await client.post(T, data={"model": "x"}, files={"file": bytes(60_000)})
-    assert (reply.status_code, told.status_code) == (413, 413)
+        other = await client.post(T, data={"model": "x"}, files={"file": bytes(60_000)})
+    assert (reply.status_code, other.status_code) == (413, 413)
     assert reply.json()["error"]["code"] == "request_too_large"
 
 
 async def test_a_recording_that_is_too_long() -> None:
-    """A transcriber's own limit is told in seconds."""
-    app = app_of(Listener(told=replace(FACTS, most_seconds=1.0)))
+    """The error for a transcriber's own limit has its seconds."""
+    app = app_of(Listener(facts=replace(FACTS, most_seconds=1.0)))
     error = (await ask(app)).json()["error"]
     assert (error["param"], error["code"]) == ("file", "audio_too_long")
     assert "at most 1 s" in error["message"]
@@ -327,7 +327,7 @@ async def test_translations() -> None:
 
 async def test_translations_without_a_translator() -> None:
     """A transcriber that does not translate is a path that is not served."""
-    reply = await ask(app_of(Listener(told=PLAIN)), TRANSLATIONS)
+    reply = await ask(app_of(Listener(facts=PLAIN)), TRANSLATIONS)
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "unsupported_endpoint"
 
