@@ -93,6 +93,9 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
             app = adapter_of(settings, backend or fleet, observers)
         except LimitsError as error:
             fail(f"admission.store: {error}")
+        if app.service.transcriber is not None:
+            # A library loads its model, so that an error ends the start.
+            await app.service.transcriber.facts()
         opening = await _open_store(app, settings)
         await _open_limits(app, settings)
         if backend is not None and not is_elsewhere(settings):
@@ -410,7 +413,7 @@ def adapter_of(
     arguments = settings.arguments("adapter")
     arguments["observers"] = observers
     if settings.speech is not None:
-        arguments["speaker"] = _speaker_of(settings.speech)
+        arguments["speaker"] = _speaker_of(settings.speech, settings.offline)
     if settings.transcription is not None:
         arguments["transcriber"] = _transcriber_of(settings.transcription)
     if not arguments["api_keys"] and not arguments["keys"]:
@@ -432,11 +435,12 @@ def adapter_of(
     return app
 
 
-def _speaker_of(value: str) -> Speaker:
+def _speaker_of(value: str, offline: bool) -> Speaker:
     from ...backends.speech.libraries import UnknownLibrary, speaker_of
+    from ..hub.voices import placed
 
     try:
-        return speaker_of(value)
+        return speaker_of(placed(value, Download(), offline=offline))
     except UnknownLibrary as error:
         raise WrongSettings(f"--speech: {error}") from None
 
