@@ -93,8 +93,11 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
             app = adapter_of(settings, backend or fleet, observers)
         except LimitsError as error:
             fail(f"admission.store: {error}")
-        for spoken in (app.service.speaker, app.service.transcriber):
-            if spoken is not None:
+        for value, spoken in (
+            (settings.speech, app.service.speaker),
+            (settings.transcription, app.service.transcriber),
+        ):
+            if spoken is not None and "://" not in (value or ""):
                 # A library loads its model, so that an error ends the start.
                 await spoken.facts()
         opening = await _open_store(app, settings)
