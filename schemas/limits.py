@@ -64,6 +64,7 @@ IDS = Limit(
     "all of `prompt`, `input`, `tokens` or `reply_token_ids`",
     "More than any model's context holds.",
 )
+SPOKEN = Limit(4_096, "characters", "`input` and `instructions` of speech", "OpenAI's limit.")
 TEXT = Limit(
     4 << 20, "characters", "the `prompt` of `/tokenize`",
     "More than almost any context length; tokenization cannot be interrupted.",
@@ -100,6 +101,15 @@ SCANS = Limit(100, "scans", "a progressive JPEG", "Each scan visits all pixels; 
 SOUND = Limit(
     3_600, "seconds", "an audio file", "A file of 100 bytes can declare gigabytes of samples."
 )
+SOUND_SECONDS = Limit(
+    60, "seconds of CPU time", "decoding a recording to transcribe, in a separate process",
+    "A small file can keep a decoder busy for hours.",
+)  # fmt: skip
+SOUND_MEMORY = Limit(1_024, "MiB", "the same", "A small file can declare large frames.")
+FORM_PARTS = Limit(256, "fields", "a form", "OpenAI's have a dozen; each is an object in memory.")
+FORM_TEXT = Limit(
+    262_144, "bytes", "a field of a form, except a file", "More than any model reads of a prompt."
+)
 PDF_PAGES = Limit(
     5_000, "pages", "a PDF file in the input of a response",
     "Each page takes time; the text of more fits into no context.",
@@ -113,6 +123,10 @@ PDF_SECONDS = Limit(
     "A small file can keep a reader busy for hours.",
 )  # fmt: skip
 PDF_MEMORY = Limit(512, "MiB", "the same, for each file", "A small file can take gigabytes.")
+SPOKEN_SAMPLES = Limit(
+    64, "MiB", "the samples of a spoken answer that is not streamed",
+    "They are kept in memory until the answer is complete; it is 23 minutes at 24 kHz.",
+)  # fmt: skip
 TOOLS = Limit(
     512, "tools", "`tools`, or `functions`",
     "Each is a way to continue a grammar, whose number is limited, too.",

@@ -35,6 +35,12 @@ PARTS = {
     "adapter/limits/postgresql.py": "postgres",
     "adapter/limits/redis.py": "redis",
     "adapter/ray_serve.py": "ray",
+    "adapter/audio/decoder.py": "transcription",
+    "adapter/audio/formats.py": "speech",
+    "backends/speech/piper.py": "piper",
+    "backends/speech/sherpa.py": "speech",
+    "backends/speech/sphinx.py": "pocketsphinx",
+    "backends/speech/whisper.py": "transcription",
     "adapter/traces.py": "otel",
     "adapter/cli/otel.py": "otel",
     "backends/llama_cpp/": "llama-cpp",
@@ -49,7 +55,7 @@ PARTS = {
     "examples/": "test",
 }
 # The extras that are installed for the tests.
-EXTRAS = ("llama-cpp", "tiktoken", "postgres", "redis", "s3", "otel", "conformance")
+EXTRAS = ("llama-cpp", "tiktoken", "postgres", "redis", "s3", "otel", "speech", "conformance")
 # The other lists that are installed with a list, from which its part may import too.
 WITH = {
     "llama-cpp": ("dependencies",),
@@ -59,6 +65,10 @@ WITH = {
     "redis": ("dependencies",),
     "ray": ("dependencies",),
     "otel": ("dependencies",),
+    "speech": ("dependencies",),
+    "piper": ("dependencies",),
+    "transcription": ("dependencies",),
+    "pocketsphinx": ("dependencies",),
     "conformance": ("dependencies",),
     "test": ("dependencies", *EXTRAS),
 }
@@ -69,12 +79,20 @@ NAMESPACE = {
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry": "opentelemetry-api",
 }
-# Modules that an extra of another distribution installs.
-BROUGHT = {"botocore": "boto3"}
+# Modules that an extra of another distribution installs, or that are not installed here.
+BROUGHT = {
+    "botocore": "boto3",
+    "faster_whisper": "faster-whisper",
+    "piper": "piper-tts",
+    "pocketsphinx": "pocketsphinx",
+}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
+    ("dependencies", "python-multipart"): "Starlette's parser of forms imports it",
     ("dependencies", "websockets"): "uvicorn's protocol of WebSockets imports it",
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
+    ("piper", "av"): "adapter/audio/formats.py imports it",
+    ("pocketsphinx", "av"): "adapter/audio/decoder.py imports it",
     ("deploy", "helm-python-sdk"): "tests/examples/deploy imports it if it is installed",
     ("deploy", "kubernetes-validate"): "tests/examples/deploy imports it if it is installed",
     ("dist", "build"): "a command of `make dist`",

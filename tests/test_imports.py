@@ -20,12 +20,27 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("schemas/*.py",),
     ("schemas/native/*.py", "schemas/openai/*.py"),
     ("schemas/anthropic/*.py",),
-    ("backends/speech/__init__.py", "backends/speech/base.py"),
-    ("backends/*.py",),
+    (
+        *(
+            f"backends/{name}.py"
+            for name in (
+                "__init__", "base", "embeddings", "errors", "http", "identity", "offload", "queue",
+                "sandbox", "sentencepiece", "sse", "stops", "streams",
+            )
+        ),
+        "backends/speech/__init__.py", "backends/speech/base.py",
+    ),
     ("backends/grammar/*.py",),
     # The libraries that speak and transcribe.
-    (),
+    tuple(
+        f"backends/speech/{name}.py"
+        for name in (
+            "child", "pieces", "piper", "process", "sherpa", "speaking", "sphinx", "whisper",
+            "worker",
+        )
+    ),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
+    ("backends/speech/libraries.py",),
     ("backends/fleet/*.py",),
     (
         "adapter/data_urls.py", "adapter/errors.py", "adapter/messages/errors.py",
@@ -43,7 +58,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "admission", "auth", "handshake", "hosted", "metric_rows", "metrics", "origins",
+            "admission", "auth", "form", "handshake", "hosted", "metric_rows", "metrics", "origins",
             "readiness", "record", "request", "request_log", "responses/background",
             "responses/lanes", "responses/register", "responses/sealed", "service", "traces",
             "validation", "vllm_metrics",
@@ -60,6 +75,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
             "message", "prepare", "profile", "special_tokens", "templates", "tools",
         )
     ),
+    # Speech: voices, sentences, audio formats, spoken answers.
+    ("adapter/audio/*.py",),
     tuple(
         f"adapter/responses/{name}.py"
         for name in (

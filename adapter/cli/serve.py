@@ -43,6 +43,7 @@ from .reload import end_earlier_engines, follow
 from .terminal import EXIT_START, START, Download, end_at_once, fail, is_read, print_json, say
 
 if TYPE_CHECKING:
+    from ...backends.speech.base import Speaker, Transcriber
     from ..fleet import Fleet
 
 # Seconds to wait for the engine's first answer before a line says that it is missing.
@@ -164,6 +165,13 @@ async def _made_from(settings: Settings) -> _Made:
         app = adapter_of(settings, backend or fleet, observers)
     except LimitsError as error:
         fail(f"admission.store: {error}")
+    for value, spoken in (
+        (settings.speech, app.service.speaker),
+        (settings.transcription, app.service.transcriber),
+    ):
+        if spoken is not None and "://" not in (value or ""):
+            # A library loads its model, so that an error ends the start.
+            await spoken.facts()
     opening = await _open_store(app, settings)
     await _open_limits(app, settings)
     if backend is not None and not is_elsewhere(settings):
@@ -495,6 +503,10 @@ def adapter_of(
     assert served is not None
     arguments = settings.arguments("adapter")
     arguments["observers"] = observers
+    if settings.speech is not None:
+        arguments["speaker"] = _speaker_of(settings.speech, settings.offline)
+    if settings.transcription is not None:
+        arguments["transcriber"] = _transcriber_of(settings.transcription)
     if not arguments["api_keys"] and not arguments["keys"]:
         arguments["local_rules"] = local_rules(
             settings.host, settings.cors_origin, settings.allowed_host
@@ -512,6 +524,25 @@ def adapter_of(
     app = OpenAIAdapter(fleet.entries, **arguments)
     app.service.release, app.service.is_command = fleet.aclose, True
     return app
+
+
+def _speaker_of(value: str, offline: bool) -> Speaker:
+    from ...backends.speech.libraries import UnknownLibrary, speaker_of
+    from ..hub.voices import placed
+
+    try:
+        return speaker_of(placed(value, Download(), offline=offline))
+    except UnknownLibrary as error:
+        raise WrongSettings(f"--speech: {error}") from None
+
+
+def _transcriber_of(value: str) -> Transcriber:
+    from ...backends.speech.libraries import UnknownLibrary, transcriber_of
+
+    try:
+        return transcriber_of(value)
+    except UnknownLibrary as error:
+        raise WrongSettings(f"--transcription: {error}") from None
 
 
 class _Progress:

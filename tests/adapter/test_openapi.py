@@ -23,6 +23,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from support.clients import client_of
 from support.engines.echo import Echo
+from support.engines.listener import Listener
+from support.engines.speaker import Tone
+from support.sounds import HELLO
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 WEATHER: dict[str, Any] = {
@@ -61,6 +64,7 @@ REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("DELETE", "/conversations/{conv}/items/{msg}", None),
     ("DELETE", "/conversations/{conv}", None),
     ("POST", "/embeddings", {"input": ["Hello", "Hi"]}),
+    ("GET", "/audio/voices", None),
     ("GET", "/models", None),
     ("GET", "/models/demo", None),
     ("GET", "/tokenizer_info", None),
@@ -70,8 +74,8 @@ REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("GET", "/ready", None),
     ("GET", "/openapi.json", None),
 )
-# The demo model does not rank; metrics are text.
-UNTRIED = {"rerank", "metrics"}
+# The demo model neither ranks nor hears; metrics are text, and speech is audio.
+UNTRIED = {"create_speech", "create_transcription", "create_translation", "rerank", "metrics"}
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
 CALLED = {"tools": [{"type": "function", **WEATHER["function"]}], "tool_choice": "required"}
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -79,6 +83,7 @@ STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/completions", {"prompt": "Once upon", "logprobs": 1, "max_tokens": 3, "temperature": 0}),
     ("/responses", {"model": "demo", "input": "Hello", **LOGPROBS}),
     ("/responses", {"model": "demo", "input": "Hi", **CALLED}),
+    ("/audio/speech", {"input": "Hi.", "voice": "anna", "stream_format": "sse"}),
 )
 
 
@@ -91,7 +96,7 @@ def found() -> dict[str, Any]:
 @pytest_asyncio.fixture(scope="module")
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     """Serve the demo model."""
-    app = OpenAIAdapter(LlamaCpp(embeddings=True), metrics=True)
+    app = OpenAIAdapter(LlamaCpp(embeddings=True), metrics=True, speaker=Tone())
     async with client_of(app) as found:
         yield found
     await app.aclose()
@@ -178,6 +183,29 @@ async def test_events_have_their_schemas(
     for line in lines:
         value = orjson.loads(line)
         assert not errors_of(value, content["text/event-stream"]["schema"], found), line
+
+
+@pytest.mark.parametrize("path", ["/audio/transcriptions", "/audio/translations"])
+async def test_transcripts_have_their_schemas(found: dict[str, Any], path: str) -> None:
+    """Plain transcripts and events have the schemas of the document."""
+    content = operation_of(found, "POST", path)["responses"]["200"]["content"]
+    words = {"timestamp_granularities[]": ["word", "segment"]}
+    app = OpenAIAdapter(Echo(), any_model=True, transcriber=Listener())
+    async with client_of(app) as client:
+
+        async def send(**fields: Any) -> httpx2.Response:
+            data = {"model": "m", **fields}
+            reply: httpx2.Response = await client.post(path, data=data, files={"file": HELLO})
+            assert reply.status_code == 200, reply.text
+            return reply
+
+        more = words if path.endswith("transcriptions") else {}
+        for reply in (await send(), await send(response_format="verbose_json", **more)):
+            assert not errors_of(reply.json(), content["application/json"]["schema"], found)
+        for line in (await send(stream="true")).text.splitlines():
+            if line.startswith("data: {"):
+                value = orjson.loads(line[6:])
+                assert not errors_of(value, content["text/event-stream"]["schema"], found)
 
 
 async def test_an_error_has_its_schema(client: httpx2.AsyncClient, found: dict[str, Any]) -> None:
