@@ -313,7 +313,7 @@ def _checked(request: ChatRequest, capabilities: Capabilities) -> tuple[bool, bo
 
 async def _spoken() -> Any:
     """Return the module for spoken answers; the event loop cannot wait for the import."""
-    return await asyncio.to_thread(import_module, ".spoken", __package__)
+    return await offload.importing(import_module, ".spoken", __package__)
 
 
 def _check_native(job: Generation, capabilities: Capabilities) -> None:
