@@ -288,7 +288,7 @@ def test_every_argument_of_an_engine_is_a_setting() -> None:
         arguments = Settings.model_construct().arguments(engine)
         known = inspect.signature(kind).parameters
         assert known.keys() - arguments.keys() <= {
-            *("path", "progress", "url", "client", "silence", "model")
+            *("path", "progress", "url", "client", "silence", "model", "build")
         }
         for name, value in arguments.items():
             assert value == (list(known[name].default) if value == [] else known[name].default)
