@@ -51,6 +51,15 @@ def test_too_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None
     assert rows_of()["memory"]["status"] == "warning"
 
 
+def test_a_transcriber() -> None:
+    """A library that is unknown, or a koboldcpp that is away, is a failure with advice."""
+    unknown = rows_of("--transcription", "other")["transcription"]
+    away = rows_of("--transcription", NOWHERE)["transcription"]
+    assert {unknown["status"], away["status"]} == {"failed"}
+    assert "Expected one of faster-whisper, pocketsphinx" in unknown["value"]
+    assert away["advice"] == "Correct --transcription, or start what it names."
+
+
 def test_an_engine_that_is_away() -> None:
     """An engine that does not answer has advice in both forms, and the exit code is 1."""
     code, output, _ = check(NOWHERE)
