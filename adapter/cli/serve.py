@@ -98,7 +98,8 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
             (settings.transcription, app.service.transcriber),
         ):
             if spoken is not None and "://" not in (value or ""):
-                # A library loads its model, so that an error ends the start.
+                # A library loads its model, so that an error ends the start. An engine can start
+                # later.
                 await spoken.facts()
         opening = await _open_store(app, settings)
         await _open_limits(app, settings)
