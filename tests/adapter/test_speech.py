@@ -167,12 +167,15 @@ async def test_wrong_fields(body: dict[str, Any], param: str, code: str) -> None
 
 
 async def test_the_model_is_that_of_the_server_or_of_the_speaker() -> None:
-    """Both names are accepted, and no name if there is one model; another one is a 404."""
+    """Both names are accepted, and none; OpenAI's are inexact, and another one is a 404."""
     app = OpenAIAdapter(Echo(), speaker=Tone(), model_names=["chat"])
-    for name in ("chat", "tone", None):
-        assert (await ask(app, model=name)).status_code == 200
-    reply = await ask(app, model="tts-1")
+    for name, header in (("chat", None), ("tone", None), (None, None), ("tts-1", "model")):
+        reply = await ask(app, model=name)
+        assert (reply.status_code, reply.headers.get("x-latimer-inexact")) == (200, header)
+    reply = await ask(app, model="tts-2")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    silent = OpenAIAdapter(Echo(), model_names=["chat"])
+    assert (await ask(silent, model="tts-1")).json()["error"]["code"] == "model_not_found"
 
 
 async def test_nothing_speaks() -> None:
@@ -230,6 +233,7 @@ def test_audio_is_sent_before_the_last_sentence_is_spoken(stream_format: str) ->
     ):
         parts = reply.iter_bytes()
         first = next(parts)
+        # The second sentence waits for the gate.
         assert len(speaker.spoken) <= 2
         gate.set()
         assert len(b"".join(parts)) > len(first)
@@ -237,7 +241,7 @@ def test_audio_is_sent_before_the_last_sentence_is_spoken(stream_format: str) ->
 
 
 def test_a_disconnect_ends_the_speaking() -> None:
-    """The speaker is left at once when its client leaves, and the rest is not spoken."""
+    """The speaker is left when its client leaves, and the rest is not spoken."""
     speaker = Tone(gate=threading.Event())
     body = {"model": "m", "input": TEXT, "voice": "anna"}
     with serving(lambda: app_of(speaker)) as url:
@@ -245,8 +249,13 @@ def test_a_disconnect_ends_the_speaking() -> None:
             httpx2.Client(base_url=url) as client,
             client.stream("POST", S, json=body) as reply,
         ):
-            next(reply.iter_bytes())
-        end = time.monotonic() + 5
+            # The connection closes when the iterator is freed.
+            parts = reply.iter_bytes()
+            next(parts)
+            while len(speaker.spoken) < 2:
+                time.sleep(0.01)
+            assert speaker.running == 1
+        end = time.monotonic() + 20
         while speaker.running and time.monotonic() < end:
             time.sleep(0.01)
         assert speaker.running == 0
