@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import pickle
 import secrets
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -303,6 +304,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=2, help="runs to compare  [2]")
     parser.add_argument("--install", action="store_true", help="only install the packages")
     arguments = parser.parse_args()
+    # Servers are ended in any case.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     unknown = [name for name in arguments.servers if name not in PEERS]
     if unknown:
         parser.error(f"There is no server {unknown[0]}. The servers are {', '.join(PEERS)}.")
