@@ -10,7 +10,6 @@ twice; a check with two verdicts is published as flaky, and the command then exi
 
 from __future__ import annotations
 
-
 import argparse
 import asyncio
 import contextlib
@@ -49,7 +48,7 @@ from support.servers import command, free_port, llama_server  # noqa: E402
 
 # The seconds of the first request: some servers load the model then.
 FIRST = 180.0
-# So many late responses can be due to other work of the machine: the checks run again by themselves.
+# So many late responses can be due to other work of the machine: these checks run again alone.
 FEW = 10
 # The seconds of the checks that come last.
 LAST = 60.0
@@ -311,11 +310,6 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="only install the packages")
     arguments = parser.parse_args()
     # Servers are ended in any case.
-    signal.signal(
-        signal.SIGTERM,
-        signal.SIG_IGN
-        if sys.argv[1] in ("litellm", "transformers-serve")
-        else lambda *_: sys.exit(1),
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     unknown = [name for name in arguments.servers if name not in PEERS]
     if unknown:
