@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 from latimer.conformance.profiles import PROFILES
 from pydantic import BaseModel, ConfigDict, Field
 from suite import deviation
+from website import grid
+from website.reference import llms
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "conformance"
 SERVERS = FOLDER / "servers"
 REMARKS = SERVERS / "remarks.toml"
 README = FOLDER / "README.md"
-TABLE = re.compile(r"(?<=<!-- numbers -->\n).*?(?=<!-- /numbers -->)", re.DOTALL)
+NAVIGATION = FOLDER.parent.parent / "zensical.toml"
 BROKEN = ("fail", "flaky", "timeout")
 # The checks of a row that are named; the report has all.
 NAMED = 8
@@ -97,11 +99,59 @@ def rendered() -> dict[str, str]:
     }
 
 
+def written() -> dict[Path, str]:
+    """Return the text of each file that follows from the reports, apart from the picture."""
+    files = {SERVERS / f"{slug}.md": text for slug, text in rendered().items()}
+    files[README] = _between(
+        _between(README.read_text(), "<!-- {}numbers -->", table()), "<!-- {}reports -->", reports()
+    )
+    files[NAVIGATION] = _between(NAVIGATION.read_text(), "    # {}reports", navigation())
+    return files
+
+
 def write() -> None:
-    """Write the pages, and the table of numbers in the README."""
-    for slug, text in rendered().items():
-        (SERVERS / f"{slug}.md").write_text(text)
-    README.write_text(TABLE.sub(lambda _: table(), README.read_text()))
+    """Write the pages, the tables in the README, the navigation, and the list of all pages."""
+    for path, text in written().items():
+        path.write_text(text)
+    (FOLDER.parent / "llms.txt").write_text(llms())
+
+
+def _between(text: str, mark: str, new: str) -> str:
+    """Return a text with other lines between two marks."""
+    first, last = (re.escape(mark.format(end)) for end in ("", "/"))
+    pattern = re.compile(rf"(?<={first}\n).*?(?={last}\n)", re.DOTALL)
+    assert pattern.search(text), mark
+    return pattern.sub(lambda _: new, text)
+
+
+def reports() -> str:
+    """Return the table of reports, with the pages of servers."""
+    lines = ["| server | report | failures |", "|---|---|---|"]
+    names = {report["slug"]: report["name"] for report in published()}
+    for slug in (slug for slug in grid.HEADS if slug in names):
+        files = ", ".join(
+            f"[{word}]({slug}.{suffix})"
+            for word, suffix in (("page", "html"), ("text", "md"), ("JSON", "json"))
+        )
+        has_page = slug in remarks().servers
+        failures = f"[what they mean](servers/{slug}.md)" if has_page else "none"
+        lines.append(f"| {names[slug]} | {files} | {failures} |")
+    return "\n".join(lines) + "\n"
+
+
+def navigation() -> str:
+    """Return the lines of the site's navigation."""
+    known = {report["slug"] for report in published()}
+    slugs = [slug for slug in grid.HEADS if slug in known]
+    servers = [slug for slug in slugs if slug in remarks().servers]
+    lines = []
+    for title, folder, listed in (("Reports", "", slugs), ("Failures", "servers/", servers)):
+        rows = (
+            f'      {{ "{grid.HEADS[slug]}" = "conformance/{folder}{slug}.md" }},'
+            for slug in listed
+        )
+        lines += [f'    {{ "{title}" = [', *rows, "    ] },"]
+    return "\n".join(lines) + "\n"
 
 
 def page(

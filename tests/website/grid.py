@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 REPORTS = Path(__file__).parent.parent.parent / "docs" / "conformance"
-# The reports in the order of the columns, with the heads of these.
-SERVERS = {
+# The servers in the order of the columns, with the heads of these.
+HEADS = {
     "latimer-in-process": "Latimer in process",
     "latimer-llama-server": "Latimer, llama-server",
     "latimer-koboldcpp": "Latimer, koboldcpp",
@@ -26,6 +26,8 @@ SERVERS = {
     "transformers-serve": "transformers serve",
     "vllm-cpu": "vLLM",
 }
+# Those that have a report.
+SERVERS = {name: head for name, head in HEADS.items() if (REPORTS / f"{name}.json").exists()}
 VERDICTS = ("pass", "fail", "flaky", "timeout", "unsupported", "diverges", "skip")
 LEVELS = ("must", "should", "may")
 
