@@ -27,6 +27,7 @@ SLOW = {
     "streaming.disconnect": ("stays-after-disconnect",),
     "responses.disconnect": ("stays-after-disconnect", "response-aborted-stored"),
     "websocket.disconnect": ("stays-after-disconnect",),
+    "agents.cancelled": ("429-after-cancelled",),
     "concurrency.cancelled": ("429-after-cancelled",),
     "concurrency.cancelled-waiting": ("429-after-cancelled",),
     "streaming.first-chunk": ("waits-till-the-end",),

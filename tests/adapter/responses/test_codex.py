@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 R = "/v1/responses"
 CONTEXT = 16_384
-FILE = Path(__file__).parents[2] / "sessions" / "responses" / "codex.json"
+FILE = Path(__file__).parents[2] / "conformance" / "sessions" / "responses-codex.json"
 SESSIONS: dict[str, Any] = json.loads(FILE.read_text())["sessions"]
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 
