@@ -32,7 +32,8 @@ _TOOLS_STREAM = (
 _AGENTS = tuple(
     f"agents.{name}"
     for name in ("aider", "claude-code-chat", "cline", "codex-chat", "continue", "goose",
-                 "opencode", "qwen-code", "loop", "loop-stream", "parallel", "cancelled", "overflow")
+                 "opencode", "qwen-code", "loop", "loop-stream", "parallel", "cancelled",
+                 "overflow")
 )  # fmt: skip
 _ERRORS = ("errors.keys", "errors.code-type", "errors.missing-messages", "errors.stream")
 

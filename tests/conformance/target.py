@@ -277,6 +277,13 @@ def expect_usage(counts: Any) -> None:
     expect(valid, f"expected a total_tokens that adds up, but got {counts}")
 
 
+def expect_model(api: Api, name: Any) -> None:
+    """Raise `Fail` unless a reply names the model: as the request does, or a version of it."""
+    wanted = api.model.partition(":")[0]
+    named = isinstance(name, str) and name.startswith(wanted)
+    expect(named, f"expected the model {api.model!r}, but got {name!r}")
+
+
 def expect_seconds(value: Any) -> None:
     """Raise `Fail` unless a value is a Unix time in whole seconds."""
     valid = type(value) is int and value > 1_500_000_000

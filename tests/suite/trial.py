@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import shlex
 import sys
@@ -18,7 +19,7 @@ import uvicorn
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.runner import run
 from latimer.conformance.target import Api
-from suite.faults import FAULTS
+from suite.faults import EXPECTED_FILE, FAULTS
 from suite.server import Fault, Server
 from suite.witness import Uses, Witness
 
@@ -34,6 +35,8 @@ SLOW = {
     "keepalive.bytes": ("keepalive-none",),
     "keepalive.comments": ("keepalive-none", "keepalive-joined", "keepalive-events"),
 }
+# Faults that only timing reveals.
+TIMED = sorted({fault for faults in SLOW.values() for fault in faults} | {"lingers"})
 # The beginnings of the ids of checks that end the engine.
 ENGINE = ("engine.", "responses.engine-")
 # The seconds for which a stream may send nothing.
@@ -228,14 +231,30 @@ def judges(check: Check, name: str) -> bool:
 
 
 async def main(names: Sequence[str]) -> None:
-    """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`."""
+    """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`.
+
+    `python -m suite.trial --expected` writes `expected.json` again. What has changed in it must be
+    reviewed.
+    """
     async with opened() as trial:
         await trial.record(all_checks())
+        if [*names] == ["--expected"]:
+            await write_expected(trial)
+            return
         for name in names:
             sys.stdout.write(f"{name}\n")
             for verdict in await trial.judged(name):
                 if verdict.outcome != "pass":
                     sys.stdout.write(f"  {verdict.check.id} {verdict.outcome}: {verdict.detail}\n")
+
+
+async def write_expected(trial: Trial) -> None:
+    """Write the checks that each fault fails; an `AssertionError` if the right server fails one."""
+    assert trial.complaints() == [], trial.complaints()
+    found = {name: await trial.failed(name) for name in FAULTS if name not in TIMED}
+    found |= dict(zip(TIMED, await asyncio.gather(*map(trial.failed, TIMED)), strict=True))
+    rows = (f" {json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found))
+    EXPECTED_FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
 if __name__ == "__main__":
