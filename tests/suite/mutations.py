@@ -21,7 +21,7 @@ import marshal
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -55,6 +55,8 @@ TITLES: Mapping[str, str] = {
 # The client's own objects, of which each value is alike, and any key of which is as good.
 DATA = {"metadata", "schema", "parameters", "top_logprobs"}
 GONE = object()
+# The checks that run first, of those that caught the mutants before.
+LIKELY = 12
 Path_: TypeAlias = tuple[str, ...]
 Edit: TypeAlias = Callable[[Any], Any]
 
@@ -170,14 +172,11 @@ def places(value: Any, place: Path_ = ()) -> Iterator[tuple[Path_, type]]:
 def mutants(trial: Trial) -> list[Mutant]:
     """Return all mutants of the recorded responses, sorted by name."""
     found: set[Mutant] = set()
-    for name, (index, at) in HOOKS.items():
-        for use in trial.uses.of(name):
-            given = marshal.loads(use.given or b"")  # noqa: S302
-            value = {"error": given[index]} if name == "error" else given[index]
+    for name in HOOKS:
+        for where, value, _ in _responses(trial, name):
             for place, kind in places(value):
                 is_bare = not place or place[-1] == "*" or name == "headers"
                 edits = EDITS[kind] if is_bare else {**ANY, **EDITS[kind]}
-                where = "" if at is None else given[at]
                 found |= {Mutant(name, where, place, kind, edit) for edit in edits}
     return sorted(found, key=lambda one: (str(one), one.kind.__name__))
 
@@ -197,11 +196,36 @@ def reason_of(mutant: Mutant, listed: Mapping[str, str]) -> str:
 async def survivors(
     trial: Trial, chosen: Iterable[Mutant], say: Callable[[Mutant, str | None], None]
 ) -> None:
-    """Run each mutant, and tell the check that catches it; None if none does."""
+    """Run each mutant, and tell the check that catches it; None if none does.
+
+    The checks that caught the mutants before, in the same responses, run first.
+    """
+    recorded = {name: [*_responses(trial, name)] for name in HOOKS}
+    likely: dict[tuple[str, str], list[str]] = defaultdict(list)
     for mutant in chosen:
-        fault = mutant.fault()
-        if trial.uses.noticing(fault):
-            say(mutant, await trial.caught(fault))
+        edit = {**ANY, **EDITS[mutant.kind]}[mutant.edit]
+        ids = {
+            run
+            for at, value, runs in recorded[mutant.hook]
+            if at == mutant.at and edited(value, mutant.place, mutant.kind, edit)[0]
+            for run in runs
+        }
+        if not ids:
+            continue
+        first = likely[mutant.hook, mutant.at]
+        check = await trial.caught(mutant.fault(), ids, first[:LIKELY])
+        if check:
+            first[:] = [check, *(one for one in first if one != check)]
+        say(mutant, check)
+
+
+def _responses(trial: Trial, name: str) -> Iterator[tuple[str, Any, Collection[str]]]:
+    """Yield each response that a hook got: its endpoint, its value, and the checks with it."""
+    index, at = HOOKS[name]
+    for use, runs in trial.uses.runs_of(name):
+        given = marshal.loads(use.given or b"")  # noqa: S302
+        value = {"error": given[index]} if name == "error" else given[index]
+        yield "" if at is None else given[at], value, runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -147,15 +147,24 @@ class Trial:
         verdicts = await self.judged(name)
         return sorted(verdict.check.id for verdict in verdicts if verdict.outcome != "pass")
 
-    async def caught(self, fault: Fault) -> str | None:
-        """Return a check that fails with a fault; None if no check does."""
+    async def caught(
+        self, fault: Fault, ids: Collection[str], likely: Sequence[str] = ()
+    ) -> str | None:
+        """Return a check that fails with a fault; None if no check does.
+
+        Args:
+            ids: the checks that the fault can reach.
+            likely: the ids of checks that run first, each alone.
+        """
         wrong: dict[str, str] = {}
-        ids = self.uses.noticing(fault)
         reached = [check for check in all_checks() if check.id in ids and check.id not in SLOW]
         joint = [check for check in all_checks() if self._is_joint(check)]
         single = [check for check in reached if check not in joint]
-        for start in range(0, len(single), AT_ONCE):
-            part = single[start : start + AT_ONCE]
+        first = [check for name in likely for check in single if check.id == name]
+        rest = [check for check in single if check not in first]
+        parts = [[check] for check in first]
+        parts += [rest[at : at + AT_ONCE] for at in range(0, len(rest), AT_ONCE)]
+        for part in parts:
             verdicts = await asyncio.gather(
                 *(self._run(check, fault, wrong, sockets=False) for check in part)
             )
@@ -257,10 +266,6 @@ async def write_expected(trial: Trial) -> None:
     EXPECTED_FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
-
-
 class Stage:
     """An ASGI app with one server for each run of a check, selected by the first part of a path."""
 
@@ -341,3 +346,7 @@ def _received(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     lines = b"\r\n".join(b": ".join(pair) for pair in headers).split(b"\r\n")
     pairs = (line.partition(b":") for line in lines)
     return [(name, value.strip()) for name, _, value in pairs]
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

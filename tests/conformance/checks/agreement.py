@@ -40,8 +40,8 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "prompt_cache_key": "one", "safety_identifier": "somebody", "max_tool_calls": 3,
         "parallel_tool_calls": False, "truncation": "disabled",
     },
-    "tools": {"tools": [LOOK_UP, lamp()], "tool_choice": {"type": "function",
-                                                         "name": "get_weather"}},
+    "tools": {"tools": [{**LOOK_UP, "name": "get_time", "description": None}, LOOK_UP, lamp()],
+              "tool_choice": {"type": "function", "name": "get_weather"}},
     "custom": {"tools": [LOOK_UP, lamp({"type": "grammar", "syntax": "regex",
                                         "definition": REGEX})],
                "tool_choice": {"type": "allowed_tools", "mode": "auto",
@@ -295,10 +295,10 @@ def _stated(name: str) -> Body:
 
 
 def _has(found: Any, wanted: Any) -> bool:
-    """Return True if a value has all of another one; objects may have more keys."""
+    """Return True if a value has all of another one; objects may have more keys, and lack nulls."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(
-            name in found and _has(found[name], value) for name, value in wanted.items()
+            _has(found.get(name), value) for name, value in wanted.items()
         )
     if isinstance(wanted, list):
         return (

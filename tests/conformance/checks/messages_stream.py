@@ -33,8 +33,8 @@ async def streamed(api: Api, **fields: Any) -> list[Any]:
     reply = await send(api, stream=True, **fields)
     if reply.status != 200:
         reply.ok()
-    kind = reply.headers.get("content-type", "")
-    expect(kind.startswith("text/event-stream"), f"expected an event stream, but got {kind!r}")
+    kind = reply.kind
+    expect(kind == "text/event-stream", f"expected an event stream, but got {kind!r}")
     expect("[DONE]" not in reply.text, "expected no [DONE], but the stream has one")
     found = []
     for name, data in events_in(reply.text):

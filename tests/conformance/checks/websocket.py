@@ -368,15 +368,21 @@ async def broken(api: Api) -> None:
         await frames.respond()
 
 
-@check("websocket.rejected", "A request that is not valid gets an error frame with its status and "
-       "the code of HTTP, and the connection stays open.", "must", "W8.24")  # fmt: skip
+@check("websocket.rejected", "A request that is not valid gets an error frame with its status, and "
+       "the type, the code and the param of HTTP, and the connection stays open.",
+       "must", "W8.24")  # fmt: skip
 async def rejected(api: Api) -> None:
+    wrong = ({"model": "no-such-model-anywhere"}, {"temperature": "warm"}, {"input": []})
     async with opened(api) as frames:
-        await frames.create(model="no-such-model-anywhere")
-        await frames.error("model_not_found")
-        await frames.create(temperature="warm")
-        error = await frames.error("invalid_type")
-        expect(error.get("param") == "temperature", f"expected the field's name, but got {error}")
+        for fields in wrong:
+            body = {"model": api.model, "input": "Hello", "max_output_tokens": 16, **fields}
+            reply = await api.post(R, body)
+            told = reply.error(400, 404)
+            await frames.send({"type": "response.create", **ASK, **body})
+            error = await frames.error(told["code"], reply.status)
+            for name in ("type", "code", "param"):
+                same = error.get(name, "nothing") == told[name]
+                expect(same, f"{name}: expected {told[name]!r} as by HTTP, but got {error}")
         await frames.respond()
 
 

@@ -74,8 +74,9 @@ BODIES = {
     "format-ignored": valid(put("text", None), at=R),
     "nulls-refused": refuses(lambda body: None in body.values(), R),
     "namespace-emptied": _reply(drop("tools.*[type=namespace].tools.*.description")),
-    "limit-unstated": _reply(lambda body: (
-        body if body["max_output_tokens"] else drop("max_output_tokens")(body))),
+    "limit-unstated": _reply(
+        lambda body: body if body["max_output_tokens"] else drop("max_output_tokens")(body)
+    ),
     "no-background": _reply(drop("background")),
     "no-verbosity": _reply(put("text", {"format": {"type": "text"}})),
     "temperature-null": _reply(put("temperature", None)),
