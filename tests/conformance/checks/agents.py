@@ -36,7 +36,7 @@ CHAT: Mapping[str, str] = {
     "qwen-code": "truncated, empty or list arguments, and reasoning",
 }
 # What lengthens each text of a conversation, if it is read.
-MORE = " and so on, until the evening comes, and the night, and another day," * 4
+MORE = " and so on, until the evening comes, and the night, and another long day of work,"
 
 
 @cache
