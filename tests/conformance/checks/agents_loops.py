@@ -1,4 +1,4 @@
-"""What coding agents do besides: loops of tools, streams that they leave, and a full context."""
+"""Loops of tools, interrupted streams and full contexts, as coding agents have them."""
 
 from __future__ import annotations
 
@@ -76,15 +76,17 @@ async def _turn(
 
 
 check("agents.loop",
-      "A loop of eight calls and their results goes on, each message sent back as it came.",
+      "A loop of eight calls and their results is answered, with each message sent back as it "
+      "came.",
       "must", "3.2 3.6 10.70", seconds=90)(_looped(stream=False))  # fmt: skip
 check("agents.loop-stream",
-      "A loop of eight streamed calls and their results goes on, with a call in each stream.",
+      "A loop of eight streamed calls and their results is answered, with a call in each stream.",
       "must", "3.2 3.6 10.65 10.70", seconds=90)(_looped(stream=True))  # fmt: skip
 
 
 @check("agents.loop-responses",
-       "A loop of eight calls of the Responses API goes on, each item sent back as it came.",
+       "A loop of eight calls of the Responses API is answered, with each item sent back as it "
+       "came.",
        "must", "R2.3 R2.5 R10.15", seconds=90)  # fmt: skip
 async def loop_responses(api: Api) -> None:
     given: list[Any] = [{"role": "user", "content": ASK}]
@@ -110,7 +112,8 @@ async def loop_responses(api: Api) -> None:
 
 
 @check("agents.loop-messages",
-       "A loop of eight calls of the Messages API goes on, each block sent back as it came.",
+       "A loop of eight calls of the Messages API is answered, with each block sent back as it "
+       "came.",
        "must", "M3.2 M4 M13.27 M13.34", seconds=90)  # fmt: skip
 async def loop_messages(api: Api) -> None:
     messages: list[Any] = [user(ASK)]
@@ -162,8 +165,8 @@ async def _leave(api: Api, body: Mapping[str, Any], seconds: float) -> None:
 
 
 @check("agents.cancelled",
-       "After five streams that the user interrupted, the conversation goes on with what was said "
-       "until then.",
+       "After five streams that the user interrupted, a request with what was said until then is "
+       "served.",
        "must", "3.2 10.85 10.87", alone=True, seconds=60)  # fmt: skip
 async def cancelled(api: Api) -> None:
     request = session("opencode")["requests"][1]

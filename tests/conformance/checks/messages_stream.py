@@ -196,7 +196,7 @@ async def stream_thinking(api: Api) -> None:
 
 
 @check("messages.stream-signature",
-       "The signature of streamed reasoning stands for it in the next request.",
+       "The next request has streamed reasoning by its signature alone.",
        "must", "M5.3 M6.2 M13.50 M13.56")  # fmt: skip
 async def stream_signature(api: Api) -> None:
     found = blocks(accumulated(await streamed(api, max_tokens=400, thinking=ADAPTIVE)), "thinking")
