@@ -62,7 +62,8 @@ async def _answer(api: Api, body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def joined(chunks: Sequence[Any]) -> dict[str, Any]:
     """Return the message and the reason that chunks add up to."""
-    text, calls, reason = "", dict[int, Any](), None
+    text, reason = "", None
+    calls: dict[int, Any] = {}
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
         delta = choice["delta"]
         text += delta.get("content") or ""
