@@ -17,7 +17,7 @@ from latimer.backends.grammar.dialects import check_schema
 from support import scripted
 from support.clients import adapting
 
-TOOLS = json.loads((Path(__file__).parents[1] / "sessions" / "mcp_tools.json").read_text())
+TOOLS = json.loads((Path(__file__).parent / "mcp_tools.json").read_text())
 NAME = "mcp__filesystem__read_text_file"
 NAMED = {"type": "function", "function": {"name": NAME}}
 SCRIPT = (

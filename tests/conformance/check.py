@@ -42,6 +42,8 @@ class Check:
         run: raises `Fail`, `Unsupported`, `Diverges` or `Skip`; returns if the promise holds.
         alone: True if no other check may run at the same time.
         seconds: the time limit.
+        chance: for a check that draws samples, or allows exceptions: how often it is wrong in one
+            run, about a server that is right, and about one that is not.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Check:
     run: Body
     alone: bool = False
     seconds: float = 20.0
+    chance: str = ""
 
     @property
     def group(self) -> str:
@@ -94,12 +97,13 @@ def check(
     *,
     alone: bool = False,
     seconds: float = 20.0,
+    chance: str = "",
 ) -> Callable[[Body], Body]:
     """Register a check; see `Check`."""
 
     def register(run: Body) -> Body:
         assert id not in _checks, id
-        _checks[id] = Check(id, promise, level, source, run, alone, seconds)
+        _checks[id] = Check(id, promise, level, source, run, alone, seconds, chance)
         return run
 
     return register

@@ -100,6 +100,10 @@ class Frames:
             isinstance(error, dict) and isinstance(error.get("message"), str),
             f"expected an error object, but got {str(frame)[:200]}",
         )
+        missing = {"type", "code", "message", "param"} - error.keys()
+        words = [error.get(name) or "" for name in ("type", "code", "param")]
+        valid = not missing and error["message"] and all(isinstance(one, str) for one in words)
+        expect(valid, f"expected a type, a message, a code and a param, but got {error}")
         got = (frame.get("status"), error.get("code") if code else None)
         expect(got == (status, code), f"expected {status} {code}, but got {str(frame)[:300]}")
         return {**error, "stream_id": frame.get("stream_id")}

@@ -77,6 +77,8 @@ def explain(run: Run) -> None:
         check = verdict.check
         lines = [f"\n{check.id} ({check.level}, contract {check.source})", check.promise]
         lines.append(f"{verdict.outcome} in {verdict.runs} runs: {verdict.detail[:500]}")
+        if check.chance:
+            lines.append(f"by chance, in one run: {check.chance}")
         if verdict.exchanges:
             exchange = verdict.exchanges[-1]
             lines += ["$ " + run.command(exchange), f"HTTP {exchange.status}", run.reply(exchange)]

@@ -29,6 +29,12 @@ _TOOLS = (
 _TOOLS_STREAM = (
     "tools.stream-header", "tools.stream-once", "tools.stream-arguments", "tools.stream-finish",
 )  # fmt: skip
+_AGENTS = tuple(
+    f"agents.{name}"
+    for name in ("aider", "claude-code-chat", "cline", "codex-chat", "continue", "goose",
+                 "opencode", "qwen-code", "loop", "loop-stream", "parallel", "cancelled",
+                 "overflow")
+)  # fmt: skip
 _ERRORS = ("errors.keys", "errors.code-type", "errors.missing-messages", "errors.stream")
 
 PROFILES: Mapping[str, Sequence[str]] = {
@@ -92,7 +98,16 @@ PROFILES: Mapping[str, Sequence[str]] = {
     ),
     "coding agents": (
         *_CHAT_STREAM, *_TOOLS, *_TOOLS_STREAM, "headers.json", "models.*", "errors.chat-context",
-        "streaming.usage", "streaming.disconnect", "history.*", "mcp.*", "keepalive.*",
+        "streaming.usage", "streaming.disconnect", "history.*", "mcp.*", "keepalive.*", *_AGENTS,
+    ),
+    "codex": (
+        "agents.codex", "agents.codex-patch", "agents.loop-responses", "agents.overflow-responses",
+        "responses.codex", "responses.namespace", "responses.custom-*", "responses.call-*",
+        "responses.stream-*", "responses.reasoning*", "websocket.handshake", "websocket.events",
+        "models.list",
+    ),
+    "claude code": (
+        "agents.claude-code", "agents.loop-messages", "agents.overflow-messages", "messages.*",
     ),
     "Mantella": (*_CHAT_STREAM, "models.list", "chat.system", "chat.history", "stops.chat"),
     "dspy": (*_CHAT, "choices.chat", "chat.max-tokens", "chat.finish-words"),

@@ -51,6 +51,15 @@ class Reply:
         """The body as text."""
         return self.body.decode(errors="replace")
 
+    @property
+    def kind(self) -> str:
+        """The media type, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def words(self, name: str) -> list[str]:
+        """Return the words of a header that is a list."""
+        return [word.strip() for word in self.headers.get(name, "").split(",")]
+
     def json(self) -> Any:
         """Return the body as JSON; raise `Fail` if it is invalid or contains NaN or infinity."""
 
@@ -245,8 +254,8 @@ class Api:
 
 def events(reply: Reply) -> list[Any]:
     """Return the JSON of a stream's events; raise `Fail` unless the stream ends in `[DONE]`."""
-    kind = reply.headers.get("content-type", "")
-    expect(kind.startswith("text/event-stream"), f"expected an event stream, but got {kind!r}")
+    kind = reply.kind
+    expect(kind == "text/event-stream", f"expected an event stream, but got {kind!r}")
     datas = [
         line.removeprefix("data:").strip()
         for line in reply.text.replace("\r\n", "\n").split("\n")
@@ -275,6 +284,13 @@ def expect_usage(counts: Any) -> None:
     expect(all(type(value) is int for value in values), f"expected integers, but got {counts}")
     valid = values[0] + values[1] == values[2]
     expect(valid, f"expected a total_tokens that adds up, but got {counts}")
+
+
+def expect_model(api: Api, name: Any) -> None:
+    """Raise `Fail` unless a reply names the model: as the request does, or a version of it."""
+    wanted = api.model.partition(":")[0]
+    named = isinstance(name, str) and name.startswith(wanted)
+    expect(named, f"expected the model {api.model!r}, but got {name!r}")
 
 
 def expect_seconds(value: Any) -> None:

@@ -274,7 +274,11 @@ def _ending(
 
 def events(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the events of a stream."""
-    usage = {**message["usage"], "output_tokens": 0}
+    usage = {
+        **message["usage"],
+        "output_tokens": 0,
+        "output_tokens_details": {"thinking_tokens": 0},
+    }
     begun = {**message, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     found: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(message["content"]):

@@ -19,7 +19,7 @@ import pytest
 from latimer.conformance.check import all_checks
 from latimer.conformance.profiles import PROFILES, needed
 from suite.faults import EXPECTED, FAULTS
-from suite.trial import SLOW, Trial, judges, opened
+from suite.trial import TIMED, Trial, judges, opened
 from support.samples import FULL
 
 pytestmark = pytest.mark.slow
@@ -41,10 +41,6 @@ async def test_what_is_right_passes(trial: Trial) -> None:
     """A server that keeps every promise passes every check."""
     await trial.record(CHECKS)
     assert trial.complaints() == []
-
-
-# Faults that only timing reveals.
-TIMED = sorted({fault for faults in SLOW.values() for fault in faults} | {"lingers"})
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in TIMED])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from latimer.conformance.profiles import PROFILES
 from suite.faults import FAULTS
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "conformance" / "contract.md"
+CHANCES = "## Checks that can be wrong by chance"
 LEVELS = {"must": ("must",), "should": ("must", "should"), "may": ("must", "should", "may")}
 SECTIONS = (
     *(f"1.{i}" for i in range(1, 8)), *(f"2.{i}" for i in range(1, 9)),
@@ -34,7 +37,7 @@ def rows() -> list[tuple[list[str], str, str, list[str]]]:
     """Return the sections, the level, the promise and the check ids of each row."""
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in DOCUMENT.read_text().splitlines()
+        for line in DOCUMENT.read_text().partition(CHANCES)[0].splitlines()
         if line.startswith("| ") and not line.startswith("| section")
     ]
     return [
@@ -74,5 +77,42 @@ COUNTS = (
 
 @pytest.mark.parametrize(("path", "text", "count"), COUNTS)
 def test_the_documents_have_the_right_numbers(path: str, text: str, count: int) -> None:
-    """A document that names the number of checks, faults or profiles has the current one."""
-    assert re.findall(text, (ROOT / path).read_text()) == [str(count)]
+    """A document that names the number of checks, faults or profiles has the current one.
+
+    `LATIMER_SNAPSHOT=1` writes the numbers again.
+    """
+    document = ROOT / path
+    if os.environ.get("LATIMER_SNAPSHOT"):
+        said = document.read_text()
+        said = re.sub(text, lambda found: found[0].replace(found[1], str(count)), said)
+        document.write_text(said)
+    assert re.findall(text, document.read_text()) == [str(count)]
+
+
+# What draws samples, in the source of a check; the rest of `temperature` is 0.
+# Checks that ask for a temperature above 0, and expect the same values at any.
+EXACT = {"logprobs.before-temperature", "logprobs.utf8", "sampling.top-p"}
+SAMPLES = re.compile(r"RANDOM|temperature(=|\": )(1|2)")
+
+
+def test_what_can_be_wrong_by_chance_is_stated() -> None:
+    """The contract has the error rates of all checks that have some, as `--explain` shows them.
+
+    `LATIMER_SNAPSHOT=1` writes the table again.
+    """
+    rows = (f"| `{one.id}` | {one.chance} |\n" for one in all_checks() if one.chance)
+    table = "| check | in one run |\n|---|---|\n" + "".join(rows)
+    before, _, after = DOCUMENT.read_text().partition(CHANCES)
+    text = after.partition("|")[0]
+    if os.environ.get("LATIMER_SNAPSHOT"):
+        DOCUMENT.write_text(before + CHANCES + text + table)
+    assert DOCUMENT.read_text() == before + CHANCES + text + table
+
+
+def test_checks_that_draw_samples_state_their_error_rates() -> None:
+    """A check whose own source asks for a temperature above 0, or allows exceptions, has rates."""
+    silent = [
+        name for name, one in CHECKS.items()
+        if not one.chance and name not in EXACT and SAMPLES.search(inspect.getsource(one.run))
+    ]  # fmt: skip
+    assert silent == []

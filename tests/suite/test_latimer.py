@@ -25,7 +25,7 @@ REASONED = ("responses.reasoning", "responses.accumulator-reasoning")
 # Those of messages need a template with a switch.
 SWITCHED = (
     "messages.thinking", "messages.thinking-off", "messages.thinking-omitted",
-    "messages.stream-thinking",
+    "messages.stream-thinking", "messages.stream-signature",
 )  # fmt: skip
 REASONING = [check.id for check in all_checks() if check.id.startswith(REASONED)]
 # Checks that do not pass, with the reasons; docs/conformance/README.md says more.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import shlex
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,7 +19,7 @@ import uvicorn
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.runner import run
 from latimer.conformance.target import Api
-from suite.faults import FAULTS
+from suite.faults import EXPECTED, EXPECTED_FILE, FAULTS
 from suite.server import Fault, Server
 from suite.witness import Uses, Witness
 
@@ -27,12 +28,15 @@ SLOW = {
     "streaming.disconnect": ("stays-after-disconnect",),
     "responses.disconnect": ("stays-after-disconnect", "response-aborted-stored"),
     "websocket.disconnect": ("stays-after-disconnect",),
+    "agents.cancelled": ("429-after-cancelled",),
     "concurrency.cancelled": ("429-after-cancelled",),
     "concurrency.cancelled-waiting": ("429-after-cancelled",),
     "streaming.first-chunk": ("waits-till-the-end",),
     "keepalive.bytes": ("keepalive-none",),
     "keepalive.comments": ("keepalive-none", "keepalive-joined", "keepalive-events"),
 }
+# Faults that only timing reveals.
+TIMED = sorted({fault for faults in SLOW.values() for fault in faults} | {"lingers"})
 # The beginnings of the ids of checks that end the engine.
 ENGINE = ("engine.", "responses.engine-")
 # The seconds for which a stream may send nothing.
@@ -143,15 +147,24 @@ class Trial:
         verdicts = await self.judged(name)
         return sorted(verdict.check.id for verdict in verdicts if verdict.outcome != "pass")
 
-    async def caught(self, fault: Fault) -> str | None:
-        """Return a check that fails with a fault; None if no check does."""
+    async def caught(
+        self, fault: Fault, ids: Collection[str], likely: Sequence[str] = ()
+    ) -> str | None:
+        """Return a check that fails with a fault; None if no check does.
+
+        Args:
+            ids: the checks that the fault can reach.
+            likely: the ids of checks that run first, each alone.
+        """
         wrong: dict[str, str] = {}
-        ids = self.uses.noticing(fault)
         reached = [check for check in all_checks() if check.id in ids and check.id not in SLOW]
         joint = [check for check in all_checks() if self._is_joint(check)]
         single = [check for check in reached if check not in joint]
-        for start in range(0, len(single), AT_ONCE):
-            part = single[start : start + AT_ONCE]
+        first = [check for name in likely for check in single if check.id == name]
+        rest = [check for check in single if check not in first]
+        parts = [[check] for check in first]
+        parts += [rest[at : at + AT_ONCE] for at in range(0, len(rest), AT_ONCE)]
+        for part in parts:
             verdicts = await asyncio.gather(
                 *(self._run(check, fault, wrong, sockets=False) for check in part)
             )
@@ -227,9 +240,16 @@ def judges(check: Check, name: str) -> bool:
 
 
 async def main(names: Sequence[str]) -> None:
-    """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`."""
+    """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`.
+
+    `python -m suite.trial --expected` writes `expected.json` again. What has changed in it must be
+    reviewed. With names of faults after it, only their lists are written again.
+    """
     async with opened() as trial:
         await trial.record(all_checks())
+        if names[:1] == ["--expected"]:
+            await write_expected(trial, names[1:] or [*FAULTS])
+            return
         for name in names:
             sys.stdout.write(f"{name}\n")
             for verdict in await trial.judged(name):
@@ -237,8 +257,15 @@ async def main(names: Sequence[str]) -> None:
                     sys.stdout.write(f"  {verdict.check.id} {verdict.outcome}: {verdict.detail}\n")
 
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+async def write_expected(trial: Trial, names: Sequence[str]) -> None:
+    """Write the checks that faults fail; an `AssertionError` if the right server fails one."""
+    assert trial.complaints() == [], trial.complaints()
+    found = {name: [*checks] for name, checks in EXPECTED.items() if name in FAULTS}
+    found |= {name: await trial.failed(name) for name in names if name not in TIMED}
+    timed = [name for name in names if name in TIMED]
+    found |= dict(zip(timed, await asyncio.gather(*map(trial.failed, timed)), strict=True))
+    rows = (f" {json.dumps(name)}: {json.dumps(sorted(found[name]))}" for name in sorted(found))
+    EXPECTED_FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
 class Stage:
@@ -321,3 +348,7 @@ def _received(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     lines = b"\r\n".join(b": ".join(pair) for pair in headers).split(b"\r\n")
     pairs = (line.partition(b":") for line in lines)
     return [(name, value.strip()) for name, _, value in pairs]
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ is the same, and the check need not run again.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,9 +65,9 @@ class Uses:
         for use in uses:
             self._runs.setdefault(use.name, {}).setdefault(use, set()).add(run)
 
-    def of(self, name: str) -> Iterable[Use]:
-        """Return the uses of a hook or a flag."""
-        return self._runs.get(name, {}).keys()
+    def runs_of(self, name: str) -> Iterable[tuple[Use, Collection[str]]]:
+        """Return the uses of a hook or a flag, each with its runs."""
+        return self._runs.get(name, {}).items()
 
     def noticing(self, fault: Fault) -> set[str]:
         """Return the runs in which a fault answers any use differently from the correct server."""

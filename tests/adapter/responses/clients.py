@@ -1,6 +1,6 @@
 """Requests of real clients in their form: the fields, the items and the tools that they send.
 
-Those of Codex are in `tests/sessions/responses/codex.json`.
+Those of Codex are in `tests/conformance/sessions/responses-codex.json`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_FILE = Path(__file__).parents[2] / "sessions" / "responses" / "codex.json"
+_FILE = Path(__file__).parents[2] / "conformance" / "sessions" / "responses-codex.json"
 _SESSIONS = json.loads(_FILE.read_text())["sessions"]
 
 

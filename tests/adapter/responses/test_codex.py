@@ -16,7 +16,7 @@ from support.codex import CodexError, Reply, answering, read, sent_back
 pytestmark = pytest.mark.slow
 
 R = "/v1/responses"
-FILE = Path(__file__).parents[2] / "sessions" / "responses" / "codex.json"
+FILE = Path(__file__).parents[2] / "conformance" / "sessions" / "responses-codex.json"
 SESSIONS: dict[str, Any] = json.loads(FILE.read_text())["sessions"]
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from . import (
+    agents,
+    agents_loops,
     agreement,
     chat,
     chat_logprobs,
@@ -52,8 +54,8 @@ from . import (
 MODULES = (
     transport, errors, headers, models, completions, choices, sampling, stops, logprobs, echo,
     streaming, keepalive, chat, history, chat_logprobs, tools, custom_tools, mcp, structured,
-    constraints, embeddings, stored, responses, websocket, messages, concurrency, security, engine,
-    types,
+    constraints, embeddings, stored, responses, websocket, messages, agents, concurrency, security,
+    engine, types,
 )  # fmt: skip
 # Checks of limits, in the groups of the fields that they limit.
 LIMITS = hosted
@@ -66,4 +68,6 @@ RESPONSES = (
 )  # fmt: skip
 # The rest of the group messages.
 MESSAGES = (messages_input, messages_tools, messages_stream, messages_errors)
+# The rest of the group agents.
+AGENTS = (agents_loops,)
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

@@ -44,7 +44,9 @@ async def usage(api: Api) -> None:
 
 @check("choices.distinct",
        "Without a seed, the choices of a completion at high temperature are not all equal.",
-       "must", "3.1 [lcp#1906]")  # fmt: skip
+       "must", "3.1 [lcp#1906]",
+       chance="A right server fails with p⁹, where p is the probability of the likeliest text; a "
+              "server that returns equal choices always fails.")  # fmt: skip
 async def distinct(api: Api) -> None:
     for _ in range(3):
         body = await api.complete("Once upon a", n=4, **RANDOM)
@@ -63,7 +65,10 @@ async def chat(api: Api) -> None:
 
 
 @check("choices.seed", "The same completion request with the same seed returns the same text.",
-       "must", "2.1 3.1", alone=True)  # fmt: skip
+       "must", "2.1 3.1", alone=True,
+       chance="A server that ignores the seed passes with about 2p, where p is the probability "
+              "of the likeliest text; a right one fails if batching changes two of "
+              "three.")  # fmt: skip
 async def seed(api: Api) -> None:
     # Requests before the first one can change the last digits of its logits.
     texts = [
@@ -76,7 +81,9 @@ async def seed(api: Api) -> None:
 
 @check("choices.seeds",
        "Completion requests that differ only in seed do not all return the same text.",
-       "must", "2.1 3.1")  # fmt: skip
+       "must", "2.1 3.1",
+       chance="A right server fails with p³, where p is the probability of the likeliest text; a "
+              "server with a fixed seed always fails.")  # fmt: skip
 async def seeds(api: Api) -> None:
     texts = {
         (await api.complete("Once upon a", seed=number, **RANDOM))["choices"][0]["text"]

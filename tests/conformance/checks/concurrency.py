@@ -11,13 +11,17 @@ from ..target import Api
 
 C = "/completions"
 
+ONE_OF_EIGHT = (
+    "A right server fails with about 28q², where q is the probability that batching changes a "
+    "text: 0.3 % for a q of 1 %. A server that mixes up two answers fails if their texts differ."
+)
 PROMPTS = [f"{number}, {number + 1}, {number + 2}," for number in range(1, 9)]
 
 
 @check("concurrency.answers",
        "Of eight concurrent greedy completions, at least seven have the same text as when run "
        "alone.",
-       "must", "10.86", alone=True)  # fmt: skip
+       "must", "10.86", alone=True, chance=ONE_OF_EIGHT)  # fmt: skip
 async def answers(api: Api) -> None:
     async def ask(prompt: str) -> str:
         body = await api.complete(prompt, temperature=0, max_tokens=6)
@@ -51,7 +55,7 @@ async def echo(api: Api) -> None:
 @check("concurrency.streams",
        "Of eight concurrent streams, each has one id, and at least seven the same text as when "
        "run alone.",
-       "must", "10.86", alone=True)  # fmt: skip
+       "must", "10.86", alone=True, chance=ONE_OF_EIGHT)  # fmt: skip
 async def streams(api: Api) -> None:
     async def ask(prompt: str) -> str:
         chunks = await api.complete_stream(prompt, temperature=0, max_tokens=6)

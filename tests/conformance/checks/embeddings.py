@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..check import Body, Diverges, check, expect
-from ..target import Api, only
+from ..target import Api, expect_model, only
 
 E = "/embeddings"
 TEXTS = ("The sky is blue.", "A cat sleeps.", "1, 2, 3")
@@ -37,7 +37,8 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 @check("embeddings.shape",
-       "One input returns a list object with one embedding, a list of floats, at index 0.",
+       "One input returns a list object with the model and one embedding, a list of floats, at "
+       "index 0.",
        "must", "6 10.82")  # fmt: skip
 async def shape(api: Api) -> None:
     body = await embed(api, TEXTS[0])
@@ -48,10 +49,7 @@ async def shape(api: Api) -> None:
     vector = item["embedding"]
     numbers = isinstance(vector, list) and vector and all(type(x) is float for x in vector)
     expect(numbers, f"expected a list of floats, but got {str(vector)[:200]}")
-    expect(
-        isinstance(body.get("model"), str),
-        f"expected a string in model, but got {body.get('model')}",
-    )
+    expect_model(api, body.get("model"))
 
 
 @check("embeddings.usage",

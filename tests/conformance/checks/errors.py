@@ -146,8 +146,8 @@ async def code_type(api: Api) -> None:
        "must", "1.7")  # fmt: skip
 async def stream(api: Api) -> None:
     reply = await _rejection(api, stream=True)
-    kind = reply.headers.get("content-type", "")
-    expect(kind.startswith("application/json"), f"expected JSON, but got {kind!r}")
+    kind = reply.kind
+    expect(kind == "application/json", f"expected JSON, but got {kind!r}")
 
 
 @check("errors.context",

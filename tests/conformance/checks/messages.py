@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..check import Skip, check, expect
-from ..target import Api, Reply, only
+from ..target import Api, Reply, expect_model, only
 
 M = "/messages"
 COUNT = f"{M}/count_tokens"
@@ -23,6 +23,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
+TIERS = ("standard", "priority", "batch")
 ADAPTIVE = {"type": "adaptive"}
 
 
@@ -113,13 +114,37 @@ def expect_same(found: int, wanted: int, what: str) -> None:
        "must", "M6.1 M13.8")  # fmt: skip
 async def whole(api: Api) -> None:
     found = await ask(api)
-    expect_fields(found, type="message", role="assistant", stop_sequence=None)
-    expect(found["id"].startswith("msg_"), f"expected msg_…, but got {found['id']!r}")
+    expect_fields(found, stop_sequence=None)
+    expect_form(api, found)
     reason = found["stop_reason"]
     expect(reason in ("end_turn", "max_tokens"), f"expected a stop reason, but got {reason!r}")
     block = only(found["content"], "block")
     valid = block["type"] == "text" and isinstance(block["text"], str) and block["text"]
     expect(valid, f"expected a block of text, but got {block}")
+
+
+def expect_form(api: Api, message: Any) -> None:
+    """Raise `Fail` unless a message has Anthropic's type: its keys, and its usage."""
+    expect_fields(message, type="message", role="assistant")
+    name, sequence = message.get("id"), message.get("stop_sequence", 0)
+    expect(isinstance(name, str) and name.startswith("msg_"), f"expected msg_…, but got {name!r}")
+    valid = sequence is None or isinstance(sequence, str)
+    expect(valid, f"expected null or a text in stop_sequence, but got {message}")
+    details = message.get("stop_details")
+    expect(details is None, f"expected null in stop_details, but got {details!r}")
+    expect_model(api, message.get("model"))
+    usage = message["usage"]
+    made, spent = usage.get("output_tokens"), usage.get("output_tokens_details")
+    expect(
+        type(made) is int and made >= 0, f"expected an integer in output_tokens, but got {usage}"
+    )
+    tier = usage.get("service_tier", TIERS[0])
+    expect(tier in TIERS, f"expected one of {TIERS} in service_tier, but got {tier!r}")
+    if spent is not None:
+        thought = spent.get("thinking_tokens") if isinstance(spent, dict) else None
+        valid = type(thought) is int and 0 <= thought <= made
+        expect(valid, f"expected thinking_tokens up to output_tokens, but got {usage}")
+    total(message)
 
 
 def expect_fields(found: Any, **wanted: Any) -> None:

@@ -10,6 +10,7 @@ from ..check import Body, check, expect
 from ..target import Api
 from .messages import VERSION, M, body_of, expect_error, send, user
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _TOO_LONG = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
 
 
@@ -105,6 +106,13 @@ async def models(api: Api) -> None:
     expect(valid, f"expected a page of one model, but got {found}")
     one = found["data"][0]
     valid = one.get("type") == "model" and isinstance(one.get("display_name"), str)
-    expect(valid, f"expected a model in Anthropic's form, but got {one}")
+    expect(valid and one["display_name"], f"expected a model in Anthropic's form, but got {one}")
+    made = str(one.get("created_at"))
+    expect(_TIME.fullmatch(made), f"expected a time as of RFC 3339 in created_at, but got {made!r}")
     plain = (await api.get("/models")).ok()
     expect(plain.get("object") == "list", f"expected OpenAI's list, but got {plain}")
+    ids = [model["id"] for model in plain["data"]]
+    expect(one.get("id") in ids, f"expected one of the ids {ids}, but got {one.get('id')!r}")
+    ends = {name: found.get(name) for name in ("first_id", "last_id", "has_more")}
+    wanted = {"first_id": one["id"], "last_id": one["id"], "has_more": len(ids) > 1}
+    expect(ends == wanted, f"expected {wanted}, but got {ends}")

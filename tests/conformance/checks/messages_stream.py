@@ -7,8 +7,22 @@ from typing import Any
 
 from ..check import Fail, Skip, check, expect
 from ..target import Api
-from .messages import ADAPTIVE, ask, blocks, send, text_of, total
-from .messages_tools import ANY, LIMIT, WEATHER
+from .messages import (
+    ADAPTIVE,
+    ASK,
+    ask,
+    blocks,
+    expect_fields,
+    expect_form,
+    expect_same,
+    said,
+    send,
+    size,
+    text_of,
+    total,
+    user,
+)
+from .messages_tools import ANY, LIMIT, WEATHER, call, result
 from .responses import events_in
 
 STARTS, DELTAS = "content_block_start", "content_block_delta"
@@ -19,8 +33,8 @@ async def streamed(api: Api, **fields: Any) -> list[Any]:
     reply = await send(api, stream=True, **fields)
     if reply.status != 200:
         reply.ok()
-    kind = reply.headers.get("content-type", "")
-    expect(kind.startswith("text/event-stream"), f"expected an event stream, but got {kind!r}")
+    kind = reply.kind
+    expect(kind == "text/event-stream", f"expected an event stream, but got {kind!r}")
     expect("[DONE]" not in reply.text, "expected no [DONE], but the stream has one")
     found = []
     for name, data in events_in(reply.text):
@@ -51,7 +65,10 @@ def accumulated(events: list[Any]) -> Any:
             wanted = len(message["content"])
             expect(index == wanted, f"expected the index {wanted}, but got {index}")
             open_ = index
-            message["content"].append({**event["content_block"], "pieces": []})
+            block = event["content_block"]
+            told = [block[name] for name in ("text", "thinking", "signature") if block.get(name)]
+            expect(not told, f"expected an empty block at its start, but got {block}")
+            message["content"].append({**block, "pieces": []})
             continue
         expect(index == open_, f"expected events of the open block {open_}, but got {event}")
         if kind == "content_block_stop":
@@ -61,6 +78,8 @@ def accumulated(events: list[Any]) -> Any:
             expect(kind == DELTAS, f"expected a known event, but got {kind!r}")
             _grow(message["content"][-1], event["delta"])
     expect(open_ is None, "expected an end of each block, but one has none")
+    ends = {"stop_reason", "stop_sequence"} - delta["delta"].keys()
+    expect(not ends, f"expected {sorted(ends)} in the last delta, but got {delta}")
     usage = {**message["usage"], **delta["usage"]}
     return {**message, **delta["delta"], "usage": usage}
 
@@ -104,6 +123,21 @@ async def stream(api: Api) -> None:
         expect(valid, f"expected {wanted[name]!r} in {name}, but got {found.get(name)!r}")
 
 
+@check("messages.stream-form",
+       "A stream begins with a message without its end, which has up to 8 output tokens, and adds "
+       "up to a message with Anthropic's keys.",
+       "must", "M6.1 M6.2 M13.54")  # fmt: skip
+async def stream_form(api: Api) -> None:
+    for thinking in ({"type": "disabled"}, ADAPTIVE):
+        events = await streamed(api, max_tokens=64, thinking=thinking)
+        begun = events[0]["message"]
+        expect_form(api, begun)
+        expect_fields(begun, stop_reason=None, stop_sequence=None)
+        made = begun["usage"]["output_tokens"]
+        expect(made <= 8, f"expected up to 8 output tokens at the start, but got {made}")
+        expect_form(api, accumulated(events))
+
+
 @check("messages.stream-usage",
        "A stream has its input tokens in message_start, and the same counts as the message at the "
        "end.",
@@ -134,6 +168,10 @@ async def stream_call(api: Api) -> None:
             "get_weather", {},
         )  # fmt: skip
         expect(valid, f"expected the name and an empty input at the start, but got {block}")
+        if block["type"] == "tool_use":
+            name = block.get("id")
+            valid = isinstance(name, str) and name.startswith("toolu_")
+            expect(valid, f"expected toolu_… as the id of a call, but got {name!r}")
     city = calls[0]["input"].get("city")
     expect(city in ("Paris", "Rome"), f"expected an input that matches, but got {calls[0]}")
 
@@ -143,12 +181,32 @@ async def stream_call(api: Api) -> None:
        "must", "M6.2 M13.56")  # fmt: skip
 async def stream_thinking(api: Api) -> None:
     events = await streamed(api, max_tokens=400, thinking=ADAPTIVE)
-    found = blocks(accumulated(events), "thinking")
+    message = accumulated(events)
+    found = blocks(message, "thinking")
     if not found:
         raise Skip("the model does not reason")
     signed = [e for e in events if e["type"] == DELTAS and e["delta"]["type"] == "signature_delta"]
     expect(len(signed) == len(found), f"expected one signature each, but got {len(signed)}")
-    expect(all(block["thinking"] for block in found), f"expected reasoning, but got {found}")
+    wanted = await ask(api, max_tokens=400, thinking=ADAPTIVE)
+    texts = [[block["thinking"] for block in one] for one in (found, blocks(wanted, "thinking"))]
+    expect(all(texts[0]), f"expected reasoning, but got {found}")
+    expect(texts[0] == texts[1], f"expected the reasoning {texts[1]}, but got {texts[0]}")
+    spent = [one["usage"].get("output_tokens_details") for one in (message, wanted)]
+    expect(spent[0] == spent[1], f"expected {spent[1]} as in a message, but got {spent[0]}")
+
+
+@check("messages.stream-signature",
+       "The next request has streamed reasoning by its signature alone.",
+       "must", "M5.3 M6.2 M13.50 M13.56")  # fmt: skip
+async def stream_signature(api: Api) -> None:
+    found = blocks(accumulated(await streamed(api, max_tokens=400, thinking=ADAPTIVE)), "thinking")
+    if not found:
+        raise Skip("the model does not reason")
+    sizes = [await size(api, user(ASK), said(*before, call()), user(result(content="Yes.")))
+             for before in (found, [{**block, "thinking": ""} for block in found], [])]  # fmt: skip
+    if sizes[0] == sizes[2]:
+        raise Skip("the template omits earlier reasoning")
+    expect_same(sizes[1], sizes[0], "with the signature alone")
 
 
 @check("messages.stream-error",

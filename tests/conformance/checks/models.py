@@ -16,12 +16,15 @@ async def _listed(api: Api) -> list[Any]:
     return models
 
 
-@check("models.list", "GET /models returns a list object with at least one model.",
+@check("models.list",
+       "GET /models returns a list object with at least one model, and each one once.",
        "must", "5 [SPEC]")  # fmt: skip
 async def listed(api: Api) -> None:
     body = (await api.get("/models")).ok()
     expect(body.get("object") == "list", f"expected object 'list', but got {body.get('object')!r}")
-    expect(await _listed(api), "expected at least one model, but got an empty list")
+    ids = [model.get("id") for model in await _listed(api)]
+    expect(ids, "expected at least one model, but got an empty list")
+    expect(len({*ids}) == len(ids), f"expected each model once, but got {ids}")
 
 
 @check("models.created", "Every listed model has a created field with an integer.",

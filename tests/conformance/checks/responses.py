@@ -92,8 +92,8 @@ async def stream(api: Api, given: Any = ASK, **body: Any) -> list[Any]:
 
 def parsed(api: Api, reply: Reply) -> list[tuple[str, Any]]:
     """Return the name and the data of each event of a reply, and note a wrong type."""
-    kind = reply.headers.get("content-type", "")
-    expect(kind.startswith("text/event-stream"), f"expected an event stream, but got {kind!r}")
+    kind = reply.kind
+    expect(kind == "text/event-stream", f"expected an event stream, but got {kind!r}")
     found = events_in(reply.text)
     expect(found, f"expected events, but got {reply.text[:200]!r}")
     for _name, data in found:

@@ -59,7 +59,9 @@ async def nulls(api: Api) -> None:
     # The format keeps an answer without a limit short.
     form = {"type": "json_schema", "name": "answer", "schema": one_of(colour=("red", "blue"))}
     names = ("max_output_tokens", "temperature", "store")
-    await respond(api, "Which colour?", text={"format": form}, **dict.fromkeys(names))
+    found = await respond(api, "Which colour?", text={"format": form}, **dict.fromkeys(names))
+    limit = found.get("max_output_tokens", "nothing")
+    expect(limit is None, f"expected null for max_output_tokens, but got {limit!r}")
 
 
 @check("responses.format", "With a JSON schema in text.format, the answer matches the schema.",
@@ -174,7 +176,9 @@ async def stop(api: Api) -> None:
 
 
 @check("responses.seed", "A seed in a request to /responses is served, or rejected by name.",
-       "should", "R2.1 R10.53")  # fmt: skip
+       "should", "R2.1 R10.53",
+       chance="A server that ignores the seed passes with p, the probability of the likeliest "
+              "text.")  # fmt: skip
 async def seed(api: Api) -> None:
     made = [
         text_of(await respond(api, max_output_tokens=16, seed=7, temperature=1.5)) for _ in range(2)

@@ -86,6 +86,9 @@ async def reasoning_stream(api: Api) -> None:
     joined = "".join(event["delta"] for event in of_type(events, "reasoning_text.delta"))
     texts = [joined, of_type(events, "reasoning_text.done")[0]["text"], _text(item)]
     expect(len(set(texts)) == 1, f"expected the same text three times, but got {texts}")
+    own = [e for e in events if e.get("item_id") == item["id"]]
+    places = {(e["output_index"], e.get("content_index", 0)) for e in own}
+    expect(places == {(0, 0)}, f"expected the first part of the first item, but got {places}")
     added = [event["output_index"] for event in of_type(events, "output_item.added")]
     expect(added == [*range(len(added))], f"expected one item after another, but got {added}")
 
@@ -116,6 +119,12 @@ async def reasoning_summary(api: Api) -> None:
     joined = "".join(event["delta"] for event in of_type(events, "reasoning_summary_text.delta"))
     done = [event["text"] for event in of_type(events, "reasoning_summary_text.done")]
     parts = [e["part"]["text"] for e in of_type(events, "reasoning_summary_part.done")]
+    begun = [e["summary_index"] for e in of_type(events, "reasoning_summary_part.added")]
+    order = [*range(len(told))]
+    expect(begun == order, f"expected a summary_index for each part, but got {begun}")
+    for name in ("text.delta", "text.done", "part.done"):
+        own = [event["summary_index"] for event in of_type(events, f"reasoning_summary_{name}")]
+        expect({*own} == {*order}, f"expected the summary_index {order} in {name}, but got {own}")
     agree = done == parts == told and joined == "".join(told)
     expect(agree, f"expected {told} in the events, but got {joined!r}, {done} and {parts}")
     plain = [event["type"] for event in await _events(api) if "summary" in event["type"]]

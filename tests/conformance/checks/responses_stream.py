@@ -235,8 +235,8 @@ async def stream_error(api: Api) -> None:
     body = {"model": api.model, "input": 5, "stream": True}
     reply = await api.post(R, body)
     reply.error(400)
-    kind = reply.headers.get("content-type", "")
-    expect(kind.startswith("application/json"), f"expected JSON, but got {kind!r}")
+    kind = reply.kind
+    expect(kind == "application/json", f"expected JSON, but got {kind!r}")
 
 
 @check("responses.obfuscation",

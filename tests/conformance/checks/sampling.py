@@ -22,7 +22,9 @@ async def greedy(api: Api) -> None:
 
 @check("sampling.default",
        "Without a temperature, repeated completions of one prompt are not all equal.",
-       "may", "2.1 10.56")  # fmt: skip
+       "may", "2.1 10.56",
+       chance="A right server diverges with p⁷, where p is the probability of the likeliest text; "
+              "a server that is greedy by default always does.")  # fmt: skip
 async def default(api: Api) -> None:
     texts = {
         (await api.complete("Once upon a", max_tokens=24))["choices"][0]["text"] for _ in range(8)

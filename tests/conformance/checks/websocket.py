@@ -10,12 +10,12 @@ from typing import Any
 
 from httpx2 import Headers
 
-from ..check import Diverges, Fail, Skip, check, expect
+from ..check import Body, Diverges, Fail, Skip, check, expect
 from ..frames import ASK, ENDS, R, Rejected, opened, response_of
 from ..published import event_problem
 from ..raw import exchange
 from ..target import Api, Reply
-from .responses import WEATHER, text_of
+from .responses import WEATHER, stream, text_of
 from .responses_connection import FORMAT
 
 COUNT = "Count to 5."
@@ -29,6 +29,8 @@ LANES, BUSY = 32, 8
 FULL = "websocket_stream_limit_reached"
 # Bytes of a frame that every server of such frames takes.
 LARGE = 20 << 20
+# What belongs to one event, connection or run.
+OWN = {"sequence_number", "obfuscation", "stream_id"}
 # Seconds of silence after the end of a response.
 SILENCE = 0.3
 
@@ -86,6 +88,53 @@ async def sequence(api: Api) -> None:
             found = [event.get("sequence_number") for event in await frames.events()]
             right = list(range(len(found)))
             expect(found == right, f"expected the numbers from 0, but got {found}")
+
+
+def _told(events: Sequence[Any]) -> list[Any]:
+    """Return events without what two runs do not share: their pieces, ids, times and caches."""
+    names: dict[str, str] = {}
+
+    def plain(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: plain(one, name) for name, one in value.items() if name not in OWN}
+        if isinstance(value, list):
+            return [*map(plain, value)]
+        if key in ("cached_tokens", "cache_write_tokens"):
+            return "a count" if type(value) is int and value >= 0 else value
+        if key in ("id", "item_id", "call_id") and isinstance(value, str):
+            return names.setdefault(value, f"{value.partition('_')[0]} {len(names)}")
+        is_time = key in ("created_at", "completed_at") and type(value) is int
+        return "a time" if is_time and value > 1_500_000_000 else value
+
+    found: list[Any] = []
+    for event in map(plain, events):
+        last = found[-1] if found else {}
+        if "delta" in event and {**last, "delta": ""} == {**event, "delta": ""}:
+            last["delta"] += event["delta"]
+        else:
+            found.append(event)
+    return found
+
+
+def _same(given: str, **request: Any) -> Body:
+    async def run(api: Api) -> None:
+        full = {"max_output_tokens": 64, **ASK, **request}
+        wanted = _told(await stream(api, given, **full))
+        async with opened(api) as frames:
+            await frames.create(given, **full)
+            found = _told(await frames.events())
+        for event, right in zip(found, wanted, strict=False):
+            expect(event == right, f"expected {right}, but got {event}")
+        expect(len(found) == len(wanted), f"expected {len(wanted)} events, but got {len(found)}")
+
+    return run
+
+
+check("websocket.same", "The events of a response are those of a stream by HTTP, with the same "
+      "values.", "must", "W8.4")(_same("Count to 400.", max_output_tokens=16))  # fmt: skip
+check("websocket.same-call", "The events of a function call are those of a stream by HTTP, with "
+      "the same values.", "must", "W8.4")(_same("What is the weather?", tools=[WEATHER],
+                                                tool_choice="required"))  # fmt: skip
 
 
 @check("websocket.end", "Nothing follows the last event of a response: no [DONE], no comment.",
@@ -315,15 +364,21 @@ async def broken(api: Api) -> None:
         await frames.respond()
 
 
-@check("websocket.rejected", "A request that is not valid gets an error frame with its status and "
-       "the code of HTTP, and the connection stays open.", "must", "W8.24")  # fmt: skip
+@check("websocket.rejected", "A request that is not valid gets an error frame with its status, and "
+       "the type, the code and the param of HTTP, and the connection stays open.",
+       "must", "W8.24")  # fmt: skip
 async def rejected(api: Api) -> None:
+    wrong = ({"model": "no-such-model-anywhere"}, {"temperature": "warm"}, {"input": []})
     async with opened(api) as frames:
-        await frames.create(model="no-such-model-anywhere")
-        await frames.error("model_not_found")
-        await frames.create(temperature="warm")
-        error = await frames.error("invalid_type")
-        expect(error.get("param") == "temperature", f"expected the field's name, but got {error}")
+        for fields in wrong:
+            body = {"model": api.model, "input": "Hello", "max_output_tokens": 16, **fields}
+            reply = await api.post(R, body)
+            told = reply.error(400, 404)
+            await frames.send({"type": "response.create", **ASK, **body})
+            error = await frames.error(told["code"], reply.status)
+            for name in ("type", "code", "param"):
+                same = error.get(name, "nothing") == told[name]
+                expect(same, f"{name}: expected {told[name]!r} as by HTTP, but got {error}")
         await frames.respond()
 
 

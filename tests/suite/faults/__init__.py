@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from suite.faults import (
+    agents,
     completions,
     embeddings,
     formats,
@@ -20,16 +21,15 @@ from suite.faults import (
 from suite.server import Fault
 
 _MODULES = (
-    completions, embeddings, formats, messages, responses, stored, tools, transport, websocket,
+    agents, completions, embeddings, formats, messages, responses, stored, tools, transport,
+    websocket,
 )  # fmt: skip
 FAULTS: Mapping[str, Fault] = {
     name: fault for module in _MODULES for name, fault in module.FAULTS.items()
 }
 assert len(FAULTS) == sum(len(module.FAULTS) for module in _MODULES)
+EXPECTED_FILE = Path(__file__).parent.with_name("expected.json")
 # Any other failure is an error of the suite. Each list was reviewed.
 EXPECTED: Mapping[str, frozenset[str]] = {
-    fault: frozenset(checks)
-    for fault, checks in json.loads(
-        Path(__file__).parent.with_name("expected.json").read_text()
-    ).items()
+    fault: frozenset(checks) for fault, checks in json.loads(EXPECTED_FILE.read_text()).items()
 }

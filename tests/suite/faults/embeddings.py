@@ -58,6 +58,7 @@ FAULTS = {
     "embeddings-object": _reply(put("object", "embeddings")),
     "embeddings-item-object": _reply(put("data.*.object", "vector")),
     "embeddings-model": _reply(drop("model")),
+    "embeddings-model-empty": _reply(put("model", "")),
     "embeddings-nested": _reply(turn("data.*.embedding", lambda found: [found])),
     "embeddings-usage-zero": _reply(put("usage", {"prompt_tokens": 0, "total_tokens": 0})),
     "embeddings-usage-first": _reply(lambda body: turn("usage.*", lambda count: (

@@ -82,6 +82,9 @@ def _text(value: str) -> dict[str, Any]:
 BODIES = {
     "type": _reply(put("type", "msg")),
     "id": _reply(put("id", "1")),
+    "model-empty": _reply(put("model", "")),
+    "tier-unknown": _reply(put("usage.service_tier", "best")),
+    "details": _reply(put("stop_details", "none")),
     "other-answer": _reply(put(f"{TEXT}.text", "Other, and, quite, another, one.")),
     "output-tokens": _reply(turn("usage.output_tokens", lambda count: count + 1)),
     "cached-null": _reply(put("usage.cache_read_input_tokens", None)),
@@ -207,6 +210,12 @@ STREAMS = {
         data.partition(b"\n")[2] if data.startswith(b"event: content") else data)),
     "done": Fault(event=lambda data: (
         data + b"data: [DONE]\n\n" if b"message_stop" in data else data)),
+    "start-id": _stream(put(f"{_event('message_start')}.message.id", "1")),
+    "start-made": _stream(put(f"{_event('message_start')}.message.usage.output_tokens", 9)),
+    "thought-cut": _stream(turn("*.delta[type=thinking_delta].thinking", lambda text: text[:1])),
+    "signature-cut": _stream(turn("*.delta.signature", lambda text: text[:-1])),
+    "block-begun": _stream(put("*.content_block[type=text].text", "1")),
+    "call-no-id": _stream(put("*.content_block[type=tool_use].id", "")),
     "no-stop": _stream(drop(_event("message_stop"))),
     "no-block-stop": _stream(drop(_event("content_block_stop"))),
     "index-one": _stream(turn("*.index", lambda index: index + 1)),
@@ -252,6 +261,8 @@ ERRORS = {
         "api_error" if kind == "not_found_error" else kind))),
     "key-500": _error(turn("error.type", lambda kind: (
         "api_error" if kind == "authentication_error" else kind))),
+    "models-ends": reply(drop("first_id"), at="message models"),
+    "models-no-time": reply(put("data.*.created_at", 0), at="message models"),
     "models-of-openai": reply(drop("has_more"), at="message models"),
     "version-needed": rejects(lambda method, path, sent: (
         path == M and "anthropic-version" not in sent), 400),

@@ -73,6 +73,10 @@ BODIES = {
     "calls-refused": refuses(has("input", saying("function_call_output")), R),
     "format-ignored": valid(put("text", None), at=R),
     "nulls-refused": refuses(lambda body: None in body.values(), R),
+    "namespace-emptied": _reply(drop("tools.*[type=namespace].tools.*.description")),
+    "limit-unstated": _reply(
+        lambda body: body if body["max_output_tokens"] else drop("max_output_tokens")(body)
+    ),
     "no-background": _reply(drop("background")),
     "no-verbosity": _reply(put("text", {"format": {"type": "text"}})),
     "temperature-null": _reply(put("temperature", None)),
@@ -254,6 +258,8 @@ STREAMS = {
     "input-lost": _lost("custom_tool_call"),
     "delta-no-logprobs": events(put(f"{_event('output_text.delta')}.logprobs", [])),
     "thought-lost": _lost("reasoning_text"),
+    "summary-index": events(put("*.summary_index", 1)),
+    "thought-index": events(put(f"{_event('reasoning_text.delta')}.output_index", 1)),
     "summary-unsent": events(drop(_event("reasoning_summary_text.delta"))),
     "stored-late": Fault(late=0.2),
     "aborted-stored": Fault(keeps_aborted=True),

@@ -130,6 +130,7 @@ HEADERS = {
 MODELS = {
     "models-no-object": reply(put("object", "models"), at="/models"),
     "models-empty": reply(put("data", []), at="/models"),
+    "models-twice": reply(turn("data", lambda data: data * 2), at="/models"),
     "models-created-float": reply(put("data.*.created", 1.5), at="/models"),
     "models-no-owner": reply(drop("data.*.owned_by"), at="/models"),
     "models-no-slash": rejects(lambda method, path, found: "%2F" in path),

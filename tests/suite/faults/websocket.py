@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from suite.faults.edits import Edit, all_edits, put, turn
 from suite.server import Fault
 
 Frame = dict[str, Any]
@@ -16,6 +17,11 @@ def _frames(change: Callable[[list[Any], Mapping[str, Any]], list[Any]]) -> Faul
 
 def _numbered(frames: list[Any], _sent: Mapping[str, Any]) -> list[Any]:
     return [{**frame, "sequence_number": at + 1} for at, frame in enumerate(frames)]
+
+
+def _edited(*edits: Edit) -> Fault:
+    """Return a fault that edits the list of frames."""
+    return _frames(lambda frames, _: all_edits(edits, frames))
 
 
 def _without(kind: str) -> Fault:
@@ -81,6 +87,10 @@ FAULTS = {
         "no-created": _without("response.created"),
         "no-deltas": _without("response.output_text.delta"),
         "done": _frames(lambda frames, _: [*frames, {"type": "done"}]),
+        "other-metadata": _edited(put("*.response.metadata", {"a": "b"})),
+        "text-longer": _edited(turn("*.delta", lambda text: f"{text} ")),
+        "details-unsaid": _edited(put("*.response.incomplete_details", None)),
+        "arguments-lost": _edited(put("*.item[type=function_call].arguments", "")),
         "binary": Fault(binary=True),
         "stream-false": _refused("stream", False),
         "background-taken": _drops("background"),
