@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from . import (
     agreement,
+    audio,
+    audio_chat,
+    audio_transcription,
     chat,
     chat_logprobs,
     choices,
@@ -52,8 +55,8 @@ from . import (
 MODULES = (
     transport, errors, headers, models, completions, choices, sampling, stops, logprobs, echo,
     streaming, keepalive, chat, history, chat_logprobs, tools, custom_tools, mcp, structured,
-    constraints, embeddings, stored, responses, websocket, messages, concurrency, security, engine,
-    types,
+    constraints, embeddings, stored, responses, websocket, messages, audio, concurrency, security,
+    engine, types,
 )  # fmt: skip
 # Checks of limits, in the groups of the fields that they limit.
 LIMITS = hosted
@@ -66,4 +69,6 @@ RESPONSES = (
 )  # fmt: skip
 # The rest of the group messages.
 MESSAGES = (messages_input, messages_tools, messages_stream, messages_errors)
+# The rest of the group audio.
+AUDIO = (audio_chat, audio_transcription)
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from suite.faults import (
+    audio,
     completions,
     embeddings,
     formats,
@@ -20,7 +21,8 @@ from suite.faults import (
 from suite.server import Fault
 
 _MODULES = (
-    completions, embeddings, formats, messages, responses, stored, tools, transport, websocket,
+    audio, completions, embeddings, formats, messages, responses, stored, tools, transport,
+    websocket,
 )  # fmt: skip
 FAULTS: Mapping[str, Fault] = {
     name: fault for module in _MODULES for name, fault in module.FAULTS.items()
