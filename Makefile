@@ -205,7 +205,7 @@ dist: .venv-dist/ready
 lock:
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
 	$(VENV)-lock/bin/uv pip compile -q --no-header --no-annotate --no-emit-index-url --upgrade \
-		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra redis --extra s3 --extra otel --extra conformance --group docs --group test pyproject.toml \
+		--universal --python-version 3.11 --extra llama-cpp --extra tiktoken --extra postgres --extra redis --extra s3 --extra otel --extra speech --extra conformance --group docs --group test pyproject.toml \
 		-o requirements.lock
 	rm -rf $(VENV)-lock
 

@@ -152,7 +152,8 @@ class Options(TypedDict, total=False):
 
 def _keywords() -> Mapping[str, str]:
     """Return the keyword of each setting of an adapter or an engine in process, by its option."""
-    found = {}
+    # What a command makes of these settings is an argument of an app.
+    found = {"--speech": "speaker", "--transcription": "transcriber"}
     for name, field in Settings.model_fields.items():
         option = option_of(field)
         if {"adapter", "llama-cpp"} & {*option.to}:

@@ -18,7 +18,16 @@ from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import TypedDict, override
 
 from ..schemas.anthropic.messages import CountTokensRequest, MessagesRequest
-from ..schemas.openai import chat, completions, conversations, embeddings, models, responses, stored
+from ..schemas.openai import (
+    audio,
+    chat,
+    completions,
+    conversations,
+    embeddings,
+    models,
+    responses,
+    stored,
+)
 from ..schemas.openai import response_objects as objects
 from ..schemas.openai.common import ErrorReply, JsonObject, Request
 from .endpoints.operations import metrics
@@ -72,7 +81,7 @@ class Operation(NamedTuple):
 
     Args:
         tag: the subject, as the documentation groups them.
-        reply: the type of the reply; `str` for text that is not JSON.
+        reply: the type of the reply; `str` for text that is not JSON, and `bytes` for audio.
         body: the type of the request's body, if it has one.
         query: the model of the query's parameters.
         event: the type of the data of a stream's events.
@@ -139,6 +148,8 @@ OPERATIONS: Mapping[str, Operation] = {
         "Embeddings", embeddings.EmbeddingList, embeddings.EmbeddingRequest
     ),
     "rerank": Operation("Embeddings", embeddings.Reranking, embeddings.RerankRequest),
+    "create_speech": Operation("Audio", bytes, audio.SpeechRequest, event=audio.SpeechEvent),
+    "list_voices": Operation("Audio", audio.VoiceList),
     "list_models": Operation("Models", models.ModelList),
     "retrieve_model": Operation("Models", models.ModelObject),
     "tokenizer_info": Operation("Tokenizer", models.TokenizerInfo),
@@ -286,6 +297,8 @@ def document(server: str = SERVER) -> Document:
     }
 
 
+# The media types of replies that are not JSON.
+_KINDS: Mapping[Any, str] = {str: "text/plain", bytes: "audio/*"}
 _BODY: Mode = "validation"
 _REPLY: Mode = "serialization"
 
@@ -328,7 +341,7 @@ def _described(endpoint: Endpoint, schemas: Mapping[tuple[Any, Mode], Document])
         if one.body is not None:
             content = {"application/json": {"schema": schemas[one.body, _BODY]}}
             found["requestBody"] = {"required": True, "content": content}
-        kind = "text/plain" if one.reply is str else "application/json"
+        kind = _KINDS.get(one.reply, "application/json")
         reply["content"] = {kind: {"schema": schemas[one.reply, _REPLY]}}
         if one.event is not None:
             reply["description"] = "The reply; with `stream`, events with this data each."

@@ -64,6 +64,7 @@ IDS = Limit(
     "all of `prompt`, `input`, `tokens` or `reply_token_ids`",
     "More than any model's context holds.",
 )
+SPOKEN = Limit(4_096, "characters", "`input` and `instructions` of speech", "OpenAI's limit.")
 TEXT = Limit(
     4 << 20, "characters", "the `prompt` of `/tokenize`",
     "More than almost any context length; tokenization cannot be interrupted.",

@@ -35,6 +35,7 @@ PARTS = {
     "adapter/limits/postgresql.py": "postgres",
     "adapter/limits/redis.py": "redis",
     "adapter/ray_serve.py": "ray",
+    "adapter/audio/formats.py": "speech",
     "adapter/traces.py": "otel",
     "adapter/cli/otel.py": "otel",
     "backends/llama_cpp/": "llama-cpp",
@@ -48,7 +49,7 @@ PARTS = {
     "examples/": "test",
 }
 # The extras that are installed for the tests.
-EXTRAS = ("llama-cpp", "tiktoken", "postgres", "redis", "s3", "otel", "conformance")
+EXTRAS = ("llama-cpp", "tiktoken", "postgres", "redis", "s3", "otel", "speech", "conformance")
 # The other lists that are installed with a list, from which its part may import too.
 WITH = {
     "llama-cpp": ("dependencies",),
@@ -58,6 +59,7 @@ WITH = {
     "redis": ("dependencies",),
     "ray": ("dependencies",),
     "otel": ("dependencies",),
+    "speech": ("dependencies",),
     "conformance": ("dependencies",),
     "test": ("dependencies", *EXTRAS),
 }

@@ -20,8 +20,16 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("schemas/*.py",),
     ("schemas/native/*.py", "schemas/openai/*.py"),
     ("schemas/anthropic/*.py",),
-    ("backends/speech/__init__.py", "backends/speech/base.py"),
-    ("backends/*.py",),
+    (
+        *(
+            f"backends/{name}.py"
+            for name in (
+                "__init__", "base", "embeddings", "errors", "http", "identity", "offload", "queue",
+                "sandbox", "sentencepiece", "sse", "stops", "streams",
+            )
+        ),
+        "backends/speech/__init__.py", "backends/speech/base.py",
+    ),
     ("backends/grammar/*.py",),
     # The libraries that speak and transcribe.
     (),
@@ -60,6 +68,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
             "message", "prepare", "profile", "special_tokens", "templates", "tools",
         )
     ),
+    # Speech: voices, sentences, audio formats, spoken answers.
+    ("adapter/audio/*.py",),
     tuple(
         f"adapter/responses/{name}.py"
         for name in (

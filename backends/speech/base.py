@@ -1,4 +1,4 @@
-"""What the adapter asks of an engine or a library that speaks, and of one that transcribes.
+"""The interfaces of engines and libraries that speak or transcribe.
 
 Audio is PCM here: signed 16 bit, little endian, mono. Other formats are the adapter's matter.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from ..queue import Ticket
 
 # Samples a second of the audio that a transcriber gets.
 TRANSCRIBED_RATE = 16_000
@@ -34,13 +36,16 @@ class Utterance:
     Args:
         voice: the name of one of the speaker's voices.
         speed: 1 is the voice's own speed, 2 is twice as fast.
-        instructions: how to speak, for speakers that can be told.
+        instructions: how to speak, for speakers that take instructions.
+        party: the request that it belongs to: once one of its utterances was admitted to a queue,
+            none is rejected as busy.
     """
 
     text: str
     voice: str
     speed: float = 1.0
     instructions: str = ""
+    party: Ticket = field(default_factory=Ticket, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Pcm:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerFacts:
-    """What a speaker can do.
+    """The abilities of a speaker.
 
     Args:
         name: the name of its model, as clients see it.
@@ -109,7 +114,7 @@ class Segment:
         start, end: seconds from the start of the recording; None if the transcriber has no times.
         words: its words with times, if they were asked for and the transcriber has them.
         logprob: the mean log-probability of its tokens, if it is known.
-        no_speech: the probability that it is no speech, if it is known.
+        no_speech: the probability that nobody speaks, if it is known.
         tokens: its token ids, if they are known.
     """
 
@@ -132,7 +137,7 @@ class Recording:
         prompt: text that precedes it, or words to expect.
         temperature: of sampling; 0 is greedy.
         words: True if the times of words are wanted.
-        translate: True for English text, whatever the language.
+        translate: True for English text, from any language.
     """
 
     samples: bytes
@@ -150,7 +155,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class TranscriberFacts:
-    """What a transcriber can do.
+    """The abilities of a transcriber.
 
     Args:
         name: the name of its model, as clients see it.

@@ -1,0 +1,1 @@
+"""Speech in requests and responses: voices, sentences, audio formats, spoken answers."""

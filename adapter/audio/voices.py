@@ -1,0 +1,86 @@
+"""The speaker of a request, and its voice (contract of audio, sections 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...backends.errors import Unsupported, shortened
+from ...backends.speech.base import Speaker, SpeakerFacts
+from ..errors import InvalidRequest, missing, wrong_type
+from ..service import ServedModel, Service
+
+# The voices of OpenAI. A speaker's own voices stand for them in this order, again from its first
+# one if it has fewer.
+OPENAI_VOICES = (
+    "alloy", "ash", "ballad", "coral", "echo", "fable", "onyx", "nova", "sage", "shimmer", "verse",
+    "marin", "cedar",
+)  # fmt: skip
+# The most voices that an error lists.
+_LISTED = 60
+
+
+class ChosenVoice(NamedTuple):
+    """One of the speaker's voices.
+
+    Args:
+        is_exact: False if it stands for one of OpenAI's voices.
+    """
+
+    name: str
+    is_exact: bool
+
+
+async def speaker_for(service: Service, served: ServedModel, path: str = "") -> Speaker:
+    """Return what speaks for a model.
+
+    Args:
+        path: the path of the request, if it asks for nothing but speech.
+
+    Raises:
+        Unsupported: nothing speaks, and the request is a chat.
+        InvalidRequest: nothing speaks; 404, as for a path that is not served.
+    """
+    speaker = service.speaker or await served.backend.speaker()
+    if speaker is not None:
+        return speaker
+    if not path:
+        hint = "Request text only, or start the server with --speech."
+        raise Unsupported("modalities", served.capabilities.engine, hint)
+    raise InvalidRequest(
+        f"This server does not serve {path}, because nothing here speaks. Start it with --speech, "
+        "or with an engine that speaks.",
+        code="unsupported_endpoint",
+        status=404,
+    )
+
+
+def voice_for(facts: SpeakerFacts, voice: str | Mapping[str, Any], path: str) -> ChosenVoice:
+    """Return the voice that a request names, which is a name or an object with an `id`.
+
+    Args:
+        path: the field of the voice, for errors.
+
+    Raises:
+        InvalidRequest: the speaker has no such voice; the error lists those it has.
+    """
+    if not isinstance(voice, str):
+        path = f"{path}.id"
+        if "id" not in voice:
+            raise missing(path)
+        voice = voice["id"]
+        if not isinstance(voice, str):
+            raise wrong_type(path, "a string", voice)
+    names = [one.name for one in facts.voices]
+    if voice in names:
+        return ChosenVoice(voice, True)
+    if voice in OPENAI_VOICES:
+        return ChosenVoice(names[OPENAI_VOICES.index(voice) % len(names)], False)
+    listed = ", ".join(f"'{shortened(name)}'" for name in names[:_LISTED])
+    more = "" if len(names) <= _LISTED else f", and {len(names) - _LISTED} more"
+    raise InvalidRequest(
+        f"Invalid value: '{shortened(voice)}'. Supported values are: {listed}{more}. OpenAI's "
+        "voices are accepted, too, and are spoken with one of these.",
+        path,
+        "invalid_value",
+    )

@@ -1,0 +1,241 @@
+"""`POST /v1/audio/speech` and `GET /v1/audio/voices` (contract of audio, section 2)."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64encode
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from time import perf_counter
+
+import orjson
+from pydantic import TypeAdapter
+
+from ...backends.base import Sampling
+from ...backends.errors import EngineError, LatimerError
+from ...backends.speech.base import Pcm, Speaker, SpeakerFacts, Utterance
+from ...schemas.openai.audio import (
+    SpeechDelta,
+    SpeechDone,
+    SpeechFormat,
+    SpeechRequest,
+    SpeechUsage,
+    SpokenVoice,
+    VoiceList,
+)
+from ..admission import TOKEN, admitted, ticket_of
+from ..audio.formats import PCM_RATE, Encoder, check_format, encoded, media_type_of
+from ..audio.sentences import is_speakable, sentences_of
+from ..audio.voices import speaker_for, voice_for
+from ..errors import DONE
+from ..request import EVENT_STREAM, Exchange
+from ..service import ServedModel, Service
+from ..validation import notes, read
+
+_log = logging.getLogger(__name__)
+
+_SPEECH = TypeAdapter(SpeechRequest)
+# The seconds of audio that a sentence may have, at the voice's own speed.
+_MOST_SECONDS = 120
+# Samples for a text in which nothing is to be spoken: a tenth of a second.
+_SILENCE = Pcm(bytes(PCM_RATE // 10 * 2), PCM_RATE)
+# Bytes of audio in an event.
+_EVENT = 19_200
+# The formats whose header has the length of the audio.
+_SIZED = frozenset({"wav", "flac"})
+_NO_TOKENS: SpeechUsage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+
+
+async def create_speech(exchange: Exchange, service: Service) -> None:
+    """Speak a text.
+
+    The audio is sent as soon as the first sentence is spoken. With `stream_format: "sse"`, the
+    reply has events.
+    """
+    request = await read(exchange, _SPEECH)
+    exchange.wants_stream = request.stream_format == "sse"
+    form = request.response_format or "mp3"
+    check_format(form, "response_format")
+    served, speaker, facts = await _speaker(exchange, service, request.model)
+    voice = request.voice if isinstance(request.voice, str) else {"id": request.voice.id}
+    chosen = voice_for(facts, voice, "voice")
+    await _note(exchange, request, served, facts, () if chosen.is_exact else ("voice",))
+    sentences = [one for one in sentences_of(request.input) if is_speakable(one)]
+    party = ticket_of(exchange, served)
+    utterance = Utterance(
+        "",
+        chosen.name,
+        (request.speed or 1.0) if facts.changes_speed else 1.0,
+        (request.instructions or "") if facts.takes_instructions else "",
+        party,
+    )
+    if exchange.record is not None:
+        engine = facts.name if service.speaker else served.capabilities.engine
+        exchange.record.begin(served.name, engine, party)
+    is_whole = len(sentences) <= 1 and form in _SIZED
+    output = _Output(exchange, form, is_whole)
+    try:
+        async with aclosing(_spoken(speaker, utterance, sentences)) as spoken:
+            async for pcm in spoken:
+                await output.take(pcm)
+        _end(exchange, request)
+        await output.end()
+    except LatimerError as error:
+        if not exchange.started or exchange.has_waited:
+            raise
+        await output.fail(error)
+
+
+async def _speaker(
+    exchange: Exchange, service: Service, name: str | None
+) -> tuple[ServedModel, Speaker, SpeakerFacts]:
+    """Return the model that a request names, and its speaker; the speaker's name is one, too.
+
+    Raises:
+        InvalidRequest: no model has the name, or nothing speaks.
+    """
+    if service.speaker is not None and name == (await service.speaker.facts()).name:
+        grant, name = exchange.grant, None
+        for known in service.table or ():
+            if grant is None or grant.allows(known):
+                name = known
+                break
+    if exchange.grant is None:
+        served = await service.resolve(name)
+    else:
+        served = await admitted(exchange, service, name, 0)
+    exchange.model = served.label
+    path = f"{exchange.method} {exchange.scope['path']}"
+    speaker = await speaker_for(service, served, path)
+    return served, speaker, await speaker.facts()
+
+
+async def _note(
+    exchange: Exchange,
+    request: SpeechRequest,
+    served: ServedModel,
+    facts: SpeakerFacts,
+    inexact: tuple[str, ...],
+) -> None:
+    """Name the fields that the speaker ignores, and those that are inexact."""
+    ignored = []
+    if request.speed not in (None, 1.0) and not facts.changes_speed:
+        ignored.append("speed")
+    if request.instructions and not facts.takes_instructions:
+        ignored.append("instructions")
+    own = replace(served.capabilities, engine=facts.name, inexact=frozenset())
+    strict = served.policy.strict
+    await notes(exchange, request, Sampling(), own, strict, inexact, unserved=ignored)
+
+
+async def _spoken(
+    speaker: Speaker, utterance: Utterance, sentences: list[str]
+) -> AsyncGenerator[Pcm, None]:
+    """Yield the audio of sentences.
+
+    Raises:
+        EngineError: the speaker sends nothing for a sentence, too much, or another rate.
+    """
+    if not sentences:
+        yield _SILENCE
+    rate = 0
+    for sentence in sentences:
+        count = 0
+        async with speaker.speak(replace(utterance, text=sentence)) as pieces:
+            async for pcm in pieces:
+                rate = rate or pcm.rate
+                count += len(pcm.samples) // 2
+                if pcm.rate != rate:
+                    raise EngineError("The speaker changed the sample rate within a text.")
+                if count * utterance.speed > _MOST_SECONDS * rate:
+                    raise EngineError(
+                        f"The speaker spoke for more than {_MOST_SECONDS} seconds for a sentence."
+                    )
+                if pcm.samples:
+                    yield pcm
+        if not count:
+            raise EngineError("The speaker returned no audio for a sentence.")
+
+
+def _end(exchange: Exchange, request: SpeechRequest) -> None:
+    """Note the end of the work; for the limits of keys, four characters are a token."""
+    if exchange.lease is not None:
+        exchange.lease.settle(len(request.input) // TOKEN + 1)
+    if exchange.record is not None:
+        exchange.record.last = perf_counter()
+        exchange.record.usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+class _Output:
+    """The reply: audio as it is spoken, events with it, or a whole file if it is short.
+
+    Args:
+        is_whole: True to send the file when it is complete.
+    """
+
+    def __init__(self, exchange: Exchange, form: SpeechFormat, is_whole: bool) -> None:
+        self._exchange = exchange
+        self._form = form
+        self._is_whole = is_whole
+        self._encoder: Encoder | None = None
+
+    async def take(self, pcm: Pcm) -> None:
+        """Encode and send a piece of audio."""
+        if self._encoder is None:
+            self._encoder = Encoder(self._form, pcm.rate, self._is_whole)
+        await self._send(await encoded(self._encoder, pcm.samples))
+
+    async def end(self) -> None:
+        """Send the rest of the file, and the end of the reply."""
+        assert self._encoder is not None
+        rest = await encoded(self._encoder, None)
+        if self._exchange.wants_stream:
+            await self._send(rest)
+            done: SpeechDone = {"type": "speech.audio.done", "usage": _NO_TOKENS}
+            await self._exchange.chunk(_event(done) + DONE, more=False)
+        elif self._exchange.started:
+            await self._exchange.chunk(rest, more=False)
+        else:
+            await self._exchange.reply(200, rest, media_type_of(self._form))
+
+    async def fail(self, error: LatimerError) -> None:
+        """End a reply that has begun: with an event, or without the end that HTTP requires."""
+        exchange = self._exchange
+        if exchange.record is not None:
+            exchange.record.fail(error)
+        if exchange.wants_stream:
+            await exchange.chunk(exchange.fault(error), more=False)
+        else:
+            _log.error("request %s: speech failed: %s", exchange.request_id, error.message)
+
+    async def _send(self, data: bytes) -> None:
+        exchange = self._exchange
+        if not data:
+            return
+        if not exchange.started:
+            head = EVENT_STREAM if exchange.wants_stream else media_type_of(self._form)
+            await exchange.start(200, head)
+        if not exchange.wants_stream:
+            await exchange.chunk(data)
+            return
+        for start in range(0, len(data), _EVENT):
+            audio = b64encode(data[start : start + _EVENT]).decode()
+            delta: SpeechDelta = {"type": "speech.audio.delta", "audio": audio}
+            await exchange.chunk(_event(delta))
+
+
+def _event(data: SpeechDelta | SpeechDone) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(data)
+
+
+async def list_voices(exchange: Exchange, service: Service) -> None:
+    """List the voices of the server, in the shape that local servers share."""
+    served = await service.first(exchange.grant)
+    speaker = await speaker_for(service, served, f"{exchange.method} {exchange.scope['path']}")
+    facts = await speaker.facts()
+    voices: list[SpokenVoice] = [
+        {"id": one.name, "name": one.name, "language": one.language} for one in facts.voices
+    ]
+    reply: VoiceList = {"object": "list", "model": facts.name, "voices": voices}
+    await exchange.reply(200, orjson.dumps(reply))
