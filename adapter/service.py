@@ -22,6 +22,7 @@ from .responses.background import Background
 from .responses.lanes import KeptTurns
 from .responses.sealed import Seal
 from .store.store import Store
+from .store.transcripts import Transcripts
 
 DEFAULT_MAX_BODY = limits.BODY.maximum
 # The fields that clients read reasoning from.
@@ -178,6 +179,7 @@ class Service:
 
     Attributes:
         kept: the latest responses of WebSockets, which these can continue.
+        transcripts: the latest spoken answers, which requests name by their audio.
         table: the models by name, if no engine has to be asked for its own; None if one has to.
         late_checks: True if a call may find another model, and a request is then prepared again.
     """
@@ -212,6 +214,7 @@ class Service:
         self.speaker = speaker
         self.transcriber = transcriber
         self.kept = KeptTurns()
+        self.transcripts = Transcripts()
         # The connections of WebSockets that are open.
         self.sockets: set[Socket] = set()
         # Questions to engines whether they are ready (`readiness`).

@@ -5,6 +5,7 @@ Sections 3.5 and 3.6 of the contract define the order of deltas.
 
 from __future__ import annotations
 
+from binascii import b2a_base64
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -51,6 +52,11 @@ class MessageDeltas:
         # The parser of an open custom tool call, and its tokens whose text is not complete yet.
         self._input: tuple[InputReader, list[Entry]] | None = None
         self._begun = not shape.apart
+
+    @property
+    def has_calls(self) -> bool:
+        """True if a tool call has begun."""
+        return self._calls > 0
 
     @property
     def takes_text(self) -> bool:
@@ -185,6 +191,82 @@ class ChatEncoder(ChunkEncoder):
         return (
             self._head + b'{"index":%d,"delta":{"content":' % index,
             b'},"logprobs":null,"finish_reason":null}' + self._tail,
+        )
+
+
+class SpokenEncoder(ChatEncoder):
+    """The chunks of a stream whose content is spoken (contract of audio, 1.3).
+
+    Content is the transcript in `delta.audio`, whose first part has the id. A choice ends with
+    `last`, when its audio is complete; `end` only ends its text.
+
+    Args:
+        id_of: returns the id of the audio of a choice.
+    """
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        include_usage: bool,
+        show: Callable[[Sequence[Entry]], Any] | None,
+        shape: Shape,
+        id_of: Callable[[int], str],
+    ) -> None:
+        super().__init__(head, include_usage, show, shape._replace(apart=True))
+        self._id_of = id_of
+        self._begun: set[int] = set()
+        self._reasons: dict[int, FinishReason] = {}
+
+    @override
+    def delta(self, index: int, delta: Delta) -> bytes:
+        if delta.kind != "content" or index in self._begun:
+            return super().delta(index, delta)
+        *before, (fields, entries) = self._message(index).add(delta)
+        if before and before[-1][0] is _ROLE:
+            fields = before.pop()[0] | fields
+        return self._shown(index, [*before, (fields, entries)])
+
+    @override
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        self._reasons[index] = reason
+        message = self._message(index)
+        data = self._shown(index, message.end())
+        if index not in self._begun and not message.has_calls:
+            # An answer without text has audio, too.
+            data += self.delta(index, Delta(""))
+        return data
+
+    def audio(self, index: int, samples: bytes) -> bytes:
+        """Return the frame of a part of the audio."""
+        data = b2a_base64(samples, newline=False).decode()
+        return self._choice(index, {"audio": {"data": data}}, ())
+
+    def last(self, index: int, expires_at: int | None) -> bytes:
+        """Return the frames that end a choice, when its audio is complete.
+
+        Args:
+            expires_at: when the id is forgotten, in seconds since 1970; None if there is no audio.
+        """
+        data = b""
+        if expires_at is not None:
+            data = self._choice(index, {"audio": {"expires_at": expires_at}}, ())
+        return data + super().end(index, self._reasons[index])
+
+    def _choice(self, index: int, fields: Mapping[str, Any], entries: Sequence[Entry]) -> bytes:
+        if "content" in fields:
+            text = fields["content"]
+            fields = {name: value for name, value in fields.items() if name != "content"}
+            if text is not None:
+                begins = index not in self._begun
+                self._begun.add(index)
+                own = {"id": self._id_of(index)} if begins else {}
+                fields["audio"] = {**own, "transcript": text}
+        return super()._choice(index, fields, entries)
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        return (
+            self._head + b'{"index":%d,"delta":{"audio":{"transcript":' % index,
+            b'}},"logprobs":null,"finish_reason":null}' + self._tail,
         )
 
 

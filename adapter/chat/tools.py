@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import orjson
 
 from ...backends.base import Grammar
-from ...backends.errors import Unsupported, shortened
+from ...backends.errors import shortened
 from ...backends.grammar import in_request
 from ...backends.grammar.dialects import check_schema
 from ...backends.grammar.gbnf import UnsupportedSchema, WrongGrammar, check
@@ -235,31 +235,33 @@ def _name(tool: FunctionChoice | CustomChoice) -> str:
     return tool.function.name if isinstance(tool, FunctionChoice) else tool.custom.name
 
 
-_LEAVE_OUT = "Omit it."
 _CONTENT = attrgetter("content")
 _OF_CALLS = frozenset({AssistantMessage, ToolMessage})
 
 
-def check_messages(messages: Sequence[Message], engine: str) -> None:
+def check_messages(messages: Sequence[Message]) -> bool:
     """Reject messages that a chat template would silently omit, or that are too many.
+
+    Returns:
+        True if an assistant message has audio, which stands for the text of an earlier answer.
 
     Raises:
         InvalidRequest: a message has no content, a call has no result, or the parts are too many.
-        Unsupported: a message has audio of the assistant.
     """
+    has_audio = False
     for index, message in enumerate(messages):
         if message.__pydantic_extra__:
             _check_extra(message.__pydantic_extra__, f"messages[{index}]")
         if isinstance(message, AssistantMessage):
             here = f"messages[{index}]"
             if message.audio is not None:
-                raise Unsupported(f"{here}.audio", engine, _LEAVE_OUT)
+                has_audio = True
             thought = message.thought
             if thought:
                 _check_thoughts(message, here)
             said = (
                 message.content, message.refusal, message.tool_calls or None,
-                message.function_call, thought,
+                message.function_call, message.audio, thought,
             )  # fmt: skip
             if all(one is None for one in said):
                 if "content" in message.__pydantic_fields_set__:
@@ -270,6 +272,7 @@ def check_messages(messages: Sequence[Message], engine: str) -> None:
         check_count(contents, "messages")
     if not _OF_CALLS.isdisjoint(map(type, messages)):
         check_calls(messages)
+    return has_audio
 
 
 def _check_extra(extra: Mapping[str, Any], here: str) -> None:

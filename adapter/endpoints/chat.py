@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -56,8 +56,6 @@ from .common import check_store, chosen_format, name_of, opening_of, party_of, s
 _REQUEST = TypeAdapter(ChatRequest)
 
 _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
-    "audio": (None, "Omit it."),
-    "modalities": (lambda value: "audio" not in value, "Request text only."),
     "moderation": (None, "Omit it."),
     "web_search_options": (None, "Omit it."),
 }
@@ -73,6 +71,9 @@ _COMBINED = frozenset(
         "top_logprobs", *_CALLS,
     }
 )  # fmt: skip
+# Runs a plan and speaks its answers (`spoken.answer_aloud`): the answer without speech, the keys of
+# each chunk, and True if the stream is to end with its usage.
+Aloud: TypeAlias = Callable[[Plan, Answer, Mapping[str, Any], bool], Awaitable[None]]
 # Fields that change the way to the engine, and its speed.
 _FOR_ENGINE = frozenset({"prediction", "prompt_cache_key", "service_tier"})
 
@@ -88,9 +89,15 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     exchange.model = served.label
     capabilities, strict = served.backend.capabilities, served.policy.strict
     fields, include_usage = request.__pydantic_fields_set__, False
+    spoken: Any = None
+    manner: Any = None
+    aloud: Aloud | None = None
     if not _COMBINED.isdisjoint(fields):
         include_usage = check_stream_options(request)
         _check_combinations(request)
+        if "audio" in (request.modalities or ()):
+            spoken = await _spoken()
+            manner = await spoken.manner_of(request, service, served)
     if exchange.to_store is not None:
         await check_store(request, service.store)
     if not _UNSERVED.keys().isdisjoint(fields):
@@ -98,10 +105,14 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     is_small = exchange.size <= offload.SMALL
     # Each token id of a `logit_bias` is parsed here.
     if is_small:
-        is_plain, sampling = _checked(request, capabilities)
+        is_plain, has_audio, sampling = _checked(request, capabilities)
     else:
-        is_plain, sampling = await offload.run(exchange.size, _checked, request, capabilities)
+        is_plain, has_audio, sampling = await offload.run(
+            exchange.size, _checked, request, capabilities
+        )
     inexact: Sequence[str] = ()
+    if has_audio:
+        await (await _spoken()).read_transcripts(exchange, service, request.messages)
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
     try:
@@ -117,6 +128,10 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     except LatimerError as error:
         raise in_chat(error) from None
     inexact = (*inexact, *chat.inexact, *files)
+    if spoken is not None:
+        spoken.check_spoken(turn.answer)
+        aloud = partial(spoken.answer_aloud, exchange, service, served, request, manner, chat.shape)
+        inexact += () if manner.voice.is_exact else (spoken.VOICE,)
     has_notes = strict or not is_plain or bool(inexact or chat.dropped)
     if has_notes or not has_no_notes(exchange, request, sampling, capabilities):
         await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
@@ -126,7 +141,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         _check_native(chat.job, capabilities)
         await pass_native(exchange, served, chat.job, bool(request.stream))
     else:
-        await _answer(exchange, service, served, request, chat, include_usage)
+        await _answer(exchange, service, served, request, chat, include_usage, aloud)
 
 
 async def _with_files(turn: ChatTurn) -> tuple[ChatTurn, Sequence[str]]:
@@ -211,6 +226,7 @@ def _answer(
     request: ChatRequest,
     chat: ChatJob,
     include_usage: bool,
+    aloud: Aloud | None,
 ) -> Awaitable[None]:
     job = chat.job
     usage_of = predicted_usage_of if job.prediction else detailed_usage_of
@@ -229,8 +245,8 @@ def _answer(
     if job.logprobs is not None:
         show = to_chat_with_ids if request.logprobs_token_ids else to_chat
     frames = None
-    if request.stream:
-        chunk = {**head, "object": "chat.completion.chunk"}
+    chunk = {**head, "object": "chat.completion.chunk"} if request.stream else head
+    if request.stream and aloud is None:
         own = ChatEncoder(chunk, include_usage, show, chat.shape)
         frames = in_stream(request.stream_options, own)
     store = None
@@ -238,6 +254,8 @@ def _answer(
         head["metadata"] = request.metadata or {}
         store = partial(store_reply, exchange, service.store, request)
     answer = Answer(partial(_whole, head, chat.shape), show, store=store)
+    if aloud is not None:
+        return aloud(plan, answer, chunk, include_usage)
     return respond(exchange, served, plan, answer, frames)
 
 
@@ -283,12 +301,20 @@ def _check_combinations(request: ChatRequest) -> None:
         raise missing("audio")
 
 
-def _checked(request: ChatRequest, capabilities: Capabilities) -> tuple[bool, Sampling]:
-    """Check the messages and the sampling; return True if the messages are plain, and both."""
+def _checked(request: ChatRequest, capabilities: Capabilities) -> tuple[bool, bool, Sampling]:
+    """Check the messages and the sampling.
+
+    Returns:
+        True if the messages are plain, True if one has audio of an earlier answer, the sampling.
+    """
     is_plain = are_plain(request.messages)
-    if not is_plain:
-        check_messages(request.messages, capabilities.engine)
-    return is_plain, sampling_of(request, capabilities)
+    has_audio = not is_plain and check_messages(request.messages)
+    return is_plain, has_audio, sampling_of(request, capabilities)
+
+
+async def _spoken() -> Any:
+    """Return the module for spoken answers; the event loop cannot wait for the import."""
+    return await asyncio.to_thread(import_module, ".spoken", __package__)
 
 
 def _check_native(job: Generation, capabilities: Capabilities) -> None:

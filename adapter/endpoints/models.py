@@ -70,7 +70,7 @@ async def list_models(exchange: Exchange, service: Service) -> None:
     reply: ModelList = {
         "object": "list",
         "data": [
-            _unknown(name) if served is None else await _described(name, served)
+            _unknown(name) if served is None else await _described(service, name, served)
             for name, served in models.items()
         ],
     }
@@ -91,7 +91,8 @@ async def retrieve_model(exchange: Exchange, service: Service, name: str) -> Non
     if name in names and known is None:
         reply: Any = _unknown(name)
     else:
-        reply = await _described(name, known or await service.resolve(name, exchange.grant))
+        known = known or await service.resolve(name, exchange.grant)
+        reply = await _described(service, name, known)
     await exchange.reply(200, orjson.dumps(reply))
 
 
@@ -114,14 +115,25 @@ def _unknown(name: str) -> ModelObject:
     return cast("ModelObject", known)
 
 
-async def _described(name: str, served: ServedModel) -> ModelObject:
-    return await object_of(name, served, await served.backend.embedding_model())
+async def _described(service: Service, name: str, served: ServedModel) -> ModelObject:
+    speaker = service.speaker or await served.backend.speaker()
+    facts = await served.backend.embedding_model()
+    return await object_of(name, served, facts, speaker is not None)
 
 
-async def object_of(name: str, served: ServedModel, facts: EmbeddingModel | None) -> ModelObject:
-    """Return OpenAI's object for a model; `facts` are those about its embeddings."""
+async def object_of(
+    name: str, served: ServedModel, facts: EmbeddingModel | None, speaks: bool = False
+) -> ModelObject:
+    """Return OpenAI's object for a model.
+
+    Args:
+        facts: those about its embeddings.
+        speaks: True if its answers can be spoken.
+    """
     model, abilities = served.model, await abilities_of(served)
     outputs = _outputs(facts)
+    if speaks and "text" in outputs:
+        outputs = (*outputs, "audio")
     context = model.context
     if facts is not None and facts.context is not None and not facts.generates:
         context = facts.context

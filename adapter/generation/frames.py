@@ -158,20 +158,20 @@ class ObfuscatedEncoder(ChunkEncoder):
 
     @override
     def start(self, index: int) -> bytes:
-        return _padded(self._frames.start(index))
+        return padded(self._frames.start(index))
 
     @override
     def delta(self, index: int, delta: Delta) -> bytes:
-        return _padded(self._frames.delta(index, delta))
+        return padded(self._frames.delta(index, delta))
 
     @override
     def end(self, index: int, reason: FinishReason) -> bytes:
-        return _padded(self._frames.end(index, reason))
+        return padded(self._frames.end(index, reason))
 
     @override
     def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
         """The chunk with the usage is padded, too."""
-        return _padded(self._frames.close(usage, reply))
+        return padded(self._frames.close(usage, reply))
 
     @override
     def failed(self, error: LatimerError) -> Mapping[str, Any] | None:
@@ -191,7 +191,7 @@ def in_stream(
     )
 
 
-def _padded(data: bytes) -> bytes:
+def padded(data: bytes) -> bytes:
     """Return frames with padding; JSON contains no line ends, so each empty line ends a frame."""
     return b"".join([_one(frame) for frame in data.split(b"\n\n")[:-1]])
 

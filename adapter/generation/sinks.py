@@ -103,9 +103,13 @@ class JsonSink(Sink):
 
     The response equals the joined chunks of the same request's stream. The bytes of a choice are
     joined and decoded when the choice ends.
+
+    Attributes:
+        is_live: True to get the text while it is generated, although the response is sent whole.
     """
 
     at_once = False
+    is_live = False
     _size = 0
 
     def __init__(self, exchange: Exchange, served: ServedModel, answer: Answer) -> None:
@@ -128,7 +132,7 @@ class JsonSink(Sink):
     @override
     async def take(self, batch: Batch) -> None:
         if self._needs_tokens:
-            self._size += _size(batch)
+            self._size += cost_of(batch)
             # The tokens of a choice are formatted when it ends.
             shows = any(not isinstance(event, Piece) for event in batch)
             await offload.run(self._size if shows else 0, self._take, batch)
@@ -167,7 +171,7 @@ class JsonSink(Sink):
     @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
         if any(map(_INEXACT, finishes)):
-            _note(self._exchange, self._served, finishes)
+            note_approximated(self._exchange, self._served, finishes)
         results = [*filter(None, self._results)]
         if self._answer.best is not None:
             results = _best(results, self._answer.best, self._per_prompt)
@@ -257,15 +261,13 @@ class StreamSink(Sink):
         if self._answer.show is None:
             data = self._written(batch)
         else:
-            data = await offload.run(_size(batch), self._written, batch)
+            data = await offload.run(cost_of(batch), self._written, batch)
         exchange, comments = self._exchange, self.comments
         if comments.writing is not None:
             await comments.settle()
         if not exchange.started:
             if self.at_once:
-                finishes = [one.finish for one in self._choices if one.finish is not None]
-                if any(map(_INEXACT, finishes)):
-                    _note(exchange, self._served, finishes)
+                self._note()
             comments.idle = SENDING
             await exchange.start(200, EVENT_STREAM)
             comments.idle = 0
@@ -309,6 +311,12 @@ class StreamSink(Sink):
         self.comments.idle = SENDING
         await self._exchange.chunk(self._last + self._frames.error(error), more=False)
         return True
+
+    def _note(self) -> None:
+        """Name the inexact parts of choices that have all ended before the response starts."""
+        finishes = [one.finish for one in self._choices if one.finish is not None]
+        if any(map(_INEXACT, finishes)):
+            note_approximated(self._exchange, self._served, finishes)
 
     def _written(self, batch: Batch) -> bytes:
         out: list[bytes] = []
@@ -390,11 +398,13 @@ def respond(
     plan: Plan,
     answer: Answer,
     frames: ChunkEncoder | None,
+    sink: JsonSink | StreamSink | None = None,
 ) -> Awaitable[None]:
     """Run a plan and send the response.
 
     Args:
         frames: the frames of a stream; None for a plain response.
+        sink: what sends it; None for a response of text.
     """
     record = exchange.record
     if answer.store is not None or (record is not None and record.keeps):
@@ -402,31 +412,36 @@ def respond(
     plan.lease = exchange.lease
     if served.is_pooled:
         plan.party = ticket_of(exchange, served, plan.party)
-    sink: JsonSink | StreamSink
+    made: JsonSink | StreamSink
     if frames is None:
-        sink = JsonSink(exchange, served, answer)
+        made = sink or JsonSink(exchange, served, answer)
     else:
         exchange.fault = frames.error
-        sink = StreamSink(exchange, served, answer, frames)
+        made = sink or StreamSink(exchange, served, answer, frames)
+    if isinstance(made, StreamSink):
+        joins = made.at_once
         if plan.party is None:
-            plan.party = sink.comments.party
+            plan.party = made.comments.party
         else:
-            sink.comments.party = plan.party
+            made.comments.party = plan.party
+    else:
+        joins = not made.is_live
+    if frames is not None:
         frames.party = plan.party
-    if frames is None or sink.at_once:
+    if joins:
         # The engine may yield texts whole, because the response is sent at the end.
         for job in plan.jobs:
             job.streamed = False
     if record is not None:
         record.asked, record.engine = served.name, served.backend.capabilities.engine
         record.party = plan.party = plan.party or Ticket()
-        if frames is not None and not sink.at_once and plan.jobs[0].prompt.logprobs is None:
+        if frames is not None and not made.at_once and plan.jobs[0].prompt.logprobs is None:
             # A plain response may get its tokens together, and the tokens of a prompt are others.
             record.arrivals = array("d")
-    return run(served.backend, plan, sink, record)
+    return run(served.backend, plan, made, record)
 
 
-def _size(batch: Batch) -> int:
+def cost_of(batch: Batch) -> int:
     """Return the cost of formatting the tokens of a batch, in bytes of JSON."""
     return TOKEN * sum(len(event.tokens) for event in batch if not isinstance(event, Finish))
 
@@ -437,7 +452,7 @@ def _cost(answer: Answer, results: Sequence[Result], usage: Usage) -> int:
     return CHOICE * len(results) + shown
 
 
-def _note(exchange: Exchange, served: ServedModel, finishes: Sequence[Finish]) -> None:
+def note_approximated(exchange: Exchange, served: ServedModel, finishes: Sequence[Finish]) -> None:
     """Name the inexact parts of the response in a header; under `strict`, reject the request."""
     names = set(chain.from_iterable(map(_INEXACT, finishes)))
     note_inexact(exchange, names, served.capabilities, served.policy.strict)

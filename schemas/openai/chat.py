@@ -232,13 +232,26 @@ class ChatRequest(EngineExtras):
         return self.max_tokens or self.max_completion_tokens
 
 
+class SpokenAnswer(TypedDict):
+    """A spoken answer: a file in base64, and its text; the id stands for it in later requests."""
+
+    id: str
+    data: str
+    expires_at: int
+    transcript: str
+
+
 class AssistantText(TypedDict):
-    """The assistant's message without calls; `refusal` is always present, and null."""
+    """The assistant's message without calls; `refusal` is always present, and null.
+
+    A spoken answer has `audio`, and its `content` is null.
+    """
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
     annotations: list[Any]
+    audio: NotRequired[SpokenAnswer]
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
 
@@ -298,11 +311,21 @@ class ChatCompletion(ReplyHead):
     service_tier: NotRequired[str]
 
 
+class SpokenDelta(TypedDict, total=False):
+    """A part of a spoken answer; `data` is samples in base64, whole ones in each delta."""
+
+    id: str
+    transcript: str
+    data: str
+    expires_at: int
+
+
 class ChatDelta(TypedDict, total=False):
     """A delta of a choice; only the keys that change are present."""
 
     role: Literal["assistant"]
     content: str | None
+    audio: SpokenDelta
     reasoning_content: str
     reasoning: str
     tool_calls: list[Any]

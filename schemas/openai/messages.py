@@ -181,8 +181,17 @@ class ReasoningDetail(Request):
     index: int | None = None
 
 
+class EarlierAudio(Request):
+    """An earlier spoken answer; clients also send the rest of the response's object."""
+
+    id: str
+    data: str | None = None
+    expires_at: int | None = None
+    transcript: str | None = None
+
+
 class AssistantMessage(Request):
-    """A message from the assistant; `content` may be missing if there are tool calls.
+    """A message from the assistant; `content` may be missing if there are tool calls or audio.
 
     Clients send earlier reasoning in one of four fields, or the same in several. They also send a
     response's message unchanged. Its `annotations`, the `index` of its calls and what OpenAI's
@@ -193,7 +202,7 @@ class AssistantMessage(Request):
     content: Content | None = None
     refusal: str | None = None
     name: str | None = None
-    audio: JsonObject | None = None
+    audio: EarlierAudio | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
     annotations: list[JsonObject] | None = None

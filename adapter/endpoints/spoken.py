@@ -1,0 +1,167 @@
+"""Spoken answers of `POST /v1/chat/completions` (contract of audio, section 1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...backends.base import Grammar
+from ...backends.errors import shortened
+from ...schemas.openai.chat import ChatCompletion, ChatRequest
+from ...schemas.openai.common import Usage
+from ...schemas.openai.messages import AssistantMessage, EarlierAudio, Message
+from ..audio.formats import check_format
+from ..audio.sinks import SpokenReply, SpokenStream
+from ..audio.spoken import FIELD, Manner, Speech
+from ..audio.voices import speaker_for, voice_for
+from ..chat.message import Shape, SpokenEncoder
+from ..errors import InvalidRequest, missing, wrong_value
+from ..generation.frames import in_stream
+from ..generation.run import Plan
+from ..generation.sinks import Answer, Result, respond
+from ..request import Exchange
+from ..service import ServedModel, Service
+
+VOICE = "audio.voice"
+_COMPLETION = "chat.completion"
+# The id of the audio of a choice: that of its completion, and two digits for the choice.
+_AUDIO, _CHAT = "audio_", "chatcmpl-"
+_ID = re.compile(rf"{_AUDIO}([0-9a-f]+)([0-9a-f]{{2}})")
+
+
+async def manner_of(request: ChatRequest, service: Service, served: ServedModel) -> Manner:
+    """Return how the answers to a request with the modality `audio` are spoken.
+
+    Raises:
+        InvalidRequest: a field of the audio is missing or not supported here.
+        Unsupported: nothing here speaks.
+    """
+    audio = request.audio
+    if audio is None:
+        raise missing("audio")
+    if "text" not in (request.modalities or ()):
+        raise InvalidRequest(
+            "Invalid value: ['audio']. Supported values are: ['text'], and ['text', 'audio'].",
+            "modalities",
+            "invalid_value",
+        )
+    speaker = await speaker_for(service, served)
+    if request.stream and audio.format != "pcm16":
+        raise InvalidRequest(
+            f"'{FIELD}' does not support '{audio.format}' when stream=true. Supported values are: "
+            "'pcm16'.",
+            FIELD,
+            "unsupported_value",
+        )
+    if request.oai_compat is False:
+        raise wrong_value(
+            "modalities",
+            "an engine's own response has no audio. Omit 'oai_compat', or request text only.",
+        )
+    check_format(audio.format, FIELD)
+    return Manner(speaker, voice_for(await speaker.facts(), audio.voice, VOICE), audio.format)
+
+
+def check_spoken(answer: Grammar | None) -> None:
+    """Reject a spoken answer in JSON, of which a listener has no use.
+
+    Raises:
+        InvalidRequest: the request has a schema for the answer.
+    """
+    if answer is not None and answer.kind == "json_schema":
+        raise wrong_value(
+            answer.param, "not supported together with audio. Omit it, or request text only."
+        )
+
+
+async def read_transcripts(exchange: Exchange, service: Service, messages: list[Message]) -> None:
+    """Replace the audio of earlier answers in messages by its text; content that is there wins.
+
+    Raises:
+        InvalidRequest: an id is unknown or expired, and the message does not have the transcript.
+    """
+    for index, message in enumerate(messages):
+        if not isinstance(message, AssistantMessage) or message.audio is None:
+            continue
+        changes: dict[str, Any] = {"audio": None}
+        if not message.content:
+            changes["content"] = await _transcript(exchange, service, message.audio, index)
+        messages[index] = message.model_copy(update=changes)
+
+
+async def _transcript(exchange: Exchange, service: Service, audio: EarlierAudio, index: int) -> str:
+    found = service.transcripts.find(exchange.key, audio.id)
+    if found is None:
+        found = await _stored(exchange, service, audio.id)
+    if found is None:
+        found = audio.transcript
+    if found is None:
+        raise InvalidRequest(
+            f"Audio with id '{shortened(audio.id)}' not found. It may have expired. Send the "
+            "transcript of the answer as 'content'.",
+            f"messages.[{index}].audio.id",
+            "audio_not_found",
+        )
+    return found
+
+
+async def _stored(exchange: Exchange, service: Service, name: str) -> str | None:
+    """Return the transcript of a stored completion; None if it is not stored."""
+    match = _ID.fullmatch(name)
+    if service.store is None or match is None:
+        return None
+    stored = await service.store.get(exchange.key, _COMPLETION, f"{_CHAT}{match[1]}")
+    if stored is None or (exchange.grant is not None and not exchange.grant.allows(stored.model)):
+        return None
+    choices = stored.reply["choices"]
+    number = int(match[2], 16)
+    if number >= len(choices):
+        return None
+    audio = choices[number]["message"].get("audio")
+    return None if audio is None else str(audio["transcript"])
+
+
+async def answer_aloud(
+    exchange: Exchange,
+    service: Service,
+    served: ServedModel,
+    request: ChatRequest,
+    manner: Manner,
+    shape: Shape,
+    plan: Plan,
+    answer: Answer,
+    chunk: Mapping[str, Any],
+    include_usage: bool,
+) -> None:
+    """Run a plan and send the response with its speech.
+
+    Args:
+        answer: of the same response without speech.
+        chunk: the keys that each chunk of a stream has.
+    """
+    name = str(chunk["id"]).removeprefix(_CHAT)
+    id_of = partial("{}{}{:02x}".format, _AUDIO, name)
+    keep = partial(service.transcripts.keep, exchange.key)
+    async with Speech(manner, not request.stream, id_of, keep) as speech:
+        answer.whole = partial(_whole, answer.whole, speech)
+        if not request.stream:
+            reply = SpokenReply(exchange, served, answer, speech)
+            await respond(exchange, served, plan, answer, None, reply)
+            return
+        own = SpokenEncoder(chunk, include_usage, answer.show, shape, id_of)
+        frames = in_stream(request.stream_options, own)
+        stream = SpokenStream(exchange, served, answer, frames, own, speech)
+        await respond(exchange, served, plan, answer, frames, stream)
+
+
+def _whole(whole: Any, speech: Speech, results: Sequence[Result], usage: Usage) -> ChatCompletion:
+    """Return a response whose contents are the transcripts of audio, without its data."""
+    reply: ChatCompletion = whole(results, usage)
+    for choice in reply["choices"]:
+        audio = speech.answer(choice["index"])
+        if audio is not None:
+            choice["message"]["content"] = None
+            choice["message"]["audio"] = audio
+    return reply

@@ -1,0 +1,163 @@
+"""Tests of follow-ups that name an earlier spoken answer by the id of its audio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter.store.transcripts import SECONDS, Transcripts
+from support.clients import adapting
+from support.engines.echo import Echo, ids_of
+from support.engines.model import Model
+from support.engines.tone import Tone
+from support.spoken import PATH, SPOKEN, STREAMED, TEXT, asked, events, joined
+
+
+async def spoken(client: httpx2.AsyncClient, stream: bool = False, **fields: Any) -> str:
+    """Return the id of the audio of a spoken answer, `TEXT`."""
+    body = asked(**(STREAMED if stream else SPOKEN), **fields)
+    reply = await client.post(PATH, json=body, headers=_key(fields))
+    assert reply.status_code == 200, reply.text
+    if stream:
+        return str(joined(events(reply))["id"])
+    return str(reply.json()["choices"][-1]["message"]["audio"]["id"])
+
+
+def _key(_: Any, key: str = "") -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def follow_up(earlier: dict[str, Any]) -> dict[str, Any]:
+    """Return a request with an earlier message of the assistant."""
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", **earlier},
+        {"role": "user", "content": "More"},
+    ]
+    return {"model": "m", "messages": messages}
+
+
+def prompt(backend: Echo) -> str:
+    """Return the prompt of the latest job."""
+    return Model().text(ids_of(backend.jobs[-1]))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("more", [{}, {"content": None}, {"content": ""}, {"content": []}])
+async def test_the_model_sees_the_transcript(stream: bool, more: dict[str, Any]) -> None:
+    """An id stands for the text of its answer, with or without empty content."""
+    backend = Echo()
+    async with adapting(backend, speaker=Tone()) as client:
+        name = await spoken(client, stream)
+        reply = await client.post(PATH, json=follow_up({"audio": {"id": name}, **more}))
+    assert reply.status_code == 200, reply.text
+    assert "x-latimer-ignored" not in reply.headers
+    assert f"assistant\n{TEXT}<|im_end|>" in prompt(backend)
+
+
+async def test_each_choice_has_its_own_id() -> None:
+    """The id of the last of several choices is known."""
+    backend = Echo()
+    async with adapting(backend, speaker=Tone()) as client:
+        name = await spoken(client, n=3)
+        assert name.endswith("02")
+        reply = await client.post(PATH, json=follow_up({"audio": {"id": name}}))
+    assert reply.status_code == 200, reply.text
+
+
+async def test_content_wins() -> None:
+    """A message with content and audio is its content; its id need not be known."""
+    backend = Echo()
+    async with adapting(backend) as client:
+        earlier = {"content": "Own words", "audio": {"id": "audio_unknown"}}
+        reply = await client.post(PATH, json=follow_up(earlier))
+    assert reply.status_code == 200, reply.text
+    assert "assistant\nOwn words<|im_end|>" in prompt(backend)
+
+
+async def test_a_client_may_send_the_whole_audio() -> None:
+    """An unknown id with the transcript, as LangChain replays it, is that transcript."""
+    backend = Echo()
+    audio = {"id": "audio_0", "data": "AAAA", "expires_at": 5, "transcript": "I said so."}
+    async with adapting(backend) as client:
+        reply = await client.post(PATH, json=follow_up({"content": "", "audio": audio}))
+    assert reply.status_code == 200, reply.text
+    assert "x-latimer-ignored" not in reply.headers
+    assert "assistant\nI said so.<|im_end|>" in prompt(backend)
+
+
+@pytest.mark.parametrize(
+    ("audio", "param", "words"),
+    [
+        ({"id": "audio_0123"}, "messages.[1].audio.id", "Audio with id 'audio_0123' not found."),
+        ({"id": f"audio_{'0' * 32}"}, "messages.[1].audio.id", "not found"),
+        ({}, "messages[1].audio.id", "Missing required parameter"),
+        ({"id": 5}, "messages[1].audio.id", "expected a string"),
+        ("audio_0", "messages[1].audio", "expected an object"),
+    ],
+)
+async def test_an_unknown_id_is_refused(audio: Any, param: str, words: str) -> None:
+    """A 400 names the message and the id, and says what to send instead."""
+    backend = Echo()
+    async with adapting(backend, store="memory") as client:
+        reply = await client.post(PATH, json=follow_up({"audio": audio}))
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert not backend.jobs
+
+
+async def test_an_id_belongs_to_its_key() -> None:
+    """Another key does not know the id of an answer, stored or not."""
+    keys = {"api_keys": ["sk-one", "sk-two"]}
+    async with adapting(Echo(), speaker=Tone(), store="memory", **keys) as client:
+        for stored in (False, True):
+            body = asked(**SPOKEN, store=stored)
+            one = {"authorization": "Bearer sk-one"}
+            reply = await client.post(PATH, json=body, headers=one)
+            name = reply.json()["choices"][0]["message"]["audio"]["id"]
+            again = follow_up({"audio": {"id": name}})
+            assert (await client.post(PATH, json=again, headers=one)).status_code == 200
+            two = {"authorization": "Bearer sk-two"}
+            assert (await client.post(PATH, json=again, headers=two)).status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stored_answer_is_known_as_long_as_it_is_stored(stream: bool) -> None:
+    """The store keeps transcripts without data; a deleted completion's ids are unknown."""
+    backend = Echo()
+    app: Any
+    async with adapting(backend, speaker=Tone(), store="memory") as client:
+        app = client._transport.app  # type: ignore[attr-defined]
+        name = await spoken(client, stream, store=True)
+        # As after an hour, or a restart.
+        app._service.transcripts = Transcripts()
+        again = follow_up({"audio": {"id": name}})
+        reply = await client.post(PATH, json=again)
+        assert reply.status_code == 200, reply.text
+        assert f"assistant\n{TEXT}<|im_end|>" in prompt(backend)
+        stored = (await client.get(PATH)).json()["data"][0]
+        audio = stored["choices"][0]["message"]["audio"]
+        assert stored["choices"][0]["message"]["content"] is None
+        assert (audio["id"], audio["data"], audio["transcript"]) == (name, "", TEXT)
+        beyond = follow_up({"audio": {"id": f"{name[:-2]}7f"}})
+        assert (await client.post(PATH, json=beyond)).status_code == 400
+        await client.delete(f"{PATH}/{stored['id']}")
+        assert (await client.post(PATH, json=again)).status_code == 400
+
+
+def test_transcripts_expire_and_are_bounded() -> None:
+    """A transcript is known for an hour; beyond the bound, the oldest are forgotten."""
+    now = 1_000.0
+    kept = Transcripts(most=2_000, now=lambda: now)
+    assert kept.keep("key", "one", "text") == 1_000 + SECONDS
+    assert kept.find("key", "one") == "text"
+    assert kept.find("", "one") is None
+    now += SECONDS
+    assert kept.find("key", "one") is None
+    for number in range(100):
+        kept.keep("key", str(number), "x" * 100)
+    assert [kept.find("key", str(n)) is not None for n in range(95, 100)] == [False] + [True] * 4
+    kept.keep("key", "long", "x" * 2_000)
+    assert kept.find("key", "long") is None
