@@ -27,6 +27,7 @@ from ..schemas.openai import (
     models,
     responses,
     stored,
+    transcriptions,
 )
 from ..schemas.openai import response_objects as objects
 from ..schemas.openai.common import ErrorReply, JsonObject, Request
@@ -85,6 +86,7 @@ class Operation(NamedTuple):
         body: the type of the request's body, if it has one.
         query: the model of the query's parameters.
         event: the type of the data of a stream's events.
+        is_form: True if the body is a form, not JSON.
     """
 
     tag: str
@@ -92,6 +94,7 @@ class Operation(NamedTuple):
     body: Any = None
     query: type[Request] | None = None
     event: Any = None
+    is_form: bool = False
 
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -150,6 +153,16 @@ OPERATIONS: Mapping[str, Operation] = {
     "rerank": Operation("Embeddings", embeddings.Reranking, embeddings.RerankRequest),
     "create_speech": Operation("Audio", bytes, audio.SpeechRequest, event=audio.SpeechEvent),
     "list_voices": Operation("Audio", audio.VoiceList),
+    "create_transcription": Operation(
+        "Audio",
+        transcriptions.Transcript,
+        transcriptions.TranscriptionForm,
+        event=transcriptions.TranscriptEvent,
+        is_form=True,
+    ),
+    "create_translation": Operation(
+        "Audio", transcriptions.Transcript, transcriptions.TranslationForm, is_form=True
+    ),
     "list_models": Operation("Models", models.ModelList),
     "retrieve_model": Operation("Models", models.ModelObject),
     "tokenizer_info": Operation("Tokenizer", models.TokenizerInfo),
@@ -339,7 +352,8 @@ def _described(endpoint: Endpoint, schemas: Mapping[tuple[Any, Mode], Document])
         if one.query is not None:
             found["parameters"] = [*_parameters(one.query)]
         if one.body is not None:
-            content = {"application/json": {"schema": schemas[one.body, _BODY]}}
+            form = "multipart/form-data" if one.is_form else "application/json"
+            content = {form: {"schema": schemas[one.body, _BODY]}}
             found["requestBody"] = {"required": True, "content": content}
         kind = _KINDS.get(one.reply, "application/json")
         reply["content"] = {kind: {"schema": schemas[one.reply, _REPLY]}}

@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -34,6 +34,8 @@ MAX_NESTING = limits.NESTING.maximum
 # Seconds of work before the server begins to watch for a disconnect.
 WATCH_AFTER = 0.02
 
+# Bytes of a body that is not JSON which are handled in one turn of the event loop.
+PIECE = 65_536
 # The longest time before a stream says that it waits for an engine, in seconds.
 NOTE_AFTER = 3.0
 
@@ -99,6 +101,7 @@ class Exchange(Request):
         size: the size of the request body in bytes, as far as it has been read.
         max_body: the largest size of the body.
         keeps_body: True if the body may be read once more.
+        is_once: True for a body that is read as it arrives, which cannot be read once more.
         defaults: adds a model's own defaults to a body; None if no model has any.
         is_left: True if the work was cancelled because the client disconnected.
         grant: the permissions of the API key; None if it has no table.
@@ -117,6 +120,7 @@ class Exchange(Request):
     record: Record | None = None
     trace: Trace | None = None
     started = streams = is_left = wants_stream = has_waited = keeps_body = is_detached = False
+    is_once = False
     key = owner = end_user = cache_key = model = ""
     status = 0
     forwarded: Mapping[str, str] | None = None
@@ -197,6 +201,38 @@ class Exchange(Request):
         self._parts = parts
         self.watch()
         return parts
+
+    async def arriving(self) -> AsyncGenerator[bytes, None]:
+        """Yield a body that is not JSON as it arrives; at its end, watch for a disconnect.
+
+        Raises:
+            InvalidRequest: 413 for more than `max_body` bytes.
+            Disconnected: the client disconnected before the end of the body.
+        """
+        self.is_once = True
+        headers = self.scope["headers"]
+        found = dict(headers)
+        length = found.get(b"content-length", b"")
+        if length.isdigit() and int(length[:20]) > self.max_body:
+            raise _too_large(self.max_body)
+        if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
+            self._forward(headers)
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            data: bytes = message.get("body", b"")
+            size += len(data)
+            if size > self.max_body:
+                raise _too_large(self.max_body)
+            for start in range(0, len(data), PIECE):
+                yield data[start : start + PIECE]
+                if len(data) > PIECE:
+                    # A server may pass a large body in one message.
+                    await asyncio.sleep(0)
+            more = message.get("more_body", False)
+        self.watch()
 
     def _forward(self, headers: Sequence[Header]) -> None:
         """Let the calls of engines have the headers that trace the request, if they are valid.

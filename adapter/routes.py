@@ -119,6 +119,8 @@ ROUTES: Mapping[str, Methods] = {
     "/v2/rerank": {"POST": Later("embeddings", "rerank")},
     "/audio/speech": {"POST": Later("audio", "create_speech")},
     "/audio/voices": {"GET": Later("audio", "list_voices")},
+    "/audio/transcriptions": {"POST": Later("transcriptions", "create_transcription")},
+    "/audio/translations": {"POST": Later("transcriptions", "create_translation")},
     "/models": {"GET": models.list_models},
     "/models/{name:path}": {"GET": models.retrieve_model},
     "/tokenizer_info": {"GET": models.tokenizer_info},
@@ -246,7 +248,7 @@ async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) ->
     try:
         await endpoint(exchange, service)
     except EngineUnavailable as error:
-        if exchange.started or exchange.method != "POST":
+        if exchange.started or exchange.method != "POST" or exchange.is_once:
             raise
         name = None
         if not isinstance(error, ModelChanged):

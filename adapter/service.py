@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import EngineUnavailable, LatimerError, ModelChanged, shortened
 from ..backends.fleet.pool import Pool
+from ..backends.queue import QUEUE, AdmissionQueue
 from ..backends.speech.base import Speaker, Transcriber
 from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
@@ -28,6 +29,9 @@ DEFAULT_MAX_BODY = limits.BODY.maximum
 # The fields that clients read reasoning from.
 ReasoningField: TypeAlias = Literal["reasoning_content", "reasoning"]
 REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning")
+
+# The recordings to transcribe that are in memory at once, of at most 115 MB each.
+MOST_RECORDINGS = 4
 
 # A function that returns the body at a URL; its second argument is the request's field, for errors.
 Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]
@@ -213,6 +217,8 @@ class Service:
         self.socket_lifetime = socket_lifetime
         self.speaker = speaker
         self.transcriber = transcriber
+        # The recordings that are in memory; others wait as files.
+        self.recordings = AdmissionQueue(QUEUE, MOST_RECORDINGS)
         self.kept = KeptTurns()
         self.transcripts = Transcripts()
         # The connections of WebSockets that are open.

@@ -113,7 +113,13 @@ class _Work(Generic[T]):
         asyncio.get_running_loop().call_later(AGAIN, self.leave)
 
 
-async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
+async def run(
+    size: int,
+    work: Callable[..., T],
+    *arguments: object,
+    threads: Executor | None = None,
+    seconds: float = MOST_SECONDS,
+) -> T:
     """Call a function, in a thread if its input is large, and return its result.
 
     Cancelling the caller ends the work. Code that runs for every small request checks the size
@@ -122,24 +128,26 @@ async def run(size: int, work: Callable[..., T], *arguments: object) -> T:
     Args:
         size: bytes or characters of the input. Up to `SMALL` the function is called directly,
             since a thread would take longer.
+        threads: the executor of work that only waits; by default that of its size.
 
     Raises:
-        TooComplex: the function took more than `MOST_SECONDS`.
+        TooComplex: the function took more than `seconds`.
     """
     if size <= SMALL:
         return work(*arguments)
     piece = _Work(work, arguments)
-    threads = _threads if size <= LARGE else _large
+    if threads is None:
+        threads = _threads if size <= LARGE else _large
     waiting = asyncio.get_running_loop().run_in_executor(threads, piece)
     try:
-        async with asyncio.timeout(MOST_SECONDS):
+        async with asyncio.timeout(seconds):
             return await waiting
     except TimeoutError:
         if not waiting.cancelled():
             # The function itself raised it.
             raise
         piece.leave()
-        raise TooComplex(MOST_SECONDS) from None
+        raise TooComplex(seconds) from None
     except asyncio.CancelledError:
         piece.leave()
         raise

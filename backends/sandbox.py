@@ -33,7 +33,13 @@ class Ended(NamedTuple):
 
 
 def run(
-    script: str | os.PathLike[str], data: bytes, *arguments: str, cpu: int, memory: int, wait: float
+    script: str | os.PathLike[str],
+    data: bytes | IO[bytes],
+    *arguments: str,
+    cpu: int,
+    memory: int,
+    wait: float,
+    output: IO[bytes] | None = None,
 ) -> Ended:
     """Run a script with some bytes as its standard input, and return its end.
 
@@ -41,6 +47,8 @@ def run(
 
     Args:
         script: a file that imports nothing from Latimer, so that the process starts fast.
+        data: the bytes; or a file that has them, of which the script must seek the beginning.
+        output: a file for the standard output of the script, which is then not returned.
         cpu: the seconds of CPU time that the process may take.
         memory: the bytes of address space that it may take.
         wait: the seconds after which it is killed, because other processes use the CPU as well.
@@ -48,24 +56,29 @@ def run(
     Raises:
         OSError: no process can be started.
     """
-    process = _start(str(script), str(cpu), str(memory), *arguments)
+    source = subprocess.PIPE if isinstance(data, bytes) else data
+    target = subprocess.PIPE if output is None else output
+    process = _start(source, target, str(script), str(cpu), str(memory), *arguments)
     end = time.monotonic() + wait
-    # A second `communicate` would not write what the first one has left.
-    pipe, process.stdin = process.stdin, None
-    assert pipe is not None
-    writing = threading.Thread(target=_write, args=(pipe, data), daemon=True)
-    writing.start()
+    writing = None
+    if isinstance(data, bytes):
+        # A second `communicate` would not write what the first one has left.
+        pipe, process.stdin = process.stdin, None
+        assert pipe is not None
+        writing = threading.Thread(target=_write, args=(pipe, data), daemon=True)
+        writing.start()
     try:
         while time.monotonic() < end:
             # If nobody waits for the result any more, `offload.Abandoned` is raised here.
             with suppress(subprocess.TimeoutExpired):
-                output, _ = process.communicate(timeout=LOOK)
-                return Ended(process.returncode, output)
+                written, _ = process.communicate(timeout=LOOK)
+                return Ended(process.returncode, written or b"")
         return Ended(None)
     finally:
         process.kill()
         process.wait()
-        writing.join()
+        if writing is not None:
+            writing.join()
         if process.stdout is not None:
             process.stdout.close()
 
@@ -76,13 +89,15 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
         pipe.write(data)
 
 
-def _start(*arguments: str) -> subprocess.Popen[bytes]:
+def _start(
+    source: int | IO[bytes], target: int | IO[bytes], *arguments: str
+) -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise OSError("Python is embedded in another program, so there is no interpreter to start")
     return subprocess.Popen(  # noqa: S603
         # -P keeps the script's folder out of `sys.path`.
         [sys.executable, "-P", __file__, *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        stdin=source, stdout=target, stderr=subprocess.DEVNULL,
         # Ctrl-C in a terminal is for the server, which then drains its requests.
         start_new_session=True,
     )  # fmt: skip

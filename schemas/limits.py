@@ -101,6 +101,15 @@ SCANS = Limit(100, "scans", "a progressive JPEG", "Each scan visits all pixels; 
 SOUND = Limit(
     3_600, "seconds", "an audio file", "A file of 100 bytes can declare gigabytes of samples."
 )
+SOUND_SECONDS = Limit(
+    60, "seconds of CPU time", "decoding a recording to transcribe, in a separate process",
+    "A small file can keep a decoder busy for hours.",
+)  # fmt: skip
+SOUND_MEMORY = Limit(1_024, "MiB", "the same", "A small file can declare large frames.")
+FORM_PARTS = Limit(256, "fields", "a form", "OpenAI's have a dozen; each is an object in memory.")
+FORM_TEXT = Limit(
+    262_144, "bytes", "a field of a form that is no file", "More than any model reads of a prompt."
+)
 PDF_PAGES = Limit(
     5_000, "pages", "a PDF file in the input of a response",
     "Each page takes time; the text of more fits into no context.",

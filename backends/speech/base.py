@@ -116,6 +116,9 @@ class Segment:
         logprob: the mean log-probability of its tokens, if it is known.
         no_speech: the probability that nobody speaks, if it is known.
         tokens: its token ids, if they are known.
+        language: the ISO 639-1 code of what is spoken, if it is known.
+        prompt_tokens, completion_tokens: the tokens that a language model has evaluated and
+            generated for it; 0 for other transcribers.
     """
 
     text: str
@@ -125,6 +128,9 @@ class Segment:
     logprob: float | None = None
     no_speech: float | None = None
     tokens: Sequence[int] = ()
+    language: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
