@@ -123,7 +123,7 @@ PDF_SECONDS = Limit(
     "A small file can keep a reader busy for hours.",
 )  # fmt: skip
 PDF_MEMORY = Limit(512, "MiB", "the same, for each file", "A small file can take gigabytes.")
-SPOKEN = Limit(
+SPOKEN_SAMPLES = Limit(
     64, "MiB", "the samples of a spoken answer that is not streamed",
     "They are kept in memory until the answer is complete; it is 23 minutes at 24 kHz.",
 )  # fmt: skip

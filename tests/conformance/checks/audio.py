@@ -166,7 +166,11 @@ WRONG: Sequence[tuple[str, Mapping[str, Any], str, str, str]] = (
 def _rejected(changes: Mapping[str, Any], word: str) -> Body:
     async def run(api: Api) -> None:
         await speak(api)
-        error = (await api.post(S, body_of(api, **changes))).error(400)
+        reply = await api.post(S, body_of(api, **changes))
+        if word == "model" and reply.status == 200 and not api.hosted:
+            sound_of(reply.body)
+            return
+        error = reply.error(400)
         named = word in str(error["param"] or error["message"])
         expect(named, f"expected an error that names {word!r}, but got {error}")
 
@@ -181,9 +185,10 @@ def _shown(changes: Mapping[str, Any]) -> str:
 
 
 for _id, _changes, _level, _source, _word in WRONG:
+    _more = ", or spoken" if _word == "model" else ""
     _promise = (
         f"A request for speech {_shown(_changes)} is rejected with a 400 error that names "
-        f"{_word!r}."
+        f"{_word!r}{_more}."
     )
     check(f"audio.{_id}", _promise, _level, _source)(_rejected(_changes, _word))  # type: ignore[arg-type]
 
