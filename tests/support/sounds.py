@@ -23,9 +23,7 @@ def wav(samples: bytes, rate: int = RATE, channels: int = 1, width: int = 2) -> 
         samples = bytes((value >> 8) + 128 for value in array("h", samples))
     elif width > 2:
         pad = bytes(width - 2)
-        samples = b"".join(
-            pad + samples[at : at + 2] for at in range(0, len(samples), 2)
-        )
+        samples = b"".join(pad + samples[at : at + 2] for at in range(0, len(samples), 2))
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(channels)
