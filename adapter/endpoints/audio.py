@@ -60,7 +60,7 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     served, speaker, facts = await _speaker(exchange, service, request.model)
     voice = request.voice if isinstance(request.voice, str) else {"id": request.voice.id}
     chosen = voice_for(facts, voice, "voice")
-    await _note(exchange, request, served, facts, () if chosen.is_exact else ("voice",))
+    await _note(exchange, request, served, facts, chosen.is_exact)
     sentences = [one for one in sentences_of(request.input) if is_speakable(one)]
     party = ticket_of(exchange, served)
     utterance = Utterance(
@@ -116,9 +116,12 @@ async def _note(
     request: SpeechRequest,
     served: ServedModel,
     facts: SpeakerFacts,
-    inexact: tuple[str, ...],
+    has_voice: bool,
 ) -> None:
     """Name the fields that the speaker ignores, and those that are inexact."""
+    inexact = {name for name in facts.inexact if getattr(request, name)}
+    if not has_voice:
+        inexact.add("voice")
     ignored = []
     if request.speed not in (None, 1.0) and not facts.changes_speed:
         ignored.append("speed")

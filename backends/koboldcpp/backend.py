@@ -35,6 +35,7 @@ from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model
 from .run import Run, check_text, counted, input_of, payload_of
 from .server import Server
+from .speech import KoboldSpeaker
 from .translate import CAPABILITIES, ENGINE, longest_call
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class KoboldCpp(Backend):
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.server = Server(HttpClient(url, headers, client), max_waiting, silence)
+        self._speaker = KoboldSpeaker(self.server)
 
     @property
     @override
@@ -131,6 +133,10 @@ class KoboldCpp(Backend):
             yield NativeReply(response.status, response.content_type, body)
         finally:
             server.pass_on(call)
+
+    @override
+    async def speaker(self) -> KoboldSpeaker | None:
+        return self._speaker if await self._speaker.speaks() else None
 
     @override
     async def embedding_model(self) -> EmbeddingModel | None:

@@ -70,12 +70,14 @@ class SpeakerFacts:
         voices: at least one; the first is the default.
         changes_speed: False if it speaks at one speed only.
         takes_instructions: False if it ignores instructions.
+        inexact: the fields of requests, `speed` or `instructions`, that it may ignore.
     """
 
     name: str
     voices: Sequence[Voice]
     changes_speed: bool = False
     takes_instructions: bool = False
+    inexact: frozenset[str] = frozenset()
 
 
 class Speaker(Protocol):

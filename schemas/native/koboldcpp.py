@@ -87,6 +87,15 @@ class EmbeddingsPayload(TypedDict):
     encoding_format: str
 
 
+class SpeechPayload(TypedDict):
+    """Body of `POST /api/extra/tts`; the reply is a WAV file, or empty if it has failed."""
+
+    input: str
+    voice: str
+    seed: int
+    instruction: NotRequired[str]
+
+
 class TopLogprob(TypedDict):
     """A token and its log-probability after sampling."""
 

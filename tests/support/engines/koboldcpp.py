@@ -75,6 +75,9 @@ class FakeKoboldcpp(Engine):
         version: further facts about the engine.
         embed: returns the response to texts to embed; None without an embedding model.
         may_embed: unset to delay responses with embeddings.
+        wav: the reply to texts to speak; `refusals` is the number of 503s before it.
+        voices: the names of its voices.
+        may_speak: unset to delay speech.
         late: the seconds by which a generation begins later than its stream, which then sends the
             text of the generation before it.
         lag: the seconds between a response and the next generation.
@@ -85,6 +88,7 @@ class FakeKoboldcpp(Engine):
     Attributes:
         prompts: the prompts of all generations of a script.
         embedded: the texts of each call that embeds.
+        spoken: the body of each call that speaks.
         batched: the prompts of batched generations.
     """
 
@@ -101,11 +105,17 @@ class FakeKoboldcpp(Engine):
     batches: bool = False
     prompts: list[str] = field(default_factory=list)
     embedded: list[list[str]] = field(default_factory=list)
+    spoken: list[dict[str, Any]] = field(default_factory=list)
+    wav: bytes = b""
+    voices: Sequence[str] = ("kobo", "cheery", "sleepy", "shouty", "chatty", "random", "instruct")
+    refusals: int = 0
+    may_speak: asyncio.Event = field(default_factory=asyncio.Event)
     batched: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.may_embed.set()
+        self.may_speak.set()
         self._one = asyncio.Lock()
         self._forget()
 
@@ -145,10 +155,22 @@ class FakeKoboldcpp(Engine):
             self.embedded.append(body["input"])
             await self.may_embed.wait()
             return Answer(one(self.embed(body["input"])))
+        if request.path == "/api/extra/tts":
+            return await self._speech(body)
         value = await self._told_of(request.path, body)
         if value is None:
             return Answer(one(b"<html>Not Found</html>"), 404, b"text/html", chunked=False)
         return replied(value, chunked=False)
+
+    async def _speech(self, body: dict[str, Any]) -> Answer:
+        """Return a WAV file, or nothing if there is no model that speaks."""
+        self.spoken.append(body)
+        await self.may_speak.wait()
+        if self.refusals:
+            self.refusals -= 1
+            busy = {"detail": {"msg": "Server is busy; please try again later."}}
+            return replied(busy, 503, chunked=False)
+        return Answer(one(self.wav), kind=b"audio/wav", chunked=False)
 
     async def _told_of(self, path: str, body: dict[str, Any]) -> Any:
         """Return the response to a call, or None for an unknown path."""
@@ -159,6 +181,8 @@ class FakeKoboldcpp(Engine):
                 return {**version, "vision": False, "audio": False, **self.version}
             case "/api/v1/model":
                 return {"result": model.name}
+            case "/v1/audio/voices":
+                return {"status": "ok", "voices": [*self.voices]}
             case "/api/extra/true_max_context_length":
                 return {"value": model.context}
             case "/props":
