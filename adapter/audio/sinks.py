@@ -84,10 +84,11 @@ class SpokenReply(JsonSink):
         Raises:
             InvalidRequest: the response has more samples than are kept.
         """
-        if self._speech.size > limits.SPOKEN_SAMPLES.maximum << 20:
+        most = limits.SPOKEN_SAMPLES
+        if self._speech.size > most.maximum << 20:
             raise InvalidRequest(
-                f"The spoken answer is too long: it has more than {limits.SPOKEN_SAMPLES.maximum} "
-                f"{limits.SPOKEN_SAMPLES.unit} of samples. Stream it, or lower 'max_completion_tokens'.",
+                f"The spoken answer is too long: it has more than {most.maximum} {most.unit} of "
+                "samples. Stream it, or lower 'max_completion_tokens'.",
                 "modalities",
                 "audio_too_long",
             )

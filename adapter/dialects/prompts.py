@@ -38,6 +38,7 @@ _SHOWN = (
 )
 _MESSAGES = "Put the text into 'messages' or 'prompt'."
 FILES = "Send images and audio as parts of messages."
+_SPOKEN = "Responses have no audio. Send the request to chat."
 _TEMPLATE = "Start the engine with another template, or send an 'adapter'."
 _FITS = "a prompt is never cut: one that does not fit is a 400"
 _KWARGS = "Omit it."
@@ -125,6 +126,9 @@ FIELDS: tuple[Field, ...] = (
     refused("context", "Ollama", "Send token ids to completions.", [1, 2], []),
     refused("images", "koboldcpp, Ollama", FILES, ["aGk="], []),
     refused("audio", "koboldcpp", FILES, ["aGk="], [], on="completions"),
+    refused("modalities", "OpenAI's chat", _SPOKEN, ["text", "audio"], ["text"], on="responses"),
+    ignored("audio", "OpenAI's chat", "it only has an effect with `modalities`",
+            {"voice": "alloy", "format": "wav"}, on="responses"),
     refused("replace_instruct_placeholders", "koboldcpp", "Send an 'adapter' to chat.", True,
             False),
     refused("prompt_embeds", "vLLM", "Send a 'prompt'.", "aGk=", []),

@@ -87,8 +87,19 @@ async def read_transcripts(exchange: Exchange, service: Service, messages: list[
             continue
         changes: dict[str, Any] = {"audio": None}
         if not message.content:
-            changes["content"] = await _transcript(exchange, service, message.audio, index)
+            text = await _transcript(exchange, service, message.audio, index)
+            changes["content"] = text
+            if exchange.to_store is not None:
+                kept = {"id": message.audio.id, "transcript": text}
+                exchange.to_store = _with_audio(exchange.to_store, index, kept)
         messages[index] = message.model_copy(update=changes)
+
+
+def _with_audio(body: Mapping[str, Any], index: int, audio: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a request's body to store, which names the audio of a message without its data."""
+    messages = list(body["messages"])
+    messages[index] = {**messages[index], "audio": audio}
+    return {**body, "messages": messages}
 
 
 async def _transcript(exchange: Exchange, service: Service, audio: EarlierAudio, index: int) -> str:

@@ -203,7 +203,7 @@ _PARAMETERS: Mapping[str, Any] = {
     "response_format": None,
 }
 # The fields of a message that are only listed if the request has them.
-_MORE = ("refusal", "tool_calls", "function_call", "tool_call_id")
+_MORE = ("refusal", "audio", "tool_calls", "function_call", "tool_call_id")
 
 
 def completion(stored: Stored) -> Sequence[bytes]:

@@ -59,6 +59,8 @@ def _message(message: Mapping[str, Any], reasoning: bool) -> dict[str, Any]:
     if message.get("role") != "assistant":
         return dict(message)
     kept = {name: message.get(name) for name in _KEYS}
+    if message.get("audio") and not kept["content"]:
+        kept["content"] = message["audio"].get("transcript")
     kept |= {name: message[name] for name in _OPTIONAL if message.get(name) not in (None, [])}
     text = next((message[name] for name in _REASONING if message.get(name)), None)
     if reasoning and text is not None:

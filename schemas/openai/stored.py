@@ -88,6 +88,7 @@ class ListedMessage(TypedDict):
     name: str | None
     content_parts: list[Any] | None
     refusal: NotRequired[str | None]
+    audio: NotRequired[Any]
     tool_calls: NotRequired[list[Any] | None]
     function_call: NotRequired[Any]
     tool_call_id: NotRequired[str]

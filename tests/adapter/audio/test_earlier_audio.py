@@ -147,6 +147,16 @@ async def test_a_stored_answer_is_known_as_long_as_it_is_stored(stream: bool) ->
         assert (await client.post(PATH, json=again)).status_code == 400
 
 
+async def test_a_stored_follow_up_has_the_transcript() -> None:
+    """The store keeps the text of earlier audio with the request, and not its data."""
+    async with adapting(Echo(), speaker=Tone(), store="memory") as client:
+        name = await spoken(client)
+        audio = {"id": name, "data": "AAAA", "transcript": "other"}
+        made = await client.post(PATH, json=follow_up({"audio": audio}) | {"store": True})
+        messages = (await client.get(f"{PATH}/{made.json()['id']}/messages")).json()["data"]
+    assert messages[1]["audio"] == {"id": name, "transcript": TEXT}
+
+
 def test_transcripts_expire_and_are_bounded() -> None:
     """A transcript is known for an hour; beyond the bound, the oldest are forgotten."""
     now = 1_000.0

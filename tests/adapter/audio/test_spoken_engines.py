@@ -44,7 +44,7 @@ def asking(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
             async def send(**body: Any) -> Any:
                 messages = [{"role": "user", "content": "Hi"}]
                 full = {
-                    "model": "m", "messages": messages, "temperature": 0, "max_tokens": 60, **body
+                    "model": "m", "messages": messages, "temperature": 0, "max_tokens": 100, **body
                 }  # fmt: skip
                 reply = await client.post(PATH, json=full)
                 assert reply.status_code == 200, reply.text
@@ -56,13 +56,16 @@ def asking(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def ids_of(choice: Any) -> list[int]:
-    """Return the token ids of a choice."""
-    return [one["id"] for one in choice["logprobs"]["content"]]
+    """Return the token ids of a choice, if it has any."""
+    return [one["id"] for one in (choice["logprobs"] or {"content": ()})["content"]]
 
 
-async def test_speech_changes_no_token(asking: Any) -> None:
+async def test_speech_changes_no_token(asking: Any, request: pytest.FixtureRequest) -> None:
     """A transcript has the tokens of the same request without audio, plain and streamed."""
     shown = {"logprobs": True, "logprobs_token_ids": True}
+    if "koboldcpp" in request.node.name:
+        # It has no log-probabilities of greedy sampling.
+        shown = {}
     async with asking() as ask:
         text = await ask(**shown)
         plain = await ask(**shown, **SPOKEN)
@@ -81,8 +84,7 @@ async def test_speech_changes_no_token(asking: Any) -> None:
         found = joined(chunks)
         assert (found["transcript"], len(found["data"])) == (TEXT, 2 * SAMPLES)
         assert found["finish_reason"] == "stop"
-    streamed = [one["choices"][0] for one in stream if one["choices"][0]["logprobs"]]
-    assert [one for choice in streamed for one in ids_of(choice)] == ids_of(choice)
+    assert [one for chunk in stream for one in ids_of(chunk["choices"][0])] == ids_of(choice)
     assert usage["usage"]["completion_tokens"] == text["usage"]["completion_tokens"]
 
 
@@ -107,7 +109,7 @@ async def test_a_call_is_not_spoken(asking: Any, legacy: bool) -> None:
 
 async def test_the_text_before_a_call_is_spoken(asking: Any) -> None:
     """A turn with text and a call has both the audio of the text and the call."""
-    async with asking(("I look", ".", "\n", *CALL), scripted.HERMES) as ask:
+    async with asking(("I look", ".", *CALL), scripted.HERMES) as ask:
         plain = await ask(tools=TOOLS, **SPOKEN)
         stream = await ask(tools=TOOLS, **STREAMED)
     message = plain["choices"][0]["message"]

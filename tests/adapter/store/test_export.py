@@ -75,6 +75,15 @@ def test_every_choice_has_a_line() -> None:
     assert [one["messages"][-1]["content"] for one in found] == ["One", "Two"]
 
 
+def test_a_spoken_answer_is_its_transcript() -> None:
+    """The content of spoken answers, of this response and of earlier ones, is their text."""
+    audio = {"id": "audio_0", "data": "", "transcript": "Hi there."}
+    message = {**answer(None), "audio": audio}
+    (found,) = exported({"messages": [USER, message, USER]}, message)
+    spoken = {"role": "assistant", "content": "Hi there."}
+    assert found["messages"] == [USER, spoken, USER, spoken]
+
+
 def test_tools_and_calls_are_kept() -> None:
     """A line has the tools, and the calls with their arguments as text."""
     request = {

@@ -18,11 +18,13 @@ class Tone:
 
     Args:
         rate: samples a second.
+        length: samples for each character.
         pause: seconds before each sentence.
         error: raised by the utterance with the number `fails_at`.
 
     Attributes:
         spoken: the utterances so far; `running` is the number of those that have not ended.
+        pieces: the number of pieces so far.
         most: the largest number of utterances at the same time.
         closed: the number of calls of `aclose`.
     """
@@ -31,16 +33,18 @@ class Tone:
         self,
         *,
         rate: int = 24_000,
+        length: int = PER_CHARACTER,
         pause: float = 0.0,
         error: Exception | None = None,
         fails_at: int = 0,
     ) -> None:
         self.rate = rate
+        self.length = length
         self.pause = pause
         self.error = error
         self.fails_at = fails_at
         self.spoken: list[Utterance] = []
-        self.running = self.most = self.closed = 0
+        self.running = self.most = self.pieces = self.closed = 0
 
     async def facts(self) -> SpeakerFacts:
         """Return two voices."""
@@ -63,9 +67,10 @@ class Tone:
             self.running -= 1
 
     async def _pieces(self, utterance: Utterance) -> AsyncIterator[Pcm]:
-        samples = tone(utterance)
+        samples = tone(utterance, self.length)
         size = self.rate // 10 * 2
         for start in range(0, len(samples), size):
+            self.pieces += 1
             yield Pcm(samples[start : start + size], self.rate)
 
     async def aclose(self) -> None:
@@ -73,8 +78,9 @@ class Tone:
         self.closed += 1
 
 
-def tone(utterance: Utterance) -> bytes:
-    """Return the samples of an utterance."""
+def tone(utterance: Utterance, length: int = PER_CHARACTER) -> bytes:
+    """Return the samples of an utterance; `length` is those of a character."""
     half = 60 if utterance.voice == "low" else 30
-    count = PER_CHARACTER * len(utterance.text)
-    return array("h", [4_000 if at // half % 2 else -4_000 for at in range(count)]).tobytes()
+    wave = array("h", [-4_000] * half + [4_000] * half).tobytes()
+    size = 2 * length * len(utterance.text)
+    return (wave * (size // len(wave) + 1))[:size]
