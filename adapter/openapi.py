@@ -151,8 +151,6 @@ OPERATIONS: Mapping[str, Operation] = {
         "Embeddings", embeddings.EmbeddingList, embeddings.EmbeddingRequest
     ),
     "rerank": Operation("Embeddings", embeddings.Reranking, embeddings.RerankRequest),
-    "create_speech": Operation("Audio", bytes, audio.SpeechRequest, event=audio.SpeechEvent),
-    "list_voices": Operation("Audio", audio.VoiceList),
     "create_transcription": Operation(
         "Audio",
         transcriptions.Transcript,
@@ -163,6 +161,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "create_translation": Operation(
         "Audio", transcriptions.Transcript, transcriptions.TranslationForm, is_form=True
     ),
+    "create_speech": Operation("Audio", bytes, audio.SpeechRequest, event=audio.SpeechEvent),
+    "list_voices": Operation("Audio", audio.VoiceList),
     "list_models": Operation("Models", models.ModelList),
     "retrieve_model": Operation("Models", models.ModelObject),
     "tokenizer_info": Operation("Tokenizer", models.TokenizerInfo),

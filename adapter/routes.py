@@ -117,10 +117,10 @@ ROUTES: Mapping[str, Methods] = {
     "/rerank": {"POST": Later("embeddings", "rerank")},
     # Cohere's clients add this path to their base URL.
     "/v2/rerank": {"POST": Later("embeddings", "rerank")},
-    "/audio/speech": {"POST": Later("audio", "create_speech")},
-    "/audio/voices": {"GET": Later("audio", "list_voices")},
     "/audio/transcriptions": {"POST": Later("transcriptions", "create_transcription")},
     "/audio/translations": {"POST": Later("transcriptions", "create_translation")},
+    "/audio/speech": {"POST": Later("audio", "create_speech")},
+    "/audio/voices": {"GET": Later("audio", "list_voices")},
     "/models": {"GET": models.list_models},
     "/models/{name:path}": {"GET": models.retrieve_model},
     "/tokenizer_info": {"GET": models.tokenizer_info},

@@ -32,8 +32,9 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ),
     ("backends/grammar/*.py",),
     # The libraries that speak and transcribe.
-    (),
+    tuple(f"backends/speech/{name}.py" for name in ("pieces", "process", "sphinx", "whisper", "worker")),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
+    ("backends/speech/libraries.py",),
     ("backends/fleet/*.py",),
     (
         "adapter/data_urls.py", "adapter/errors.py", "adapter/messages/errors.py",
@@ -51,7 +52,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "admission", "auth", "handshake", "hosted", "metric_rows", "metrics", "origins",
+            "admission", "auth", "form", "handshake", "hosted", "metric_rows", "metrics", "origins",
             "readiness", "record", "request", "request_log", "responses/background",
             "responses/lanes", "responses/register", "responses/sealed", "service", "traces",
             "validation", "vllm_metrics",

@@ -18,7 +18,6 @@ from ...backends.errors import (
     UnreadableMedia,
     Unsupported,
 )
-from ...backends.queue import Ticket
 from ...backends.speech.base import Recording, Segment, Transcriber, TranscriberFacts
 from ...backends.speech.pieces import cut, joined, wav_of
 from ...schemas.openai.messages import (
@@ -94,13 +93,11 @@ class AudioModel(Transcriber):
 
     Args:
         owner: see `Generation`.
-        party: the request, as the queue of the engine knows it.
     """
 
-    def __init__(self, served: ServedModel, owner: str, party: Ticket) -> None:
+    def __init__(self, served: ServedModel, owner: str) -> None:
         self._served = served
         self._owner = owner
-        self._party = party
 
     @override
     async def facts(self) -> TranscriberFacts:
@@ -123,6 +120,7 @@ class AudioModel(Transcriber):
         for samples in cut(recording.samples, PIECE):
             head, text = Head(), ""
             chat = await self._prepared(samples, recording)
+            chat.job.party = recording.party
             async for part in self._written(chat):
                 if isinstance(part, Finish):
                     rest = head.end()
@@ -175,7 +173,6 @@ class AudioModel(Transcriber):
     async def _written(self, chat: ChatJob) -> AsyncIterator[str | Finish]:
         """Yield the content that the model writes, and its end."""
         job: Generation = chat.job
-        job.party = self._party
         choice = Choice(job.stops.texts, NO_ECHO, chat.form)
         cuts = chat.form is not None and job.stops.by_reader
         try:

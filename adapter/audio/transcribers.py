@@ -60,7 +60,7 @@ async def transcriber_for(exchange: Exchange, service: Service, name: str, path:
     party = ticket_of(exchange, served)
     found = await served.backend.transcriber()
     if found is None and "audio" in served.model.media:
-        found = AudioModel(served, exchange.owner, party)
+        found = AudioModel(served, exchange.owner)
     if found is None:
         raise _nothing(path)
     return Chosen(found, await found.facts(), served, engine, party, is_exact)

@@ -138,6 +138,7 @@ async def _rows_of(settings: Settings) -> list[Row]:
     rows.append(await _store(settings))
     rows += await _workers(settings)
     rows += _telemetry(settings)
+    rows += await _transcription(settings)
     return rows
 
 
@@ -258,6 +259,29 @@ def _telemetry(settings: Settings) -> Iterable[Row]:
         status: Status = "failed" if settings.otel is True else "warning"
         advice = "Correct the variables OTEL_…, or use --no-otel."
         return (Row(name="otel", value=f"no: {error}", status=status, advice=advice),)
+
+
+async def _transcription(settings: Settings) -> Iterable[Row]:
+    """Return a row that says if `--transcription` can transcribe; its model is loaded."""
+    if settings.transcription is None:
+        return ()
+    from ...backends.speech.libraries import UnknownLibrary, transcriber_of
+
+    name = "transcription"
+    try:
+        found = transcriber_of(settings.transcription)
+        try:
+            facts = await found.facts()
+        finally:
+            await found.aclose()
+    except UnknownLibrary as error:
+        advice = "Correct --transcription."
+        return (Row(name=name, value=f"no: {error}", status="failed", advice=advice),)
+    except LatimerError as error:
+        advice = "Correct --transcription, or start what it names."
+        return (Row(name=name, value=f"no: {error.message}", status="failed", advice=advice),)
+    times = "with times" if facts.has_segments else "without times"
+    return (Row(name=name, value=f"{facts.name}, {times}"),)
 
 
 async def _fleet(settings: Settings) -> list[Row]:

@@ -35,6 +35,7 @@ from .reload import end_earlier_engines, follow
 from .terminal import EXIT_START, START, Download, end_at_once, fail, is_read, print_json, say
 
 if TYPE_CHECKING:
+    from ...backends.speech.base import Transcriber
     from ..fleet import Fleet
 
 # Seconds to wait for the engine's first answer before a line says that it is missing.
@@ -408,6 +409,8 @@ def adapter_of(
     assert served is not None
     arguments = settings.arguments("adapter")
     arguments["observers"] = observers
+    if settings.transcription is not None:
+        arguments["transcriber"] = _transcriber_of(settings.transcription)
     if not arguments["api_keys"] and not arguments["keys"]:
         arguments["local_rules"] = local_rules(
             settings.host, settings.cors_origin, settings.allowed_host
@@ -425,6 +428,15 @@ def adapter_of(
     app = OpenAIAdapter(fleet.entries, **arguments)
     app.service.release, app.service.is_command = fleet.aclose, True
     return app
+
+
+def _transcriber_of(value: str) -> Transcriber:
+    from ...backends.speech.libraries import UnknownLibrary, transcriber_of
+
+    try:
+        return transcriber_of(value)
+    except UnknownLibrary as error:
+        raise WrongSettings(f"--transcription: {error}") from None
 
 
 class _Progress:

@@ -110,6 +110,7 @@ async def _answer(
             request.temperature or 0.0,
             "word" in granularities,
             own is None,
+            chosen.party,
         )
         if exchange.record is not None:
             exchange.record.begin(chosen.served.name, chosen.engine, chosen.party)

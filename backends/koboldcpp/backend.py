@@ -29,6 +29,7 @@ from ..errors import NotServed, Unsupported, read_from
 from ..grammar import with_gbnf
 from ..http import HttpClient
 from ..queue import QUEUE
+from ..speech.base import Transcriber
 from ..streams import end_at_once
 from . import tokens as tokens_of
 from .call import STREAM, WHOLE, Call
@@ -36,6 +37,7 @@ from .embeddings import NO_RANKS, embed, embedding_model
 from .run import Run, check_text, counted, input_of, payload_of
 from .server import Server
 from .speech import KoboldSpeaker
+from .transcription import transcriber
 from .translate import CAPABILITIES, ENGINE, longest_call
 
 if TYPE_CHECKING:
@@ -150,6 +152,10 @@ class KoboldCpp(Backend):
     async def rank(self, job: Ranking) -> Scores:
         """Raise `NotServed`, because koboldcpp has no rankings."""
         raise NotServed("rank", ENGINE, NO_RANKS)
+
+    @override
+    async def transcriber(self) -> Transcriber | None:
+        return await transcriber(self.server)
 
     @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:

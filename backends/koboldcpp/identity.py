@@ -50,6 +50,7 @@ class Identity(NamedTuple):
     Args:
         embedder: the name of its embedding model; None without one.
         generates: False without a text model; the other facts are then those of the engine.
+        transcribes: True if it has a Whisper model.
     """
 
     version: str
@@ -59,6 +60,7 @@ class Identity(NamedTuple):
     media: frozenset[MediaKind]
     embedder: str | None = None
     generates: bool = True
+    transcribes: bool = False
 
     @property
     def reports_tokens(self) -> bool:
@@ -156,6 +158,7 @@ class ServerMonitor(IdentityMonitor[Identity]):
                 media=frozenset(kind for key, kind in _MEDIA.items() if version.get(key)),
                 embedder=embedder,
                 generates=generates,
+                transcribes=version.get("transcribe") is True,
             )
             if not generates:
                 return identity

@@ -146,6 +146,8 @@ class Recording:
         temperature: of sampling; 0 is greedy.
         words: True if the times of words are wanted.
         translate: True for English text, from any language.
+        party: the request that it belongs to: once it was admitted to a queue, none of its pieces
+            is rejected as busy.
     """
 
     samples: bytes
@@ -154,6 +156,7 @@ class Recording:
     temperature: float = 0.0
     words: bool = False
     translate: bool = False
+    party: Ticket = field(default_factory=Ticket, compare=False)
 
     @property
     def seconds(self) -> float:

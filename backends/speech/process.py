@@ -1,0 +1,156 @@
+"""A library that transcribes in a process of its own (`worker`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from typing_extensions import override
+
+from ..errors import MOST_SHOWN, EngineError, EngineUnavailable, shortened
+from ..queue import QUEUE, AdmissionQueue
+from .base import Recording, Segment, Transcriber, TranscriberFacts, Word
+
+_WORKER = f"{__package__}.worker"
+# The fields of a recording that are sent before its samples.
+_SENT = ("language", "prompt", "temperature", "words", "translate")
+# The bytes of a message at most, and those of samples that are written in one turn.
+_LINE, _PIECE = 1 << 24, 1 << 18
+
+
+class LibraryTranscriber(Transcriber):
+    """A library with its model, which transcribes one recording after the other.
+
+    The process starts with the first question for facts, and again after it has ended. To end a
+    transcription it is killed, because libraries cannot be interrupted.
+
+    Args:
+        library: its name in `worker.CLASSES`.
+        model: the model, as the library names it.
+        facts: what it can do.
+    """
+
+    def __init__(self, library: str, model: str, facts: TranscriberFacts) -> None:
+        self._library = library
+        self._model = model
+        self._facts = facts
+        self._turns = AdmissionQueue(QUEUE)
+        self._starting = asyncio.Lock()
+        self._process: Process | None = None
+
+    @override
+    async def facts(self) -> TranscriberFacts:
+        """Return what it can do, once its model is loaded.
+
+        Raises:
+            EngineUnavailable: the library or its model cannot be loaded.
+        """
+        await self._started()
+        return self._facts
+
+    @override
+    @asynccontextmanager
+    async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:
+        await self._turns.take(recording.party)
+        try:
+            process = await self._started()
+            # It is busy until its last message.
+            self._process = None
+            segments = self._segments(process, recording)
+            try:
+                yield segments
+            finally:
+                await segments.aclose()
+                if self._process is not process:
+                    await _ended(process)
+        finally:
+            self._turns.release()
+
+    @override
+    async def aclose(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await _ended(process)
+
+    async def _started(self) -> Process:
+        """Return the process, which has loaded its model.
+
+        Raises:
+            EngineUnavailable: it cannot be loaded.
+        """
+        async with self._starting:
+            process = self._process
+            if process is not None and process.returncode is None:
+                return process
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", _WORKER, self._library, self._model,
+                stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=_LINE,
+                # Ctrl-C in a terminal is for the server.
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                loaded = await _message(process, self._library)
+            except BaseException:
+                await _ended(process)
+                raise
+            if "error" in loaded:
+                await _ended(process)
+                raise EngineUnavailable(
+                    f"{self._library} cannot load '{self._model}': "
+                    f"{shortened(str(loaded['error']), 2 * MOST_SHOWN)}"
+                )
+            self._process = process
+            return process
+
+    async def _segments(
+        self, process: Process, recording: Recording
+    ) -> AsyncGenerator[Segment, None]:
+        samples = recording.samples
+        job = {name: getattr(recording, name) for name in _SENT}
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps({**job, "size": len(samples)}).encode() + b"\n")
+            for start in range(0, len(samples), _PIECE):
+                process.stdin.write(samples[start : start + _PIECE])
+                await process.stdin.drain()
+        except ConnectionError:
+            raise EngineError(f"{self._library} ended before it had the recording.") from None
+        while True:
+            message = await _message(process, self._library)
+            if "end" in message:
+                self._process = process
+                return
+            if "error" in message:
+                # It has read all of the recording, and waits for the next one.
+                self._process = process
+                reason = shortened(str(message["error"]), 2 * MOST_SHOWN)
+                raise EngineError(f"{self._library} failed to transcribe: {reason}")
+            yield _segment_of(message["segment"])
+
+
+async def _message(process: Process, library: str) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if not line:
+        status = await process.wait()
+        raise EngineError(f"{library} has ended with status {status}.")
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def _segment_of(fields: dict[str, Any]) -> Segment:
+    words = tuple(Word(**word) for word in fields.pop("words"))
+    return Segment(words=words, **fields)
+
+
+async def _ended(process: Process) -> None:
+    """Kill a process, and wait for its end."""
+    if process.returncode is None:
+        process.kill()
+    # Its pipes are closed by the same transport.
+    await asyncio.shield(process.wait())
