@@ -7,7 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openai.types.audio import TranscriptionVerbose, TranslationVerbose
+from openai.types.audio import (
+    Transcription,
+    TranscriptionTextDeltaEvent,
+    TranscriptionTextDoneEvent,
+    TranscriptionVerbose,
+    TranslationVerbose,
+)
 
 from ..check import Body, Diverges, check, expect
 from ..published import first_wrong
@@ -73,7 +79,8 @@ async def as_json(api: Api) -> None:
     reply = await transcribe(api)
     expect_kind(reply, "application/json")
     found = reply.json()
-    expect(isinstance(found["text"], str), f"expected a text, but got {found}")
+    wrong = first_wrong(Transcription, found)
+    expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
     for count in [found["usage"]] if found.get("usage") is not None else []:
         expect_counted(count)
 
@@ -368,6 +375,12 @@ async def streamed(api: Api) -> None:
     kinds = [event.get("type") for event in found if event.get("type") != "transcript.text.segment"]
     expect(kinds and set(kinds) == {"transcript.text.delta"}, f"expected deltas, but got {kinds}")
     expect(done.get("type") == "transcript.text.done", f"expected done, but got {done}")
+    for event in found:
+        delta = event["type"] == "transcript.text.delta"
+        wrong = first_wrong(TranscriptionTextDeltaEvent, event) if delta else None
+        expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
+    wrong = first_wrong(TranscriptionTextDoneEvent, done)
+    expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
     joined = "".join(event.get("delta", "") for event in found)
     expect(joined == done["text"], f"expected {done['text']!r} in deltas, but got {joined!r}")
     fine = done["text"].strip() == wanted.strip()

@@ -357,7 +357,9 @@ TRANSCRIPTION_FAULTS = {
     "transcription-stream-lost": _events(TRANSCRIPTIONS, lambda found: found[1:]),
     "transcription-stream-done": _events(TRANSCRIPTIONS, lambda found: found[:-1]),
     "transcription-stream-types": _events(TRANSCRIPTIONS, put("*.type", "transcript.text.delta")),
-    "transcription-stream-usage": _events(TRANSCRIPTIONS, put("*.usage.seconds", 60)),
+    "transcription-stream-usage": _events(TRANSCRIPTIONS, put("*.usage.total_tokens", 1)),
+    "transcription-stream-seconds": _events(TRANSCRIPTIONS, lambda found: [
+        *found[:-1], {**found[-1], "usage": {"type": "duration", "seconds": 2}}]),
     "transcription-stream-delta": _events(TRANSCRIPTIONS, lambda found: [
         {"type": one["type"], "text": one["delta"]} if "delta" in one else one for one in found]),
     "stream-false-streams": request(swap("stream", "false", "true"), at=TRANSCRIPTIONS),
