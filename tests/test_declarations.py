@@ -36,6 +36,8 @@ PARTS = {
     "adapter/limits/redis.py": "redis",
     "adapter/ray_serve.py": "ray",
     "adapter/audio/formats.py": "speech",
+    "backends/speech/piper.py": "piper",
+    "backends/speech/sherpa.py": "speech",
     "adapter/traces.py": "otel",
     "adapter/cli/otel.py": "otel",
     "backends/llama_cpp/": "llama-cpp",
@@ -60,6 +62,7 @@ WITH = {
     "ray": ("dependencies",),
     "otel": ("dependencies",),
     "speech": ("dependencies",),
+    "piper": ("dependencies",),
     "conformance": ("dependencies",),
     "test": ("dependencies", *EXTRAS),
 }
@@ -70,12 +73,13 @@ NAMESPACE = {
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry": "opentelemetry-api",
 }
-# Modules that an extra of another distribution installs.
-BROUGHT = {"botocore": "boto3"}
+# Modules that an extra of another distribution installs, or that are not installed here.
+BROUGHT = {"botocore": "boto3", "piper": "piper-tts"}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
     ("dependencies", "websockets"): "uvicorn's protocol of WebSockets imports it",
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
+    ("piper", "av"): "adapter/audio/formats.py imports it",
     ("deploy", "helm-python-sdk"): "tests/examples/deploy imports it if it is installed",
     ("deploy", "kubernetes-validate"): "tests/examples/deploy imports it if it is installed",
     ("dist", "build"): "a command of `make dist`",

@@ -32,7 +32,13 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ),
     ("backends/grammar/*.py",),
     # The libraries that speak and transcribe.
-    tuple(f"backends/speech/{name}.py" for name in ("pieces", "process", "sphinx", "whisper", "worker")),
+    tuple(
+        f"backends/speech/{name}.py"
+        for name in (
+            "child", "pieces", "piper", "process", "sherpa", "speaking", "sphinx", "whisper",
+            "worker",
+        )
+    ),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),
     ("backends/speech/libraries.py",),
     ("backends/fleet/*.py",),

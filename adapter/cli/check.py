@@ -138,6 +138,7 @@ async def _rows_of(settings: Settings) -> list[Row]:
     rows.append(await _store(settings))
     rows += await _workers(settings)
     rows += _telemetry(settings)
+    rows += await _speech(settings)
     rows += await _transcription(settings)
     return rows
 
@@ -259,6 +260,28 @@ def _telemetry(settings: Settings) -> Iterable[Row]:
         status: Status = "failed" if settings.otel is True else "warning"
         advice = "Correct the variables OTEL_…, or use --no-otel."
         return (Row(name="otel", value=f"no: {error}", status=status, advice=advice),)
+
+
+async def _speech(settings: Settings) -> Iterable[Row]:
+    """Return a row that says if `--speech` can speak; its model is loaded."""
+    if settings.speech is None:
+        return ()
+    from ...backends.speech.libraries import UnknownLibrary, speaker_of
+
+    try:
+        found = speaker_of(settings.speech)
+        try:
+            facts = await found.facts()
+        finally:
+            await found.aclose()
+    except UnknownLibrary as error:
+        advice = "Correct --speech."
+        return (Row(name="speech", value=f"no: {error}", status="failed", advice=advice),)
+    except LatimerError as error:
+        advice = "Correct --speech, or start what it names."
+        return (Row(name="speech", value=f"no: {error.message}", status="failed", advice=advice),)
+    count = len(facts.voices)
+    return (Row(name="speech", value=f"{facts.name}, {count} voice{'s' * (count > 1)}"),)
 
 
 async def _transcription(settings: Settings) -> Iterable[Row]:

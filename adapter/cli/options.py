@@ -100,7 +100,8 @@ check = options(
     [
         name
         for name, field in Settings.model_fields.items()
-        if option_of(field).group in (ENGINE, MODEL_FILE, STORE) or name in ("workers", "otel")
+        if option_of(field).group in (ENGINE, MODEL_FILE, STORE)
+        or name in ("workers", "otel", "speech", "transcription")
     ]
 )
 storage = options(["store", "store_age", "store_size", "store_media"])

@@ -35,7 +35,7 @@ from .reload import end_earlier_engines, follow
 from .terminal import EXIT_START, START, Download, end_at_once, fail, is_read, print_json, say
 
 if TYPE_CHECKING:
-    from ...backends.speech.base import Transcriber
+    from ...backends.speech.base import Speaker, Transcriber
     from ..fleet import Fleet
 
 # Seconds to wait for the engine's first answer before a line says that it is missing.
@@ -409,6 +409,8 @@ def adapter_of(
     assert served is not None
     arguments = settings.arguments("adapter")
     arguments["observers"] = observers
+    if settings.speech is not None:
+        arguments["speaker"] = _speaker_of(settings.speech)
     if settings.transcription is not None:
         arguments["transcriber"] = _transcriber_of(settings.transcription)
     if not arguments["api_keys"] and not arguments["keys"]:
@@ -428,6 +430,15 @@ def adapter_of(
     app = OpenAIAdapter(fleet.entries, **arguments)
     app.service.release, app.service.is_command = fleet.aclose, True
     return app
+
+
+def _speaker_of(value: str) -> Speaker:
+    from ...backends.speech.libraries import UnknownLibrary, speaker_of
+
+    try:
+        return speaker_of(value)
+    except UnknownLibrary as error:
+        raise WrongSettings(f"--speech: {error}") from None
 
 
 def _transcriber_of(value: str) -> Transcriber:

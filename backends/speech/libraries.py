@@ -1,4 +1,4 @@
-"""What speaks and transcribes by the values of `--speech` and `--transcription`.
+"""Speakers and transcribers by the values of `--speech` and `--transcription`.
 
 These are libraries, each with its model, and koboldcpp at a URL.
 """
@@ -7,15 +7,68 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
+from ..koboldcpp.speech import speaker_at
 from ..koboldcpp.transcription import transcriber_at
-from .base import Transcriber, TranscriberFacts
+from .base import Speaker, Transcriber, TranscriberFacts
 from .process import LibraryTranscriber
+from .speaking import LibrarySpeaker
 
 
 class UnknownLibrary(ValueError):
     """A value that names no library, or one that is not installed; the text says what to do."""
+
+
+class SpeakerLibrary(NamedTuple):
+    """A library that speaks.
+
+    Args:
+        module: its module, which must be there.
+        extra: the extra of Latimer that installs it.
+        model: the word for its model, which the value must have.
+    """
+
+    module: str
+    extra: str
+    model: str
+
+
+SPEAKERS: Mapping[str, SpeakerLibrary] = {
+    "piper": SpeakerLibrary("piper", "piper", "VOICE.onnx"),
+    "sherpa-onnx": SpeakerLibrary("sherpa_onnx", "speech", "FOLDER"),
+}
+
+
+def speaker_of(value: str) -> Speaker:
+    """Return what a value of `--speech` names: `NAME:MODEL` or a URL.
+
+    Raises:
+        UnknownLibrary: no library has the name, it is not installed, or the model is missing.
+    """
+    if value.startswith(("http://", "https://")):
+        return speaker_at(value)
+    name, _, model = value.partition(":")
+    library = SPEAKERS.get(name)
+    if library is None:
+        known = ", ".join(f"{one}:{row.model}" for one, row in SPEAKERS.items())
+        raise UnknownLibrary(
+            f"no library '{name}' speaks. Expected one of {known}, or the URL of a koboldcpp."
+        )
+    if not model:
+        raise UnknownLibrary(f"'{name}' needs a model: {name}:{library.model}.")
+    _check_installed(name, library.module, library.extra)
+    if not Path(model).expanduser().exists():
+        raise UnknownLibrary(f"'{model}' does not exist.")
+    return LibrarySpeaker(name, model)
+
+
+def _check_installed(name: str, module: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise UnknownLibrary(
+            f"'{name}' is not installed. Install it with: pip install 'latimer[{extra}]'."
+        )
 
 
 class TranscriberLibrary(NamedTuple):
@@ -74,9 +127,6 @@ def transcriber_of(value: str) -> Transcriber:
             f"no library '{name}' transcribes. Expected one of {', '.join(TRANSCRIBERS)}, or the "
             "URL of a koboldcpp."
         )
-    if find_spec(library.module) is None:
-        raise UnknownLibrary(
-            f"'{name}' is not installed. Install it with: pip install 'latimer[{library.extra}]'."
-        )
+    _check_installed(name, library.module, library.extra)
     model = model or library.model
     return LibraryTranscriber(name, model, library.facts(model))

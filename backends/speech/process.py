@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from typing_extensions import override
 
-from ..errors import MOST_SHOWN, EngineError, EngineUnavailable, shortened
+from ..errors import EngineError
 from ..queue import QUEUE, AdmissionQueue
 from .base import Recording, Segment, Transcriber, TranscriberFacts, Word
+from .child import ended, message_of, reason_of, started
 
-_WORKER = f"{__package__}.worker"
 # The fields of a recording that are sent before its samples.
 _SENT = ("language", "prompt", "temperature", "words", "translate")
-# The bytes of a message at most, and those of samples that are written in one turn.
-_LINE, _PIECE = 1 << 24, 1 << 18
+# The bytes of samples that are written in one turn.
+_PIECE = 1 << 18
 
 
 class LibraryTranscriber(Transcriber):
@@ -67,7 +66,7 @@ class LibraryTranscriber(Transcriber):
             finally:
                 await segments.aclose()
                 if self._process is not process:
-                    await _ended(process)
+                    await ended(process)
         finally:
             self._turns.release()
 
@@ -75,7 +74,7 @@ class LibraryTranscriber(Transcriber):
     async def aclose(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            await _ended(process)
+            await ended(process)
 
     async def _started(self) -> Process:
         """Return the process, which has loaded its model.
@@ -87,23 +86,7 @@ class LibraryTranscriber(Transcriber):
             process = self._process
             if process is not None and process.returncode is None:
                 return process
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", _WORKER, self._library, self._model,
-                stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=_LINE,
-                # Ctrl-C in a terminal is for the server.
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                loaded = await _message(process, self._library)
-            except BaseException:
-                await _ended(process)
-                raise
-            if "error" in loaded:
-                await _ended(process)
-                raise EngineUnavailable(
-                    f"{self._library} cannot load '{self._model}': "
-                    f"{shortened(str(loaded['error']), 2 * MOST_SHOWN)}"
-                )
+            process, _ = await started(self._library, self._model)
             self._process = process
             return process
 
@@ -121,36 +104,17 @@ class LibraryTranscriber(Transcriber):
         except ConnectionError:
             raise EngineError(f"{self._library} ended before it had the recording.") from None
         while True:
-            message = await _message(process, self._library)
+            message = await message_of(process, self._library)
             if "end" in message:
                 self._process = process
                 return
             if "error" in message:
                 # It has read all of the recording, and waits for the next one.
                 self._process = process
-                reason = shortened(str(message["error"]), 2 * MOST_SHOWN)
-                raise EngineError(f"{self._library} failed to transcribe: {reason}")
+                raise EngineError(f"{self._library} failed to transcribe: {reason_of(message)}")
             yield _segment_of(message["segment"])
-
-
-async def _message(process: Process, library: str) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    if not line:
-        status = await process.wait()
-        raise EngineError(f"{library} has ended with status {status}.")
-    found: dict[str, Any] = json.loads(line)
-    return found
 
 
 def _segment_of(fields: dict[str, Any]) -> Segment:
     words = tuple(Word(**word) for word in fields.pop("words"))
     return Segment(words=words, **fields)
-
-
-async def _ended(process: Process) -> None:
-    """Kill a process, and wait for its end."""
-    if process.returncode is None:
-        process.kill()
-    # Its pipes are closed by the same transport.
-    await asyncio.shield(process.wait())

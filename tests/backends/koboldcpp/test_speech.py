@@ -149,7 +149,7 @@ async def test_a_server_that_only_speaks() -> None:
 
 @pytest.mark.parametrize("voices", [(), (3,)])
 async def test_wrong_lists_of_voices(fake: FakeKoboldcpp, voices: Any) -> None:
-    """Voices that are none are an error of the engine."""
+    """A list without names is an error of the engine."""
     fake.voices = voices
     speaker = speaker_at(fake.url)
     with pytest.raises(LatimerError, match="invalid response for /v1/audio/voices"):
