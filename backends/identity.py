@@ -40,6 +40,7 @@ from .errors import (
     LatimerError,
     ModelChanged,
 )
+from .speech.base import Speaker, Transcriber
 
 Identity = TypeVar("Identity")
 
@@ -349,6 +350,14 @@ class LazyBackend(Backend):
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
         return await (await self._ready()).embedding_model()
+
+    @override
+    async def speaker(self) -> Speaker | None:
+        return await (await self._ready()).speaker()
+
+    @override
+    async def transcriber(self) -> Transcriber | None:
+        return await (await self._ready()).transcriber()
 
     @override
     async def embed(self, job: Embedding) -> Embeddings:

@@ -41,6 +41,8 @@ class SpokenReply(JsonSink):
         super().__init__(exchange, served, answer)
         self._speech = speech
         self._deltas: list[list[Delta]] = []
+        # The texts that are not spoken yet; None for the end of a choice.
+        self._said: list[tuple[int, Sequence[Delta] | None]] = []
         self._files: dict[int, bytes] = {}
 
     @override
@@ -49,34 +51,30 @@ class SpokenReply(JsonSink):
         self._speech.begin(len(choices), self)
         # The text that a reply begins with is spoken, too.
         self._deltas = [list(deltas) for deltas in self._prompts]
-        for index, deltas in enumerate(self._prompts):
-            self._speech.add(index, deltas)
+        self._said += enumerate(self._prompts)
 
     @override
     async def take(self, batch: Batch) -> None:
         self._speech.check()
         size = cost_of(batch) if self._needs_tokens else 0
-        for index, deltas, end in await offload.run(size, self._heard, batch):
-            self._speech.add(index, deltas)
-            if end:
-                self._speech.end(index)
+        await offload.run(size, self._take, batch)
+        said, self._said = self._said, []
+        await self._speech.add(said)
 
-    def _heard(self, batch: Batch) -> list[tuple[int, Sequence[Delta], bool]]:
-        """Return what these events add to choices; the last values are True at their ends."""
-        found: list[tuple[int, Sequence[Delta], bool]] = []
+    @override
+    def _take(self, batch: Batch) -> None:
         for event in batch:
             index = event.choice
             choice, deltas = self._choices[index], self._deltas[index]
             if isinstance(event, Piece):
                 added = choice.take((event,))
                 deltas += added
-                found.append((index, added, False))
+                self._said.append((index, added))
             elif isinstance(event, Finish):
                 added, reason = choice.end(event)
                 deltas += added
-                found.append((index, added, True))
+                self._said += (index, added), (index, None)
                 self._results[index] = self._answer.result((), deltas, reason, event, choice.stop)
-        return found
 
     async def hear(self, index: int, data: bytes) -> None:
         """Keep the file of a choice.
@@ -168,15 +166,9 @@ class SpokenStream(StreamSink):
             self._note()
         await self._send(data)
         # No audio comes before the first text of its choice, nor before those with a lower index.
-        waiting = []
-        for index, deltas in self._said:
-            if index >= self._shown:
-                waiting.append((index, deltas))
-            elif deltas is None:
-                self._speech.end(index)
-            else:
-                self._speech.add(index, deltas)
-        self._said = waiting
+        said = [one for one in self._said if one[0] < self._shown]
+        self._said = [one for one in self._said if one[0] >= self._shown]
+        await self._speech.add(said)
 
     @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:

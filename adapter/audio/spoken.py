@@ -3,34 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
+from ...backends import offload
+from ...backends.errors import EngineError
+from ...backends.queue import Ticket
 from ...backends.speech.base import Pcm, Speaker, Utterance
 from ...schemas.openai.chat import SpokenAnswer
 from ..generation.choice import Delta
-from .formats import PCM_RATE, AudioFormat, Encoder
+from .formats import PCM_RATE, AudioFormat, Encoder, encoded
 from .sentences import Sentences, is_speakable
 from .voices import ChosenVoice
 
-# The silence, in seconds, of an answer that has nothing to speak: files without samples do not
-# decode in every format.
-SILENCE = 0.1
+# Samples for a text in which nothing is to be spoken, a tenth of a second: files without samples do
+# not decode in every format.
+SILENCE = Pcm(bytes(PCM_RATE // 10 * 2), PCM_RATE)
+# The seconds of audio that a sentence may have, at the voice's own speed.
+MOST_SECONDS = 120
 # The bytes of samples that a listener takes at least within a sentence: 0.4 seconds, as OpenAI
 # sends them.
 FRAME = 2 * PCM_RATE * 2 // 5
+# Parts of texts that are cut into sentences at once.
+_AT_ONCE = 32
 FIELD = "audio.format"
+
+
+async def pieces_of(
+    speaker: Speaker, utterance: Utterance, rate: int = 0
+) -> AsyncGenerator[Pcm, None]:
+    """Yield the audio of a sentence.
+
+    Args:
+        rate: that of the sentences before it; 0 for the first one.
+
+    Raises:
+        EngineError: the speaker sends nothing, too much, or another rate.
+    """
+    count = 0
+    async with speaker.speak(utterance) as pieces:
+        async for pcm in pieces:
+            rate = rate or pcm.rate
+            count += len(pcm.samples) // 2
+            if pcm.rate != rate:
+                raise EngineError("The speaker changed the sample rate within a text.")
+            if count * utterance.speed > MOST_SECONDS * rate:
+                raise EngineError(
+                    f"The speaker spoke for more than {MOST_SECONDS} seconds for a sentence."
+                )
+            if pcm.samples:
+                yield pcm
+    if not count:
+        raise EngineError("The speaker returned no audio for a sentence.")
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a response is spoken."""
+    """The speaker of a response, its voice, and the format of its audio.
+
+    Args:
+        party: the request as the queue of the speaker knows it.
+    """
 
     speaker: Speaker
     voice: ChosenVoice
     form: AudioFormat
+    party: Ticket
 
 
 class Listener(Protocol):
@@ -58,6 +99,7 @@ class _Line:
     sentences: Sentences = field(default_factory=Sentences)
     texts: list[str] = field(default_factory=list)
     encoder: Encoder | None = None
+    rate: int = 0
     is_spoken: bool = False
     has_calls: bool = False
     expires_at: int | None = None
@@ -108,8 +150,17 @@ class Speech:
         self._lines = [_Line() for _ in range(count)]
         self._task = asyncio.create_task(self._speak(listener))
 
-    def add(self, index: int, deltas: Iterable[Delta]) -> None:
-        """Add to the text of a choice."""
+    async def add(self, said: Iterable[tuple[int, Sequence[Delta] | None]]) -> None:
+        """Add to the texts of choices; None ends a choice. Others have the event loop meanwhile."""
+        for number, (index, deltas) in enumerate(said, 1):
+            if deltas is None:
+                self._end(index)
+            else:
+                self._add(index, deltas)
+            if not number % _AT_ONCE:
+                await asyncio.sleep(0)
+
+    def _add(self, index: int, deltas: Sequence[Delta]) -> None:
         line = self._lines[index]
         for delta in deltas:
             if delta.kind == "content":
@@ -120,8 +171,7 @@ class Speech:
             elif delta.kind == "call":
                 line.has_calls = True
 
-    def end(self, index: int) -> None:
-        """End the text of a choice."""
+    def _end(self, index: int) -> None:
         line = self._lines[index]
         # A turn of calls only has no audio; an answer without text has.
         line.is_spoken = line.is_spoken or not line.has_calls
@@ -166,35 +216,37 @@ class Speech:
                 left -= 1
                 line = self._lines[index]
                 if line.is_spoken:
-                    await listener.hear(index, await asyncio.to_thread(self._rest, line))
+                    await listener.hear(index, await self._rest(line))
                     line.expires_at = self._keep(self._id_of(index), "".join(line.texts))
                 await listener.heard(index, line.expires_at)
             elif is_speakable(sentence):
                 await self._say(index, sentence, listener)
 
     async def _say(self, index: int, sentence: str, listener: Listener) -> None:
-        line, data = self._lines[index], b""
-        utterance = Utterance(sentence, self._manner.voice.name)
-        async with self._manner.speaker.speak(utterance) as pieces:
+        line, data, manner = self._lines[index], b"", self._manner
+        utterance = Utterance(sentence, manner.voice.name, party=manner.party)
+        async with aclosing(pieces_of(manner.speaker, utterance, line.rate)) as pieces:
             async for piece in pieces:
                 self.size += len(piece.samples)
-                data += await asyncio.to_thread(self._encoded, line, piece)
+                data += await encoded(await self._encoder(line, piece.rate), piece.samples)
                 whole = len(data) - len(data) % FRAME
                 await listener.hear(index, data[:whole])
                 data = data[whole:]
         await listener.hear(index, data)
 
-    def _encoded(self, line: _Line, piece: Pcm) -> bytes:
-        return self._encoder(line, piece.rate).feed(piece.samples)
-
-    def _encoder(self, line: _Line, rate: int) -> Encoder:
-        """Return the encoder of a choice; to make the first one takes imports."""
+    async def _encoder(self, line: _Line, rate: int) -> Encoder:
+        """Return the encoder of a choice; the event loop cannot wait for its imports."""
         if line.encoder is None:
-            line.encoder = Encoder(self._manner.form, rate, self._is_whole, FIELD)
+            arguments = self._manner.form, rate, self._is_whole, FIELD
+            line.encoder = await asyncio.to_thread(Encoder, *arguments)
+            line.rate = rate
         return line.encoder
 
-    def _rest(self, line: _Line) -> bytes:
-        silence = b""
+    async def _rest(self, line: _Line) -> bytes:
+        """Return the end of a choice's audio, which is the whole file if it is sent at once."""
+        data = b""
         if line.encoder is None:
-            silence = self._encoder(line, PCM_RATE).feed(bytes(2 * int(SILENCE * PCM_RATE)))
-        return silence + self._encoder(line, PCM_RATE).end()
+            data = await encoded(await self._encoder(line, SILENCE.rate), SILENCE.samples)
+        encoder = await self._encoder(line, SILENCE.rate)
+        size = max(self.size, offload.UNKNOWN) if encoder.is_slow else self.size
+        return data + await offload.run(size, encoder.end)

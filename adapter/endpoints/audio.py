@@ -13,7 +13,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends.base import Sampling
-from ...backends.errors import EngineError, LatimerError
+from ...backends.errors import LatimerError
 from ...backends.speech.base import Pcm, Speaker, SpeakerFacts, Utterance
 from ...schemas.openai.audio import (
     SpeechDelta,
@@ -25,8 +25,9 @@ from ...schemas.openai.audio import (
     VoiceList,
 )
 from ..admission import TOKEN, admitted, ticket_of
-from ..audio.formats import PCM_RATE, Encoder, check_format, encoded, media_type_of
+from ..audio.formats import Encoder, check_format, encoded, media_type_of
 from ..audio.sentences import is_speakable, sentences_of
+from ..audio.spoken import SILENCE, pieces_of
 from ..audio.voices import speaker_for, voice_for
 from ..errors import DONE
 from ..request import EVENT_STREAM, Exchange
@@ -36,10 +37,6 @@ from ..validation import notes, read
 _log = logging.getLogger(__name__)
 
 _SPEECH = TypeAdapter(SpeechRequest)
-# The seconds of audio that a sentence may have, at the voice's own speed.
-_MOST_SECONDS = 120
-# Samples for a text in which nothing is to be spoken: a tenth of a second.
-_SILENCE = Pcm(bytes(PCM_RATE // 10 * 2), PCM_RATE)
 # Bytes of audio in an event.
 _EVENT = 19_200
 # The formats whose header has the length of the audio.
@@ -135,30 +132,16 @@ async def _note(
 async def _spoken(
     speaker: Speaker, utterance: Utterance, sentences: list[str]
 ) -> AsyncGenerator[Pcm, None]:
-    """Yield the audio of sentences.
-
-    Raises:
-        EngineError: the speaker sends nothing for a sentence, too much, or another rate.
-    """
+    """Yield the audio of sentences; see `pieces_of`."""
     if not sentences:
-        yield _SILENCE
+        yield SILENCE
     rate = 0
     for sentence in sentences:
-        count = 0
-        async with speaker.speak(replace(utterance, text=sentence)) as pieces:
+        own = replace(utterance, text=sentence)
+        async with aclosing(pieces_of(speaker, own, rate)) as pieces:
             async for pcm in pieces:
-                rate = rate or pcm.rate
-                count += len(pcm.samples) // 2
-                if pcm.rate != rate:
-                    raise EngineError("The speaker changed the sample rate within a text.")
-                if count * utterance.speed > _MOST_SECONDS * rate:
-                    raise EngineError(
-                        f"The speaker spoke for more than {_MOST_SECONDS} seconds for a sentence."
-                    )
-                if pcm.samples:
-                    yield pcm
-        if not count:
-            raise EngineError("The speaker returned no audio for a sentence.")
+                rate = pcm.rate
+                yield pcm
 
 
 def _end(exchange: Exchange, request: SpeechRequest) -> None:

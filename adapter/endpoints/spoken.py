@@ -9,6 +9,7 @@ from typing import Any
 
 from ...backends.base import Grammar
 from ...backends.errors import shortened
+from ...backends.queue import Ticket
 from ...schemas.openai.chat import ChatCompletion, ChatRequest
 from ...schemas.openai.common import Usage
 from ...schemas.openai.messages import AssistantMessage, EarlierAudio, Message
@@ -23,6 +24,7 @@ from ..generation.run import Plan
 from ..generation.sinks import Answer, Result, respond
 from ..request import Exchange
 from ..service import ServedModel, Service
+from .common import party_of
 
 VOICE = "audio.voice"
 _COMPLETION = "chat.completion"
@@ -61,7 +63,11 @@ async def manner_of(request: ChatRequest, service: Service, served: ServedModel)
             "an engine's own response has no audio. Omit 'oai_compat', or request text only.",
         )
     check_format(audio.format, FIELD)
-    return Manner(speaker, voice_for(await speaker.facts(), audio.voice, VOICE), audio.format)
+    voice = voice_for(await speaker.facts(), audio.voice, VOICE)
+    party = party_of(request.service_tier) or Ticket()
+    # What follows an answer is not rejected as busy.
+    party.admitted = True
+    return Manner(speaker, voice, audio.format, party)
 
 
 def check_spoken(answer: Grammar | None) -> None:

@@ -10,7 +10,7 @@ from latimer.adapter.store.transcripts import SECONDS, Transcripts
 from support.clients import adapting
 from support.engines.echo import Echo, ids_of
 from support.engines.model import Model
-from support.engines.tone import Tone
+from support.engines.paced_speaker import PacedSpeaker
 from support.spoken import PATH, SPOKEN, STREAMED, TEXT, asked, events, joined
 
 
@@ -48,7 +48,7 @@ def prompt(backend: Echo) -> str:
 async def test_the_model_sees_the_transcript(stream: bool, more: dict[str, Any]) -> None:
     """An id stands for the text of its answer, with or without empty content."""
     backend = Echo()
-    async with adapting(backend, speaker=Tone()) as client:
+    async with adapting(backend, speaker=PacedSpeaker()) as client:
         name = await spoken(client, stream)
         reply = await client.post(PATH, json=follow_up({"audio": {"id": name}, **more}))
     assert reply.status_code == 200, reply.text
@@ -59,7 +59,7 @@ async def test_the_model_sees_the_transcript(stream: bool, more: dict[str, Any])
 async def test_each_choice_has_its_own_id() -> None:
     """The id of the last of several choices is known."""
     backend = Echo()
-    async with adapting(backend, speaker=Tone()) as client:
+    async with adapting(backend, speaker=PacedSpeaker()) as client:
         name = await spoken(client, n=3)
         assert name.endswith("02")
         reply = await client.post(PATH, json=follow_up({"audio": {"id": name}}))
@@ -111,7 +111,7 @@ async def test_an_unknown_id_is_refused(audio: Any, param: str, words: str) -> N
 async def test_an_id_belongs_to_its_key() -> None:
     """Another key does not know the id of an answer, stored or not."""
     keys = {"api_keys": ["sk-one", "sk-two"]}
-    async with adapting(Echo(), speaker=Tone(), store="memory", **keys) as client:
+    async with adapting(Echo(), speaker=PacedSpeaker(), store="memory", **keys) as client:
         for stored in (False, True):
             body = asked(**SPOKEN, store=stored)
             one = {"authorization": "Bearer sk-one"}
@@ -128,7 +128,7 @@ async def test_a_stored_answer_is_known_as_long_as_it_is_stored(stream: bool) ->
     """The store keeps transcripts without data; a deleted completion's ids are unknown."""
     backend = Echo()
     app: Any
-    async with adapting(backend, speaker=Tone(), store="memory") as client:
+    async with adapting(backend, speaker=PacedSpeaker(), store="memory") as client:
         app = client._transport.app  # type: ignore[attr-defined]
         name = await spoken(client, stream, store=True)
         # As after an hour, or a restart.
@@ -149,7 +149,7 @@ async def test_a_stored_answer_is_known_as_long_as_it_is_stored(stream: bool) ->
 
 async def test_a_stored_follow_up_has_the_transcript() -> None:
     """The store keeps the text of earlier audio with the request, and not its data."""
-    async with adapting(Echo(), speaker=Tone(), store="memory") as client:
+    async with adapting(Echo(), speaker=PacedSpeaker(), store="memory") as client:
         name = await spoken(client)
         audio = {"id": name, "data": "AAAA", "transcript": "other"}
         made = await client.post(PATH, json=follow_up({"audio": audio}) | {"store": True})

@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import io
 import wave
+from collections.abc import AsyncIterator
 from typing import Any
 
 import av
 import pytest
 from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.speech.base import Pcm, Utterance
 from support.clients import adapting
 from support.engines.echo import Echo
-from support.engines.tone import PER_CHARACTER, Tone
+from support.engines.paced_speaker import PER_CHARACTER, PacedSpeaker
 from support.spoken import PATH, SENTENCES, SPOKEN, STREAMED, TEXT, asked, events, joined
 
 SAMPLES = sum(map(len, SENTENCES)) * PER_CHARACTER
@@ -20,7 +22,7 @@ SAMPLES = sum(map(len, SENTENCES)) * PER_CHARACTER
 
 async def test_an_answer_is_a_file_with_its_transcript() -> None:
     """A plain answer has null content, the exact text, and a WAV file of its sentences."""
-    speaker = Tone()
+    speaker = PacedSpeaker()
     async with adapting(Echo(), speaker=speaker) as client:
         reply = await client.post(PATH, json=asked(**SPOKEN))
     assert reply.status_code == 200, reply.text
@@ -42,7 +44,7 @@ async def test_an_answer_is_a_file_with_its_transcript() -> None:
 
 async def test_a_stream_has_partial_audio() -> None:
     """Its deltas have the id first, texts, samples of at most 0.4 s, and the expiry at the end."""
-    async with adapting(Echo(), speaker=Tone()) as client:
+    async with adapting(Echo(), speaker=PacedSpeaker()) as client:
         options = {"include_usage": True}
         reply = await client.post(PATH, json=asked(**STREAMED, stream_options=options))
     *chunks, usage = events(reply)
@@ -68,7 +70,7 @@ async def test_a_stream_has_partial_audio() -> None:
 
 async def test_each_choice_is_spoken() -> None:
     """With `n`, each choice has its own audio and id, in the order of OpenAI's stream."""
-    speaker = Tone()
+    speaker = PacedSpeaker()
     async with adapting(Echo(), speaker=speaker) as client:
         plain = (await client.post(PATH, json=asked("Hi there.", n=3, **SPOKEN))).json()
         stream = events(await client.post(PATH, json=asked("Hi there.", n=3, **STREAMED)))
@@ -88,12 +90,42 @@ async def test_each_choice_is_spoken() -> None:
     assert speaker.most == 1
 
 
+async def test_samples_have_the_rate_of_the_format() -> None:
+    """pcm16 has 24,000 samples a second, whatever the speaker has; a WAV file has the speaker's."""
+    speaker = PacedSpeaker(rate=16_000)
+    async with adapting(Echo(), speaker=speaker) as client:
+        plain = (await client.post(PATH, json=asked(**SPOKEN))).json()
+        found = joined(events(await client.post(PATH, json=asked(**STREAMED))))
+    data = base64.b64decode(plain["choices"][0]["message"]["audio"]["data"])
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getframerate(), file.getnframes()) == (16_000, SAMPLES)
+    assert len(found["data"]) // 2 == pytest.approx(1.5 * SAMPLES, abs=64)
+    # The app closes the speaker that it was given.
+    assert speaker.closed == 1
+
+
+class Silent(PacedSpeaker):
+    """A speaker that returns no audio."""
+
+    async def _pieces(self, utterance: Utterance) -> AsyncIterator[Pcm]:
+        for _ in utterance.text:
+            yield Pcm(b"", self.rate)
+
+
+async def test_a_speaker_without_audio_is_an_error() -> None:
+    """A sentence without audio is an error of the engine, never an empty file."""
+    async with adapting(Echo(), speaker=Silent()) as client:
+        reply = await client.post(PATH, json=asked(**SPOKEN))
+    assert reply.status_code == 502
+    assert reply.json()["error"]["message"] == "The speaker returned no audio for a sentence."
+
+
 @pytest.mark.parametrize("text", ["", " ", "...", "—"])
 @pytest.mark.parametrize("form", ["wav", "mp3", "flac", "opus", "aac", "pcm16"])
 async def test_an_answer_without_words_is_a_moment_of_silence(text: str, form: str) -> None:
     """An answer that has nothing to speak still is a file that decodes, with its text."""
     audio = {"voice": "low", "format": form}
-    speaker = Tone()
+    speaker = PacedSpeaker()
     async with adapting(Echo(script=text), speaker=speaker) as client:
         reply = await client.post(PATH, json=asked(**{**SPOKEN, "audio": audio}))
         chunks = events(await client.post(PATH, json=asked(**STREAMED)))
@@ -135,7 +167,7 @@ async def test_what_cannot_be_spoken_is_refused(
 ) -> None:
     """A 400 names the field and what is supported, and nothing is generated."""
     backend = Echo()
-    async with adapting(backend, speaker=Tone()) as client:
+    async with adapting(backend, speaker=PacedSpeaker()) as client:
         reply = await client.post(PATH, json=asked(**fields))
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
@@ -160,7 +192,7 @@ async def test_without_a_speaker_the_modality_is_refused() -> None:
 
 async def test_a_voice_of_openai_is_inexact() -> None:
     """One of OpenAI's voices is spoken by one of the speaker's, and a header says so."""
-    speaker = Tone()
+    speaker = PacedSpeaker()
     fields = {**SPOKEN, "audio": {"voice": "ash", "format": "wav"}}
     async with adapting(Echo(), speaker=speaker) as client:
         reply = await client.post(PATH, json=asked(**fields))
@@ -176,7 +208,7 @@ async def test_a_voice_of_openai_is_inexact() -> None:
 )
 async def test_an_error_of_the_speaker_has_its_status(error: Exception, status: int) -> None:
     """A plain response is the error; a stream keeps what it has sent and ends with an event."""
-    speaker = Tone(error=error, fails_at=1)
+    speaker = PacedSpeaker(error=error, fails_at=1)
     async with adapting(Echo(), speaker=speaker) as client:
         reply = await client.post(PATH, json=asked(**SPOKEN))
         assert reply.status_code == status, reply.text
@@ -191,7 +223,7 @@ async def test_an_error_of_the_speaker_has_its_status(error: Exception, status: 
 
 async def test_chunks_of_audio_are_padded_if_asked() -> None:
     """`include_obfuscation` pads frames with audio as it pads those with text."""
-    async with adapting(Echo(), speaker=Tone()) as client:
+    async with adapting(Echo(), speaker=PacedSpeaker()) as client:
         options = {"include_obfuscation": True, "include_usage": True}
         reply = await client.post(PATH, json=asked(**STREAMED, stream_options=options))
     chunks = events(reply)
@@ -201,7 +233,7 @@ async def test_chunks_of_audio_are_padded_if_asked() -> None:
 
 async def test_log_probabilities_are_those_of_the_transcript() -> None:
     """`logprobs` has the tokens of the spoken text, plain and streamed."""
-    async with adapting(Echo(), speaker=Tone()) as client:
+    async with adapting(Echo(), speaker=PacedSpeaker()) as client:
         plain = await client.post(PATH, json=asked(**SPOKEN, logprobs=True))
         stream = await client.post(PATH, json=asked(**STREAMED, logprobs=True))
     tokens = plain.json()["choices"][0]["logprobs"]["content"]
@@ -216,7 +248,7 @@ async def test_log_probabilities_are_those_of_the_transcript() -> None:
 
 async def test_models_speak_only_with_a_speaker() -> None:
     """`output_modalities` has audio if answers can be spoken."""
-    for speaker, outputs in ((None, ["text"]), (Tone(), ["text", "audio"])):
+    for speaker, outputs in ((None, ["text"]), (PacedSpeaker(), ["text", "audio"])):
         async with adapting(Echo(), speaker=speaker) as client:
             models = (await client.get("/v1/models")).json()["data"]
         assert models[0]["architecture"]["output_modalities"] == outputs

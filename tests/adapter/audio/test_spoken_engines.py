@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from latimer.backends.identity import LazyBackend
+from latimer.backends.koboldcpp import KoboldCpp
 from support import scripted
 from support.clients import adapting
-from support.engines.tone import PER_CHARACTER, Tone
+from support.engines.koboldcpp import koboldcpp
+from support.engines.paced_speaker import PER_CHARACTER, PacedSpeaker
 from support.spoken import PATH, SPOKEN, STREAMED, events, joined
 
 ANSWER = ("It is", " Paris", ".", " Go", " there", "!")
@@ -39,7 +42,7 @@ def asking(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         script: Sequence[str] = ANSWER, template: str = scripted.CHATML
     ) -> AsyncIterator[Ask]:
         engine = scripted.scripted_engine(request.param, tmp_path, script, template)
-        async with engine as backend, adapting(backend, speaker=Tone()) as client:
+        async with engine as backend, adapting(backend, speaker=PacedSpeaker()) as client:
 
             async def send(**body: Any) -> Any:
                 messages = [{"role": "user", "content": "Hi"}]
@@ -53,6 +56,15 @@ def asking(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
             yield send
 
     return ask
+
+
+def wav(samples: bytes) -> bytes:
+    """Return a WAV file."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, 24_000, 0, "NONE", ""))
+        writer.writeframes(samples)
+    return file.getvalue()
 
 
 def ids_of(choice: Any) -> list[int]:
@@ -86,6 +98,36 @@ async def test_speech_changes_no_token(asking: Any, request: pytest.FixtureReque
         assert found["finish_reason"] == "stop"
     assert [one for chunk in stream for one in ids_of(chunk["choices"][0])] == ids_of(choice)
     assert usage["usage"]["completion_tokens"] == text["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("fields", [SPOKEN, STREAMED])
+async def test_koboldcpp_speaks_with_its_own_model(fields: dict[str, Any]) -> None:
+    """Without another speaker, koboldcpp speaks what it has generated, one call at a time."""
+    samples = bytes(range(200)) * 24
+    async with koboldcpp(scripted.CHATML, TEXT) as (fake, own):
+        fake.version, fake.wav = {"tts": True}, wav(samples)
+
+        async def find() -> KoboldCpp:
+            return own
+
+        # The backend of `latimer serve URL`.
+        async with adapting(LazyBackend(find)) as client:
+            body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
+            body["audio"] = {**fields["audio"], "voice": "cheery"}
+            reply = await client.post(PATH, json=body)
+            models = (await client.get("/v1/models")).json()["data"]
+    assert reply.status_code == 200, reply.text
+    if fields is STREAMED:
+        found = joined(events(reply))
+        assert (found["transcript"], found["data"]) == (TEXT, 2 * samples)
+    else:
+        audio = reply.json()["choices"][0]["message"]["audio"]
+        with wave.open(io.BytesIO(base64.b64decode(audio["data"]))) as file:
+            assert file.readframes(file.getnframes()) == 2 * samples
+    assert [(one["input"], one["voice"]) for one in fake.spoken] == [
+        ("It is Paris.", "cheery"), ("Go there!", "cheery")
+    ]  # fmt: skip
+    assert models[0]["architecture"]["output_modalities"] == ["text", "audio"]
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -139,7 +181,7 @@ async def test_reasoning_is_not_spoken(asking: Any) -> None:
 
 
 async def test_a_stop_sequence_ends_the_speech(asking: Any) -> None:
-    """What a stop sequence cuts off is neither in the transcript nor spoken."""
+    """Text after a stop sequence is neither in the transcript nor spoken."""
     async with asking() as ask:
         plain = await ask(stop=" Go", **SPOKEN)
         stream = await ask(stop=" Go", **STREAMED)

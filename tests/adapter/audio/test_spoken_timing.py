@@ -12,7 +12,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.schemas import limits
 from support.clients import adapting
 from support.engines.echo import Echo
-from support.engines.tone import PER_CHARACTER, Tone
+from support.engines.paced_speaker import PER_CHARACTER, PacedSpeaker
 from support.servers import serving
 from support.spoken import PATH, SPOKEN, STREAMED, TEXT, asked, events, joined
 from support.turns import measured
@@ -33,7 +33,7 @@ def kinds(chunks: list[Any]) -> list[str]:
 async def test_audio_begins_before_the_text_ends() -> None:
     """The first sentence is heard while the last one is generated."""
     backend = Echo(pause=0.002)
-    async with adapting(backend, speaker=Tone()) as client:
+    async with adapting(backend, speaker=PacedSpeaker()) as client:
         found = kinds(events(await client.post(PATH, json=asked(**STREAMED))))
     last_text = len(found) - 1 - found[::-1].index("transcript")
     assert found.index("data") < last_text
@@ -46,7 +46,7 @@ async def test_a_sentence_is_spoken_while_the_next_is_generated(fields: dict[str
     backend = Echo(pause=0.002)
     running = []
 
-    class Watching(Tone):
+    class Watching(PacedSpeaker):
         def speak(self, utterance: Any) -> Any:
             running.append(backend.running)
             return super().speak(utterance)
@@ -59,10 +59,10 @@ async def test_a_sentence_is_spoken_while_the_next_is_generated(fields: dict[str
 
 async def test_slow_speech_holds_no_text_back() -> None:
     """The whole text is sent, and the engine is free, before the first sentence is spoken."""
-    backend, speaker = Echo(), Tone(pause=0.2)
+    backend, speaker = Echo(), PacedSpeaker(pause=0.2)
     free = []
 
-    class Watching(Tone):
+    class Watching(PacedSpeaker):
         async def _pieces(self, utterance: Any) -> Any:
             free.append(backend.running == 0)
             async for piece in super()._pieces(utterance):
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_ends_text_and_speech(
     text: float, speech: float, stream: bool
 ) -> None:
     """When a client disconnects, both end at once, in each phase of a response."""
-    backend, speaker = Echo(pause=text), Tone(pause=speech)
+    backend, speaker = Echo(pause=text), PacedSpeaker(pause=speech)
     fields = STREAMED if stream else SPOKEN
     app = OpenAIAdapter(backend, any_model=True, speaker=speaker)
     with serving(lambda: app) as address:
@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_ends_text_and_speech(
 async def test_a_slow_reader_slows_the_speech_down() -> None:
     """Audio that a client does not read is not made: it would fill the memory."""
     # A second for each character.
-    speaker = Tone(length=24_000)
+    speaker = PacedSpeaker(length=24_000)
     app = OpenAIAdapter(Echo("A sentence of some length. " * 15), any_model=True, speaker=speaker)
     with serving(lambda: app) as address:
         async with (
@@ -135,7 +135,7 @@ async def test_a_slow_reader_slows_the_speech_down() -> None:
 
 async def test_comments_are_sent_while_it_is_spoken() -> None:
     """A stream sends comments while its text has ended and its audio has not begun."""
-    async with adapting(Echo(), speaker=Tone(pause=0.3), keepalive=0.05) as client:
+    async with adapting(Echo(), speaker=PacedSpeaker(pause=0.3), keepalive=0.05) as client:
         reply = await client.post(PATH, json=asked(**STREAMED))
     assert reply.text.count(": keep-alive\n\n") > 3
     assert joined(events(reply))["transcript"] == TEXT
@@ -144,7 +144,7 @@ async def test_comments_are_sent_while_it_is_spoken() -> None:
 async def test_a_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain answer with too much audio is a 400 that says what to do; a stream has no bound."""
     monkeypatch.setattr(limits, "SPOKEN_SAMPLES", limits.SPOKEN_SAMPLES._replace(maximum=0))
-    backend, speaker = Echo(pause=0.002), Tone()
+    backend, speaker = Echo(pause=0.002), PacedSpeaker()
     async with adapting(backend, speaker=speaker) as client:
         reply = await client.post(PATH, json=asked(TEXT * 10, **SPOKEN))
         error = reply.json()["error"]
@@ -165,7 +165,7 @@ async def test_ten_at_once_leave_the_loop_to_others(form: str) -> None:
     fields = {**SPOKEN, "audio": {"voice": "low", "format": form}, "stream": form == "pcm16"}
 
     def app() -> OpenAIAdapter:
-        return OpenAIAdapter(Echo(context=10_000), any_model=True, speaker=Tone())
+        return OpenAIAdapter(Echo(context=10_000), any_model=True, speaker=PacedSpeaker())
 
     with measured(app) as (address, loop):
         async with httpx2.AsyncClient(base_url=address, timeout=60) as client:

@@ -1,4 +1,4 @@
-"""A speaker without a model: a tone whose length depends on the text."""
+"""A speaker without a model, for tests of timing: it can wait, fail, and count its pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latimer.backends.speech.base import Pcm, SpeakerFacts, Utterance, Voice
 PER_CHARACTER = 1_200
 
 
-class Tone:
+class PacedSpeaker:
     """A speaker that plays a square wave, in pieces of 0.1 seconds.
 
     Args:
