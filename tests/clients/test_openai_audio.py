@@ -18,7 +18,7 @@ from latimer.conformance.recordings import SENTENCE, flac, spoken
 from latimer.conformance.sounds import sound_of
 from openai import AsyncOpenAI, OpenAI
 from support.dictation import SEGMENTS, WORD, dictation
-from support.engines.tone import PER_CHARACTER
+from support.engines.paced_speaker import PER_CHARACTER
 from support.servers import serving
 
 TEXT = "Two cats sat on the mat. A dog came in."

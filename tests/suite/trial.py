@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import httpx2
@@ -20,7 +18,7 @@ import uvicorn
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.runner import run
 from latimer.conformance.target import Api
-from suite.faults import EXPECTED, FAULTS
+from suite.faults import FAULTS
 from suite.server import Fault, Server
 from suite.witness import Uses, Witness
 
@@ -232,21 +230,18 @@ def judges(check: Check, name: str) -> bool:
 
 
 async def main(names: Sequence[str]) -> None:
-    """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`.
-
-    `python -m suite.trial --write [FAULT …]` writes them to `expected.json`, to be reviewed.
-    """
+    """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`."""
     async with opened() as trial:
         await trial.record(all_checks())
-        if names[:1] == ["--write"]:
-            found = {name: await trial.failed(name) for name in names[1:] or FAULTS}
-            write({name: found.get(name, sorted(EXPECTED.get(name, ()))) for name in FAULTS})
-            return
         for name in names:
             sys.stdout.write(f"{name}\n")
             for verdict in await trial.judged(name):
                 if verdict.outcome != "pass":
                     sys.stdout.write(f"  {verdict.check.id} {verdict.outcome}: {verdict.detail}\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))
 
 
 class Stage:
@@ -329,13 +324,3 @@ def _received(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     lines = b"\r\n".join(b": ".join(pair) for pair in headers).split(b"\r\n")
     pairs = (line.partition(b":") for line in lines)
     return [(name, value.strip()) for name, _, value in pairs]
-
-
-def write(found: Mapping[str, Sequence[str]]) -> None:
-    """Write `expected.json`: a line for each fault, by name."""
-    lines = (f" {json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found))
-    Path(__file__).with_name("expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))

@@ -7,7 +7,7 @@ from latimer.backends.speech.base import Segment, Word
 from latimer.conformance.recordings import SENTENCE
 
 from support.engines.listener import Listener
-from support.engines.tone import Tone
+from support.engines.paced_speaker import PacedSpeaker
 
 # Seconds of each word of the sentence.
 WORD = 0.24
@@ -28,4 +28,4 @@ def dictation(pause: float = 0.0) -> Options:
     Args:
         pause: seconds before each spoken sentence.
     """
-    return {"speaker": Tone(pause=pause), "transcriber": Listener(SEGMENTS)}
+    return {"speaker": PacedSpeaker(pause=pause), "transcriber": Listener(SEGMENTS)}

@@ -13,7 +13,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from support.clients import client_of
 from support.engines.echo import Echo
-from support.engines.tone import PER_CHARACTER, Tone
+from support.engines.paced_speaker import PER_CHARACTER, PacedSpeaker
 
 TEXT = "Two cats sat on the mat. A dog came in, and nobody was surprised. It was late."
 # Samples a second of the voice.
@@ -27,7 +27,7 @@ RATES = {"wav": RATE, "flac": RATE, "mp3": RATE, "aac": RATE, "opus": 48_000}
 @pytest.fixture(scope="module")
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     """Return a client of a server whose voice has 22,050 samples a second."""
-    app = OpenAIAdapter(Echo(), any_model=True, speaker=Tone(rate=RATE))
+    app = OpenAIAdapter(Echo(), any_model=True, speaker=PacedSpeaker(rate=RATE))
     async with client_of(app) as made:
         yield made
     await app.aclose()
