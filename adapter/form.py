@@ -20,7 +20,7 @@ class Form(NamedTuple):
     """The parts of a form.
 
     Args:
-        texts: the values of each field that is no file, in their order; `x[]` is `x`.
+        texts: the values of each other field, in their order; `x[]` is `x`.
         files: the first file of each name.
     """
 
@@ -35,7 +35,7 @@ async def form_of(exchange: Exchange) -> AsyncIterator[Form]:
     A file of more than 1 MB is on disk. The size of the request is then that of its texts.
 
     Raises:
-        InvalidRequest: the body is no form, or 413 for a large one, which is not read further.
+        InvalidRequest: the body is not a form, or 413 for a large one, which is not read further.
         Disconnected: the client disconnected before the end of the body.
     """
     kind = exchange.headers.get("content-type", "")
@@ -71,7 +71,7 @@ async def form_of(exchange: Exchange) -> AsyncIterator[Form]:
         exchange.size = sum(len(one) for values in texts.values() for one in values)
         yield Form(texts, files)
     finally:
-        # Not by `data.close()`, which waits for a thread and is cancelled after a disconnect.
+        # Nothing is awaited, since the client may have got its reply and left.
         for _, value in data.multi_items():
             if isinstance(value, UploadFile):
                 value.file.close()
@@ -80,8 +80,8 @@ async def form_of(exchange: Exchange) -> AsyncIterator[Form]:
 def values_of(form: Form, arrays: frozenset[str], numbers: frozenset[str]) -> dict[str, Any]:
     """Return the values that the texts of a form stand for.
 
-    A text that is no value of its field stays a text, which the field's type then rejects. Empty
-    texts are left out, as clients send them for settings that are not set.
+    A text that is not a value of its field stays a text, which the field's type then rejects.
+    Clients send empty texts for settings that are not set, so these are omitted.
 
     Args:
         arrays: the fields with a list of values; other fields have their last value.

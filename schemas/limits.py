@@ -108,7 +108,7 @@ SOUND_SECONDS = Limit(
 SOUND_MEMORY = Limit(1_024, "MiB", "the same", "A small file can declare large frames.")
 FORM_PARTS = Limit(256, "fields", "a form", "OpenAI's have a dozen; each is an object in memory.")
 FORM_TEXT = Limit(
-    262_144, "bytes", "a field of a form that is no file", "More than any model reads of a prompt."
+    262_144, "bytes", "a field of a form, except a file", "More than any model reads of a prompt."
 )
 PDF_PAGES = Limit(
     5_000, "pages", "a PDF file in the input of a response",

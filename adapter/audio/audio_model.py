@@ -35,7 +35,7 @@ from ..service import ServedModel
 from .languages import NAMES, code_of
 
 # Seconds of a recording that a model gets at once. Models are trained with half a minute to some
-# minutes, and leave out parts of longer ones.
+# minutes, and omit parts of longer ones.
 PIECE = 30.0
 # The tokens of an answer: for each second of a recording, and for what precedes them. Fast speech
 # has 8 a second; a model that repeats itself ends here.
@@ -48,7 +48,7 @@ _MOST_HEAD = 80
 
 
 class Head:
-    """What a model writes before a transcript: Qwen3-ASR's language.
+    """The text of a model before its transcript: Qwen3-ASR's language.
 
     Attributes:
         language: its code, once the head has been read; empty if there is none.

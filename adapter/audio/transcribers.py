@@ -23,7 +23,7 @@ OPENAI_MODELS = frozenset(
 
 
 class Chosen(NamedTuple):
-    """What transcribes for a request.
+    """The transcriber of a request, and its model.
 
     Args:
         served: the model whose rules and limits apply.

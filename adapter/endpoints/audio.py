@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from base64 import b64encode
 from collections.abc import AsyncGenerator
@@ -12,6 +13,7 @@ from time import perf_counter
 import orjson
 from pydantic import TypeAdapter
 
+from ...backends import offload
 from ...backends.base import Sampling
 from ...backends.errors import LatimerError
 from ...backends.speech.base import Pcm, Speaker, SpeakerFacts, Utterance
@@ -26,7 +28,7 @@ from ...schemas.openai.audio import (
 )
 from ..admission import TOKEN, admitted, ticket_of
 from ..audio.formats import Encoder, check_format, encoded, media_type_of
-from ..audio.sentences import is_speakable, sentences_of
+from ..audio.sentences import MOST, is_speakable, sentences_of
 from ..audio.spoken import SILENCE, pieces_of
 from ..audio.voices import speaker_for, voice_for
 from ..errors import DONE
@@ -58,7 +60,8 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     voice = request.voice if isinstance(request.voice, str) else {"id": request.voice.id}
     chosen = voice_for(facts, voice, "voice")
     await _note(exchange, request, served, facts, chosen.is_exact)
-    sentences = [one for one in sentences_of(request.input) if is_speakable(one)]
+    size = offload.UNKNOWN if len(request.input) > MOST else 0
+    sentences = await offload.run(size, _sentences, request.input)
     party = ticket_of(exchange, served)
     utterance = Utterance(
         "",
@@ -82,6 +85,10 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
         if not exchange.started or exchange.has_waited:
             raise
         await output.fail(error)
+
+
+def _sentences(text: str) -> list[str]:
+    return [one for one in sentences_of(text) if is_speakable(one)]
 
 
 async def _speaker(
@@ -169,7 +176,8 @@ class _Output:
     async def take(self, pcm: Pcm) -> None:
         """Encode and send a piece of audio."""
         if self._encoder is None:
-            self._encoder = Encoder(self._form, pcm.rate, self._is_whole)
+            # The event loop cannot wait for the imports of the first one.
+            self._encoder = await asyncio.to_thread(Encoder, self._form, pcm.rate, self._is_whole)
         await self._send(await encoded(self._encoder, pcm.samples))
 
     async def end(self) -> None:

@@ -81,7 +81,7 @@ async def _answer(
     """Transcribe and reply.
 
     Args:
-        own: the request, if it is no translation.
+        own: the request; None for a translation.
     """
     path = f"{exchange.method} {exchange.scope['path']}"
     chosen = await transcriber_for(exchange, service, request.model, path)
@@ -148,7 +148,7 @@ def _language(language: str, chosen: Chosen) -> str:
     """Return the code of a request's language.
 
     Raises:
-        InvalidRequest: it is no language.
+        InvalidRequest: the language is unknown.
         Unsupported: the transcriber knows one language only, which is another.
     """
     code = code_of(language)

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from support.clients import client_of
 from support.engines.echo import Echo
+from support.engines.speaker import Tone
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 WEATHER: dict[str, Any] = {
@@ -61,6 +62,7 @@ REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("DELETE", "/conversations/{conv}/items/{msg}", None),
     ("DELETE", "/conversations/{conv}", None),
     ("POST", "/embeddings", {"input": ["Hello", "Hi"]}),
+    ("GET", "/audio/voices", None),
     ("GET", "/models", None),
     ("GET", "/models/demo", None),
     ("GET", "/tokenizer_info", None),
@@ -70,8 +72,8 @@ REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("GET", "/ready", None),
     ("GET", "/openapi.json", None),
 )
-# The demo model does not rank; metrics are text.
-UNTRIED = {"rerank", "metrics"}
+# The demo model does not rank; metrics are text, and speech is audio.
+UNTRIED = {"create_speech", "rerank", "metrics"}
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
 CALLED = {"tools": [{"type": "function", **WEATHER["function"]}], "tool_choice": "required"}
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -79,6 +81,7 @@ STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/completions", {"prompt": "Once upon", "logprobs": 1, "max_tokens": 3, "temperature": 0}),
     ("/responses", {"model": "demo", "input": "Hello", **LOGPROBS}),
     ("/responses", {"model": "demo", "input": "Hi", **CALLED}),
+    ("/audio/speech", {"input": "Hi.", "voice": "anna", "stream_format": "sse"}),
 )
 
 
@@ -91,7 +94,7 @@ def found() -> dict[str, Any]:
 @pytest_asyncio.fixture(scope="module")
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
     """Serve the demo model."""
-    app = OpenAIAdapter(LlamaCpp(embeddings=True), metrics=True)
+    app = OpenAIAdapter(LlamaCpp(embeddings=True), metrics=True, speaker=Tone())
     async with client_of(app) as found:
         yield found
     await app.aclose()

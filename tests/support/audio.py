@@ -24,3 +24,13 @@ def decoded(data: bytes, form: str) -> tuple[array[int], int]:
             for one in resampler.resample(frame):
                 samples.frombytes(bytes(one.planes[0])[: 2 * one.samples])
     return samples, rate
+
+
+def at_rate(samples: array[int], rate: int, wanted: int) -> bytes:
+    """Return samples at another rate."""
+    frame = av.AudioFrame(format="s16", layout="mono", samples=len(samples), align=1)
+    frame.planes[0].update(samples.tobytes())
+    frame.sample_rate = rate
+    resampler = AudioResampler(format="s16", layout="mono", rate=wanted)
+    found = [*resampler.resample(frame), *resampler.resample(None)]
+    return b"".join(bytes(one.planes[0])[: 2 * one.samples] for one in found)

@@ -21,8 +21,9 @@ from latimer.conformance.command import conform
 
 from support.documents import Block, Command, commands, prints
 from support.environments import QUESTION, ask, capabilities, post, program
-from support.projector import png, projector
+from support.projector import listener, png, projector
 from support.servers import free_port, llama_server_on
+from support.sounds import HELLO
 
 ROOT = Path(__file__).parent.parent.parent
 EVALUATE = ROOT / "examples" / "evaluate"
@@ -41,7 +42,8 @@ OUTPUTS = {
     "MockTransport": "llama-server is not ready: Loading model\n",
     "reply_token_ids": ANSWER,
     "logprobs=": "None\n", "except ": "decimal_below_min_value", ".open(": "Finish(",
-    '"image_url"': "\n", "embeddings.create": "2 64\n", "store=True": "user Hello!\n",
+    "audio.transcriptions": "\n", '"image_url"': "\n", "embeddings.create": "2 64\n",
+    "store=True": "user Hello!\n",
     "": ANSWER,
 }  # fmt: skip
 TRIES = 3
@@ -52,6 +54,7 @@ DEMO_NAME, DEMO_WIDTH = "demo", 192
 # The server of a block that starts none itself, by a part of the block.
 SERVERS = {
     '"image_url"': ("latimer", "serve", "model.gguf", "--mmproj", "mmproj.gguf"),
+    "audio.transcriptions": ("latimer", "serve", "model.gguf", "--mmproj", "audio-mmproj.gguf"),
     "embeddings.create": ("latimer", "serve", "embeddings.gguf"),
     "": ("latimer", "serve"),
 }
@@ -101,6 +104,8 @@ class Reader:
         for name, path in MODELS.items():
             shutil.copy(path, folder / f"{name}.gguf")
         projector(folder / "mmproj.gguf", DEMO_WIDTH)
+        listener(folder / "audio-mmproj.gguf", DEMO_WIDTH)
+        (folder / "speech.wav").write_bytes(HELLO)
         (folder / "picture.png").write_bytes(png(255, 0, 0))
         (folder / "fleet.toml").write_text('[engines.small]\nfile = "model.gguf"\n')
         shutil.copy(DEMO_MODEL, folder / "small.gguf")

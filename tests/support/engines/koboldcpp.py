@@ -78,6 +78,9 @@ class FakeKoboldcpp(Engine):
         wav: the reply to texts to speak; `refusals` is the number of 503s before it.
         voices: the names of its voices.
         may_speak: unset to delay speech.
+        hears: the texts of the recordings to transcribe, one after the other; None for a failure,
+            which is an empty text.
+        may_hear: unset to delay transcriptions.
         late: the seconds by which a generation begins later than its stream, which then sends the
             text of the generation before it.
         lag: the seconds between a response and the next generation.
@@ -89,6 +92,7 @@ class FakeKoboldcpp(Engine):
         prompts: the prompts of all generations of a script.
         embedded: the texts of each call that embeds.
         spoken: the body of each call that speaks.
+        heard: the body of each call that transcribes.
         batched: the prompts of batched generations.
     """
 
@@ -110,12 +114,17 @@ class FakeKoboldcpp(Engine):
     voices: Sequence[str] = ("kobo", "cheery", "sleepy", "shouty", "chatty", "random", "instruct")
     refusals: int = 0
     may_speak: asyncio.Event = field(default_factory=asyncio.Event)
+    hears: Sequence[str | None] = ()
+    may_hear: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: list[dict[str, Any]] = field(default_factory=list)
+    transcribed: int = 0
     batched: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.may_embed.set()
         self.may_speak.set()
+        self.may_hear.set()
         self._one = asyncio.Lock()
         self._forget()
 
@@ -157,6 +166,8 @@ class FakeKoboldcpp(Engine):
             return Answer(one(self.embed(body["input"])))
         if request.path == "/api/extra/tts":
             return await self._speech(body)
+        if request.path == "/api/extra/transcribe":
+            return await self._transcription(body)
         value = await self._told_of(request.path, body)
         if value is None:
             return Answer(one(b"<html>Not Found</html>"), 404, b"text/html", chunked=False)
@@ -171,6 +182,18 @@ class FakeKoboldcpp(Engine):
             busy = {"detail": {"msg": "Server is busy; please try again later."}}
             return replied(busy, 503, chunked=False)
         return Answer(one(self.wav), kind=b"audio/wav", chunked=False)
+
+    async def _transcription(self, body: dict[str, Any]) -> Answer:
+        """Return the next text; a failure has an empty one, and does not count."""
+        if self.refusals:
+            self.refusals -= 1
+            busy = {"detail": {"msg": "Server is busy; please try again later."}}
+            return replied(busy, 503, chunked=False)
+        await self.may_hear.wait()
+        text = self.hears[len(self.heard)]
+        self.heard.append(body)
+        self.transcribed += text is not None
+        return replied({"text": text or ""}, chunked=False)
 
     async def _told_of(self, path: str, body: dict[str, Any]) -> Any:
         """Return the response to a call, or None for an unknown path."""
@@ -198,7 +221,7 @@ class FakeKoboldcpp(Engine):
                     "idle": int(not self._one.locked()), "stop_reason": self._reason,
                     "last_token_count": 0, "total_gens": self._total, "queue": self.waiting,
                     "uptime": time.monotonic() - self._since, "last_seed": self._seed,
-                    "last_eval": float(self._ended),
+                    "last_eval": float(self._ended), "total_transcribe_gens": self.transcribed,
                 }  # fmt: skip
             case "/api/extra/abort":
                 return self._abort(body["genkey"])

@@ -43,7 +43,7 @@ class Listener(Transcriber):
 
     Args:
         segments: what it hears.
-        told: what it can do.
+        facts: what it can do.
         error: raised before the segment with the index `fails_at`.
         pause: seconds before each segment.
 
@@ -55,14 +55,14 @@ class Listener(Transcriber):
     def __init__(
         self,
         segments: Sequence[Segment] = SEGMENTS,
-        told: TranscriberFacts = FACTS,
+        facts: TranscriberFacts = FACTS,
         *,
         error: Exception | None = None,
         fails_at: int = 0,
         pause: float = 0.0,
     ) -> None:
         self.segments = segments
-        self.told = told
+        self.abilities = facts
         self.error = error
         self.fails_at = fails_at
         self.pause = pause
@@ -72,7 +72,7 @@ class Listener(Transcriber):
         self.closed = 0
 
     async def facts(self) -> TranscriberFacts:
-        return self.told
+        return self.abilities
 
     @asynccontextmanager
     async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:

@@ -1,0 +1,128 @@
+"""Tests of libraries that transcribe, in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import wave
+from pathlib import Path
+
+import pytest
+from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.speech.base import Recording, Segment, Transcriber, TranscriberFacts
+from latimer.backends.speech.libraries import UnknownLibrary, transcriber_of
+from latimer.backends.speech.process import LibraryTranscriber
+from support.sounds import tone
+
+SPEECH = "The weather is fine today. Please open the window and turn off the light."
+
+
+async def heard(transcriber: Transcriber, recording: Recording) -> list[Segment]:
+    """Return the segments of a recording."""
+    async with transcriber.transcribe(recording) as segments:
+        return [one async for one in segments]
+
+
+def spoken(folder: Path) -> bytes:
+    """Return a text as it is spoken by flite, at 16 kHz."""
+    file = folder / "speech.wav"
+    subprocess.run(["flite", "-voice", "rms", "-t", SPEECH, "-o", str(file)], check=True)
+    with wave.open(str(file)) as found:
+        assert found.getframerate() == 16_000
+        return found.readframes(found.getnframes())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("foo", "Expected one of faster-whisper, pocketsphinx"),
+        ("foo:bar", "no library 'foo' transcribes"),
+    ],
+)
+def test_unknown_libraries(value: str, message: str) -> None:
+    """The error lists those that are known."""
+    with pytest.raises(UnknownLibrary, match=message):
+        transcriber_of(value)
+
+
+def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the extra that installs one."""
+    monkeypatch.setattr("latimer.backends.speech.libraries.find_spec", lambda _name: None)
+    with pytest.raises(UnknownLibrary, match=r"pip install 'latimer\[transcription\]'"):
+        transcriber_of("faster-whisper:base")
+
+
+async def test_a_library_that_cannot_be_loaded() -> None:
+    """The error has the library's own reason."""
+    broken = LibraryTranscriber("pocketsphinx", "/nowhere", TranscriberFacts("pocketsphinx"))
+    with pytest.raises(EngineUnavailable, match="cannot load '/nowhere'"):
+        await broken.facts()
+    await broken.aclose()
+
+
+class Recorded:
+    """The transcriber of the tests below, and a recording of speech."""
+
+    def __init__(self, transcriber: LibraryTranscriber, samples: bytes) -> None:
+        self.transcriber = transcriber
+        self.samples = samples
+
+
+@pytest.fixture
+async def sphinx(tmp_path: Path) -> Recorded:
+    """Return PocketSphinx, and speech for it."""
+    pytest.importorskip("pocketsphinx")
+    if shutil.which("flite") is None:
+        pytest.skip("flite is not installed")
+    found = transcriber_of("pocketsphinx")
+    assert isinstance(found, LibraryTranscriber)
+    return Recorded(found, spoken(tmp_path))
+
+
+@pytest.mark.slow
+async def test_speech_is_understood(sphinx: Recorded) -> None:
+    """PocketSphinx understands easy words of flite, twice the same, and times of words rise."""
+    recording = Recording(sphinx.samples, words=True)
+    first, second = [await heard(sphinx.transcriber, recording) for _ in range(2)]
+    await sphinx.transcriber.aclose()
+    text = "".join(one.text for one in first)
+    for word in ("weather", "today", "window", "light"):
+        assert word in text
+    assert first == second
+    times = [time for one in first for word in one.words for time in (word.start, word.end)]
+    assert times == sorted(times)
+    assert times[-1] <= recording.seconds
+
+
+@pytest.mark.slow
+async def test_a_transcription_that_is_left_ends(sphinx: Recorded) -> None:
+    """Its process is killed, and the next recording has another one."""
+    transcriber = sphinx.transcriber
+    await transcriber.facts()
+    process = transcriber._process
+    assert process is not None
+    task = asyncio.create_task(heard(transcriber, Recording(sphinx.samples * 100)))
+    await asyncio.sleep(0.5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert process.returncode is not None
+    found = await heard(transcriber, Recording(sphinx.samples))
+    assert "weather" in "".join(one.text for one in found)
+    await transcriber.aclose()
+
+
+@pytest.mark.slow
+async def test_a_process_that_dies(sphinx: Recorded) -> None:
+    """A crash of the library is an error of the engine, and the next recording works."""
+    transcriber = sphinx.transcriber
+    await transcriber.facts()
+    process = transcriber._process
+    assert process is not None
+    task = asyncio.create_task(heard(transcriber, Recording(sphinx.samples * 100)))
+    await asyncio.sleep(0.5)
+    process.kill()
+    with pytest.raises(EngineError, match="ended"):
+        await task
+    assert await heard(transcriber, Recording(tone(0.1))) == []
+    await transcriber.aclose()
