@@ -92,7 +92,7 @@ def read_plain(source: IO[bytes], most: int) -> bytes | None:
 def _av(av: Any, source: IO[bytes]) -> Iterator[bytes]:
     """Decode with FFmpeg, which skips what is damaged."""
     options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "pipe"}
-    frames = 0
+    frames = damaged = 0
     try:
         with av.open(source, options=options, metadata_errors="ignore") as container:
             if not container.streams.audio:
@@ -104,6 +104,7 @@ def _av(av: Any, source: IO[bytes]) -> Iterator[bytes]:
                 try:
                     found = packet.decode()
                 except av.error.InvalidDataError:
+                    damaged += 1
                     continue
                 for frame in found:
                     # Gaps and jumps in the times of frames are not filled with silence.
@@ -119,7 +120,7 @@ def _av(av: Any, source: IO[bytes]) -> Iterator[bytes]:
         if not frames:
             raise Failed("broken") from error
     if not frames:
-        raise Failed("broken")
+        raise Failed("broken" if damaged else "empty")
 
 
 def _samples(frame: Any) -> bytes:

@@ -28,7 +28,6 @@ SECONDS = 1.5
 FORMATS = {
     "mp3": ("mp3", "libmp3lame"),
     "flac": ("flac", "flac"),
-    "ogg": ("ogg", "libvorbis"),
     "opus": ("ogg", "libopus"),
     "m4a": ("mp4", "aac"),
     "webm": ("webm", "libopus"),
