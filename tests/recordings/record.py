@@ -13,7 +13,8 @@ remove the file to start over. Further arguments select tests and go to pytest.
     python tests/recordings/record.py http://127.0.0.1:5001 \\
         tests/backends/koboldcpp/test_embeddings.py
 
-The tests of embeddings are recorded alone, in `koboldcpp/embeddings.jsonl`.
+The tests of embeddings are recorded alone, in `koboldcpp/embeddings.jsonl`. Those of speech
+are in `koboldcpp/speech.jsonl`, with the models of `tests/models/make_speech.py`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ from urllib.parse import urlsplit
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from support.engines.replay import EMBEDDINGS, EXCHANGES, GENERATE, STATE, key_of  # noqa: E402
+from support.engines.replay import EMBEDDINGS, EXCHANGES, GENERATE, SPEECH, STATE, key_of  # noqa: E402
 
-EMBEDDING_TESTS = "tests/backends/koboldcpp/test_embeddings.py"
+# The tests that are recorded alone: their file of exchanges, and the variable of their server.
+ALONE = {
+    "tests/backends/koboldcpp/test_embeddings.py": (
+        EMBEDDINGS, "LATIMER_KOBOLDCPP_EMBEDDINGS_URL"
+    ),
+    "tests/backends/koboldcpp/test_speech.py": (SPEECH, "LATIMER_KOBOLDCPP_SPEECH_URL"),
+}  # fmt: skip
 
 
 class Recorder:
@@ -141,12 +148,11 @@ class Recorder:
 async def main(address: str) -> int:
     """Record what the tests exchange with a live server and return their exit code."""
     parts = urlsplit(address)
-    embeds = sys.argv[2:] == [EMBEDDING_TESTS]
-    path = EMBEDDINGS if embeds else EXCHANGES
+    alone = " ".join(sys.argv[2:])
+    path, variable = ALONE.get(alone, (EXCHANGES, "LATIMER_KOBOLDCPP_URL"))
     recorder = Recorder(parts.hostname or "127.0.0.1", parts.port or 5001, path)
     server = await asyncio.start_server(recorder.serve, "127.0.0.1", 0, backlog=512)
     port = server.sockets[0].getsockname()[1]
-    variable = "LATIMER_KOBOLDCPP_EMBEDDINGS_URL" if embeds else "LATIMER_KOBOLDCPP_URL"
     tests = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:randomly", "-k", "koboldcpp"),
         *sys.argv[2:],

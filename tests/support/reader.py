@@ -26,6 +26,7 @@ from support.servers import free_port, llama_server_on
 from support.sounds import HELLO
 
 ROOT = Path(__file__).parent.parent.parent
+LIBRARIES = ROOT / "tests" / "support" / "libraries"
 EVALUATE = ROOT / "examples" / "evaluate"
 ANSWER = "The capital of France is Paris."
 # The text that the output of a Python block contains, by a part of its request.
@@ -42,6 +43,7 @@ OUTPUTS = {
     "MockTransport": "llama-server is not ready: Loading model\n",
     "reply_token_ids": ANSWER,
     "logprobs=": "None\n", "except ": "decimal_below_min_value", ".open(": "Finish(",
+    "audio.speech": "True\n",
     "audio.transcriptions": "\n", '"image_url"': "\n", "embeddings.create": "2 64\n",
     "store=True": "user Hello!\n",
     "": ANSWER,
@@ -54,6 +56,10 @@ DEMO_NAME, DEMO_WIDTH = "demo", 192
 # The server of a block that starts none itself, by a part of the block.
 SERVERS = {
     '"image_url"': ("latimer", "serve", "model.gguf", "--mmproj", "mmproj.gguf"),
+    **dict.fromkeys(
+        ("audio.speech", "modalities="),
+        ("latimer", "serve", "model.gguf", "--speech", "piper:voice.onnx"),
+    ),
     "audio.transcriptions": ("latimer", "serve", "model.gguf", "--mmproj", "audio-mmproj.gguf"),
     "embeddings.create": ("latimer", "serve", "embeddings.gguf"),
     "": ("latimer", "serve"),
@@ -100,12 +106,16 @@ class Reader:
             **{f"HF_{name}_OFFLINE": "1" for name in ("HUB", "DATASETS")},
             "HF_HOME": str(folder / "huggingface"),
             "MODEL_ENDPOINT": hub,
+            # A stand-in for Piper, which is under the GPL.
+            "PYTHONPATH": str(LIBRARIES),
         }
         for name, path in MODELS.items():
             shutil.copy(path, folder / f"{name}.gguf")
         projector(folder / "mmproj.gguf", DEMO_WIDTH)
         listener(folder / "audio-mmproj.gguf", DEMO_WIDTH)
         (folder / "speech.wav").write_bytes(HELLO)
+        (folder / "voice.onnx").write_bytes(b"onnx")
+        (folder / "voice.onnx.json").write_text('{"inference": {"length_scale": 1}}')
         (folder / "picture.png").write_bytes(png(255, 0, 0))
         (folder / "fleet.toml").write_text('[engines.small]\nfile = "model.gguf"\n')
         shutil.copy(DEMO_MODEL, folder / "small.gguf")
@@ -305,7 +315,11 @@ class Reader:
         assert " passed" in self._output(*words, "-k", "models.list")
 
     def _curl(self, *words: str) -> None:
-        assert self._piped(*words)
+        printed = self._piped(*words)
+        if "--output" in words:
+            assert (self._folder / words[words.index("--output") + 1]).stat().st_size
+        else:
+            assert printed
 
     def _piped(self, *words: str) -> str:
         quoted = [word if word == "|" else shlex.quote(word) for word in words]

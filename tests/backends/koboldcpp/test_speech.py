@@ -1,9 +1,10 @@
-"""Tests of koboldcpp's speech over a fake with the replies of koboldcpp 1.115.1."""
+"""Tests of koboldcpp's speech over a recorded one, or a live one if there is one, and a fake."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import os
 import wave
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,6 +19,7 @@ from latimer.backends.queue import Ticket
 from latimer.backends.speech.base import Pcm, Speaker, Utterance
 from support.clients import client_of
 from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.replay import SPEECH, Replay, replaying
 
 SAMPLES = bytes(range(200)) * 24
 HELLO = Utterance("Hello.", "kobo")
@@ -37,6 +39,33 @@ async def fake() -> AsyncIterator[FakeKoboldcpp]:
     """Return a fake koboldcpp that speaks."""
     async with FakeKoboldcpp(version={"tts": True}, wav=wav()) as found:
         yield found
+
+
+@pytest.fixture
+async def recorded() -> AsyncIterator[KoboldCpp]:
+    """Return a backend over a recorded koboldcpp that speaks noise, or over a live one."""
+    live = os.environ.get("LATIMER_KOBOLDCPP_SPEECH_URL")
+    if live:
+        backend = KoboldCpp(live)
+        yield backend
+        await backend.aclose()
+        return
+    with replaying(Replay(SPEECH)) as (address, replay):
+        backend = KoboldCpp(address)
+        yield backend
+        await backend.aclose()
+        assert not replay.unknown
+
+
+async def test_koboldcpp_speaks(recorded: KoboldCpp) -> None:
+    """A real koboldcpp lists its voices, and sends a WAV file of 16 bits at 24 kHz."""
+    speaker = await recorded.speaker()
+    assert speaker is not None
+    facts = await speaker.facts()
+    names = ["kobo", "cheery", "sleepy", "shouty", "chatty", "random", "instruct"]
+    assert [voice.name for voice in facts.voices] == names
+    (pcm,) = await spoken(speaker)
+    assert (pcm.rate, len(pcm.samples)) == (24_000, 2 * 31_200)
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from support.recordings import RECORDINGS
 EXCHANGES = RECORDINGS / "koboldcpp" / "exchanges.jsonl"
 # The exchanges of a koboldcpp that also has an embedding model.
 EMBEDDINGS = EXCHANGES.with_name("embeddings.jsonl")
+# The exchanges of a koboldcpp with a model that speaks noise (`tests/models/make_speech.py`).
+SPEECH = EXCHANGES.with_name("speech.jsonl")
 GENERATE = ("/api/extra/generate/stream", "/api/v1/generate")
 # Paths of the engine's state, which is that of the last generation.
 STATE = ("/api/extra/last_logprobs", "/api/extra/perf", "/api/extra/generate/check")
