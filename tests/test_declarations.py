@@ -35,9 +35,12 @@ PARTS = {
     "adapter/limits/postgresql.py": "postgres",
     "adapter/limits/redis.py": "redis",
     "adapter/ray_serve.py": "ray",
+    "adapter/audio/decoder.py": "transcription",
     "adapter/audio/formats.py": "speech",
     "backends/speech/piper.py": "piper",
     "backends/speech/sherpa.py": "speech",
+    "backends/speech/sphinx.py": "pocketsphinx",
+    "backends/speech/whisper.py": "transcription",
     "adapter/traces.py": "otel",
     "adapter/cli/otel.py": "otel",
     "backends/llama_cpp/": "llama-cpp",
@@ -63,6 +66,8 @@ WITH = {
     "otel": ("dependencies",),
     "speech": ("dependencies",),
     "piper": ("dependencies",),
+    "transcription": ("dependencies",),
+    "pocketsphinx": ("dependencies",),
     "conformance": ("dependencies",),
     "test": ("dependencies", *EXTRAS),
 }
@@ -74,12 +79,19 @@ NAMESPACE = {
     "opentelemetry": "opentelemetry-api",
 }
 # Modules that an extra of another distribution installs, or that are not installed here.
-BROUGHT = {"botocore": "boto3", "piper": "piper-tts"}
+BROUGHT = {
+    "botocore": "boto3",
+    "faster_whisper": "faster-whisper",
+    "piper": "piper-tts",
+    "pocketsphinx": "pocketsphinx",
+}
 # Requirements that no file imports, and the reason for each.
 NOT_IMPORTED = {
+    ("dependencies", "python-multipart"): "Starlette's parser of forms imports it",
     ("dependencies", "websockets"): "uvicorn's protocol of WebSockets imports it",
     ("postgres", "psycopg[binary]"): "the store's SQLAlchemy and the limits import it",
     ("piper", "av"): "adapter/audio/formats.py imports it",
+    ("pocketsphinx", "av"): "adapter/audio/decoder.py imports it",
     ("deploy", "helm-python-sdk"): "tests/examples/deploy imports it if it is installed",
     ("deploy", "kubernetes-validate"): "tests/examples/deploy imports it if it is installed",
     ("dist", "build"): "a command of `make dist`",

@@ -23,7 +23,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from support.clients import client_of
 from support.engines.echo import Echo
+from support.engines.listener import Listener
 from support.engines.speaker import Tone
+from support.sounds import HELLO
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 WEATHER: dict[str, Any] = {
@@ -72,8 +74,8 @@ REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("GET", "/ready", None),
     ("GET", "/openapi.json", None),
 )
-# The demo model does not rank; metrics are text, and speech is audio.
-UNTRIED = {"create_speech", "rerank", "metrics"}
+# The demo model neither ranks nor hears; metrics are text, and speech is audio.
+UNTRIED = {"create_speech", "create_transcription", "create_translation", "rerank", "metrics"}
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
 CALLED = {"tools": [{"type": "function", **WEATHER["function"]}], "tool_choice": "required"}
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -181,6 +183,29 @@ async def test_events_have_their_schemas(
     for line in lines:
         value = orjson.loads(line)
         assert not errors_of(value, content["text/event-stream"]["schema"], found), line
+
+
+@pytest.mark.parametrize("path", ["/audio/transcriptions", "/audio/translations"])
+async def test_transcripts_have_their_schemas(found: dict[str, Any], path: str) -> None:
+    """Plain transcripts and events have the schemas of the document."""
+    content = operation_of(found, "POST", path)["responses"]["200"]["content"]
+    words = {"timestamp_granularities[]": ["word", "segment"]}
+    app = OpenAIAdapter(Echo(), any_model=True, transcriber=Listener())
+    async with client_of(app) as client:
+
+        async def send(**fields: Any) -> httpx2.Response:
+            data = {"model": "m", **fields}
+            reply: httpx2.Response = await client.post(path, data=data, files={"file": HELLO})
+            assert reply.status_code == 200, reply.text
+            return reply
+
+        more = words if path.endswith("transcriptions") else {}
+        for reply in (await send(), await send(response_format="verbose_json", **more)):
+            assert not errors_of(reply.json(), content["application/json"]["schema"], found)
+        for line in (await send(stream="true")).text.splitlines():
+            if line.startswith("data: {"):
+                value = orjson.loads(line[6:])
+                assert not errors_of(value, content["text/event-stream"]["schema"], found)
 
 
 async def test_an_error_has_its_schema(client: httpx2.AsyncClient, found: dict[str, Any]) -> None:

@@ -114,7 +114,9 @@ def body_of(operation: Schema, found: Schema) -> Schema:
     """Return the schema of an operation's body, or an empty one."""
     if "requestBody" not in operation:
         return {}
-    return resolved(operation["requestBody"]["content"]["application/json"]["schema"], found)
+    # JSON, or a form.
+    (content,) = operation["requestBody"]["content"].values()
+    return resolved(content["schema"], found)
 
 
 def takes_extras(operation: Schema, found: Schema) -> bool:
