@@ -205,7 +205,7 @@ class Audio:
     ) -> None:
         server = self._server
         await server.begin_stream(send)
-        for event in server.fault.chunks(path, events, sent):
+        for event in server.fault.audio_events(path, events, sent):
             await server.data(send, json.dumps(event))
         await server.data(send, "[DONE]")
         await send({"type": "http.response.body", "body": b""})

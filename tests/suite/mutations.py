@@ -32,6 +32,7 @@ HARMLESS = Path(__file__).parent / "harmless.json"
 HOOKS: Mapping[str, tuple[int, int | None]] = {
     "reply": (1, 0),
     "chunks": (1, 0),
+    "audio_events": (1, 0),
     "events": (0, None),
     "replay": (0, None),
     "error": (1, None),

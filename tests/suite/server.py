@@ -161,6 +161,10 @@ class Fault:
         """Return the bytes of one event of a stream."""
         return data
 
+    def audio_events(self, path: str, events: list[Any], sent: Mapping[str, Any]) -> list[Any]:
+        """Return the events of streamed speech, or of a streamed transcription."""
+        return events
+
     def sound(self, data: bytes, sent: Mapping[str, Any]) -> bytes:
         """Return spoken audio."""
         return data

@@ -73,7 +73,8 @@ def _stream(*edits: Edit) -> Fault:
 
 
 def _events(path: str, *edits: Edit) -> Fault:
-    return chunks(*edits, at=path)
+    """Return a fault in the events of speech, or of a transcription."""
+    return Fault(audio_events=lambda at, found, sent: _all(edits, found) if at == path else found)
 
 
 def _text(form: str, change: Edit) -> Fault:
