@@ -474,8 +474,8 @@ class FlatSettings(Checked):
     )
     speech: str | None = server_setting(
         None,
-        "What speaks: a library with its model, or the URL of a koboldcpp.",
-        metavar="NAME[:MODEL]|URL",
+        "Voice that speaks: piper:VOICE.onnx, sherpa-onnx:FOLDER, or the URL of a koboldcpp.",
+        metavar="NAME:MODEL|URL",
         default="the engine, if it can",
     )
     transcription: str | None = server_setting(

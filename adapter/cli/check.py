@@ -267,9 +267,10 @@ async def _speech(settings: Settings) -> Iterable[Row]:
     if settings.speech is None:
         return ()
     from ...backends.speech.libraries import UnknownLibrary, speaker_of
+    from ..hub.voices import placed
 
     try:
-        found = speaker_of(settings.speech)
+        found = speaker_of(placed(settings.speech, Download(), offline=settings.offline))
         try:
             facts = await found.facts()
         finally:

@@ -410,7 +410,7 @@ def adapter_of(
     arguments = settings.arguments("adapter")
     arguments["observers"] = observers
     if settings.speech is not None:
-        arguments["speaker"] = _speaker_of(settings.speech)
+        arguments["speaker"] = _speaker_of(settings.speech, settings.offline)
     if settings.transcription is not None:
         arguments["transcriber"] = _transcriber_of(settings.transcription)
     if not arguments["api_keys"] and not arguments["keys"]:
@@ -432,11 +432,12 @@ def adapter_of(
     return app
 
 
-def _speaker_of(value: str) -> Speaker:
+def _speaker_of(value: str, offline: bool) -> Speaker:
     from ...backends.speech.libraries import UnknownLibrary, speaker_of
+    from ..hub.voices import placed
 
     try:
-        return speaker_of(value)
+        return speaker_of(placed(value, Download(), offline=offline))
     except UnknownLibrary as error:
         raise WrongSettings(f"--speech: {error}") from None
 

@@ -51,12 +51,7 @@ async def manner_of(request: ChatRequest, service: Service, served: ServedModel)
         )
     speaker = await speaker_for(service, served)
     if request.stream and audio.format != "pcm16":
-        raise InvalidRequest(
-            f"'{FIELD}' does not support '{audio.format}' when stream=true. Supported values are: "
-            "'pcm16'.",
-            FIELD,
-            "unsupported_value",
-        )
+        raise not_streamed(audio.format)
     if request.oai_compat is False:
         raise wrong_value(
             "modalities",
@@ -68,6 +63,15 @@ async def manner_of(request: ChatRequest, service: Service, served: ServedModel)
     # What follows an answer is not rejected as busy.
     party.admitted = True
     return Manner(speaker, voice, audio.format, party)
+
+
+def not_streamed(form: str) -> InvalidRequest:
+    """Return OpenAI's error for a format that cannot be streamed."""
+    return InvalidRequest(
+        f"'{FIELD}' does not support '{form}' when stream=true. Supported values are: 'pcm16'.",
+        FIELD,
+        "unsupported_value",
+    )
 
 
 def check_spoken(answer: Grammar | None) -> None:

@@ -14,7 +14,7 @@ class _Speaker(NamedTuple):
     """One of the speakers of a voice file; None if the file has one only."""
 
     path: Path
-    index: int | None
+    number: int | None
 
 
 class Piper:
@@ -61,7 +61,7 @@ class Piper:
 
         voice = self._voice(utterance.voice)
         config = SynthesisConfig(
-            speaker_id=self._speakers[utterance.voice].index,
+            speaker_id=self._speakers[utterance.voice].number,
             length_scale=voice.config.length_scale / utterance.speed,
         )
         for chunk in voice.synthesize(utterance.text, config):

@@ -22,6 +22,7 @@ from latimer.adapter.cli.protocol import MOST_HEAD
 from latimer.adapter.cli.relay import WorkerGone
 from latimer.adapter.endpoints.operations import EngineLoading
 from latimer.adapter.endpoints.response_socket import expiry
+from latimer.adapter.endpoints.spoken import not_streamed
 from latimer.adapter.errors import (
     LimitsUnavailable,
     RateLimited,
@@ -88,6 +89,7 @@ OTHERS: tuple[LatimerError, ...] = (
     EngineSilent("The engine at http://127.0.0.1:8080 sent nothing for 60 s."),
     engine_not_found("big", ["small", "tiny"]),
     not_on_demand("small"),
+    not_streamed("wav"),
     ReplicaUnavailable(),
     ShuttingDown(),
     StoreUnavailable("the database is locked by another process"),

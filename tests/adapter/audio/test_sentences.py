@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.adapter.audio.sentences import MOST, Sentences, is_speakable, sentences_of
 
-TEXTS = (
+TEXTS: tuple[tuple[str, list[str] | None], ...] = (
     ("Hello there. How are you? Fine!", ["Hello there.", "How are you?", "Fine!"]),
     ("Dr. Smith paid 3.14 dollars. He left.", ["Dr. Smith paid 3.14 dollars.", "He left."]),
     ("J. R. R. Tolkien wrote it. I read it.", ["J. R. R. Tolkien wrote it.", "I read it."]),
