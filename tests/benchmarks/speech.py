@@ -1,4 +1,4 @@
-"""How soon a spoken answer is heard, and what ten of them at once hold back.
+"""The time to the first audio of a spoken answer, and the delay that ten at once cause.
 
     python tests/benchmarks/speech.py [--speech piper:VOICE.onnx]
 

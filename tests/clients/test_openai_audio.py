@@ -155,7 +155,7 @@ def test_translation(audio_sdk: OpenAI) -> None:
 
 
 def test_transcription_errors(audio_sdk: OpenAI) -> None:
-    """A file that is no recording is the SDK's error of a bad request."""
+    """A file without audio is the SDK's error of a bad request."""
     with pytest.raises(openai.BadRequestError, match="file"):
         audio_sdk.audio.transcriptions.create(model="whisper-1", file=("words.mp3", b"No. " * 99))
 
