@@ -97,8 +97,13 @@ def _claims() -> Files:
     yield "flac that states 2^36 samples", data[:21] + b"\xff" * 5 + data[26:]
     yield "flac that states 1 Hz", data[:18] + b"\x00\x00\x10" + data[21:]
     yield "flac with a picture of 16 MB", b"fLaC\x06\xff\xff\xff" + bytes(1000)
-    yield "mp4 with a box of 2^63 bytes", (
-        b"\x00\x00\x00\x18ftypM4A \x00\x00\x00\x00M4A mp42\x00\x00\x00\x01moov" + b"\x7f" + bytes(7)
+    yield (
+        "mp4 with a box of 2^63 bytes",
+        (
+            b"\x00\x00\x00\x18ftypM4A \x00\x00\x00\x00M4A mp42\x00\x00\x00\x01moov"
+            + b"\x7f"
+            + bytes(7)
+        ),
     )
     boxes = b"".join(struct.pack(">I4s", 8 * (999 - n), b"moov") for n in range(999))
     yield "mp4 of nested boxes", b"\x00\x00\x00\x10ftypM4A \x00\x00\x00\x00" + boxes
