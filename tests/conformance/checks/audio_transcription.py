@@ -62,8 +62,8 @@ async def text_of(api: Api, *parts: Part, **more: Any) -> str:
 
 def likeness(one: str, other: str) -> float:
     """Return the share of words that two texts have in common, in order."""
-    words = [re.findall(r"\w+", text.lower()) for text in (one, other)]
-    return difflib.SequenceMatcher(None, *words).ratio()
+    words: list[list[str]] = [re.findall(r"\w+", text.lower()) for text in (one, other)]
+    return difflib.SequenceMatcher(None, words[0], words[1]).ratio()
 
 
 def expect_alike(found: str, wanted: str, what: str) -> None:

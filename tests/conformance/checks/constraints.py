@@ -121,12 +121,9 @@ for _rows, _level, _chat in ((FORMATS, "must", True), (FIELDS, "should", True),
                              (PLAIN, "should", False)):  # fmt: skip
     for _name, _fields, _judge in _rows:
         _where = "a chat completion" if _chat else "a completion"
-        check(
-            f"constraints.{_name}",
-            f"The constraint {_shown(_fields)} of {_where} is followed, or rejected by name.",
-            _level,
-            "1.2 3.7",
-        )(_follows(_fields, _judge, _chat))  # type: ignore[arg-type]
+        check(f"constraints.{_name}",
+              f"The constraint {_shown(_fields)} of {_where} is followed, or rejected by name.",
+              _level, "1.2 3.7")(_follows(_fields, _judge, _chat))  # type: ignore[arg-type]  # fmt: skip
 
 
 @check("constraints.stream",
