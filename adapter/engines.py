@@ -450,6 +450,7 @@ async def describe(backend: Backend) -> tuple[LatimerError | None, list[tuple[st
         vectors = [
             ("embeddings", await _embeddings(backend, facts)),
             ("rerank", await _rerank(backend, facts)),
+            *await _own_speech(backend),
         ]
     except LatimerError as error:
         rows = [("engine", backend.capabilities.engine)]
@@ -541,6 +542,17 @@ async def _rerank(backend: Backend, facts: EmbeddingModel | None) -> str:
     if facts is None or facts.pooling != "rank":
         return await _refusal(backend.rank(Ranking("a", ["a"])))
     return f"up to {facts.context} tokens" if facts.context else "yes"
+
+
+async def _own_speech(backend: Backend) -> list[tuple[str, str]]:
+    """Return rows for what the engine itself speaks and transcribes with, if it does."""
+    rows = []
+    speaker, transcriber = await backend.speaker(), await backend.transcriber()
+    if speaker is not None:
+        rows.append(("own speech", f"{len((await speaker.facts()).voices)} voices"))
+    if transcriber is not None:
+        rows.append(("own transcription", (await transcriber.facts()).name))
+    return rows
 
 
 async def _refusal(job: Awaitable[object]) -> str:

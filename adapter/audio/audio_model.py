@@ -115,6 +115,10 @@ class AudioModel(Transcriber):
         finally:
             await segments.aclose()
 
+    @override
+    async def aclose(self) -> None:
+        """Release nothing: the adapter closes the engine."""
+
     async def _segments(self, recording: Recording) -> AsyncGenerator[Segment, None]:
         before = ""
         for samples in cut(recording.samples, PIECE):

@@ -54,6 +54,15 @@ async def decoded(file: IO[bytes], param: str, most: float | None = None) -> byt
     raise _error(status, param, longest)
 
 
+def free(kept: list[object]) -> None:
+    """Free samples in a thread, since the memory of an hour takes milliseconds.
+
+    Args:
+        kept: the last references to them; the list is cleared.
+    """
+    _threads.submit(kept.clear)
+
+
 def _decoded(file: IO[bytes], longest: float) -> tuple[int | None, bytes]:
     # Assistants often send this, and a process takes a tenth of a second.
     plain = read_plain(file, (most := int(longest * TRANSCRIBED_RATE) * 2) + 2)

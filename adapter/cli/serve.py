@@ -93,9 +93,14 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
             app = adapter_of(settings, backend or fleet, observers)
         except LimitsError as error:
             fail(f"admission.store: {error}")
-        if app.service.transcriber is not None:
-            # A library loads its model, so that an error ends the start.
-            await app.service.transcriber.facts()
+        for value, spoken in (
+            (settings.speech, app.service.speaker),
+            (settings.transcription, app.service.transcriber),
+        ):
+            if spoken is not None and "://" not in (value or ""):
+                # A library loads its model, so that an error ends the start. An engine can start
+                # later.
+                await spoken.facts()
         opening = await _open_store(app, settings)
         await _open_limits(app, settings)
         if backend is not None and not is_elsewhere(settings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import replace
 from time import perf_counter
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.base import Sampling
 from ...backends.errors import LatimerError
+from ...backends.queue import Ticket
 from ...backends.speech.base import Pcm, Speaker, SpeakerFacts, Utterance
 from ...schemas.openai.audio import (
     SpeechDelta,
@@ -31,7 +32,7 @@ from ..audio.formats import Encoder, check_format, encoded, media_type_of
 from ..audio.sentences import MOST, is_speakable, sentences_of
 from ..audio.spoken import SILENCE, pieces_of
 from ..audio.voices import speaker_for, voice_for
-from ..errors import DONE
+from ..errors import DONE, UnknownModel
 from ..request import EVENT_STREAM, Exchange
 from ..service import ServedModel, Service
 from ..validation import notes, read
@@ -39,6 +40,9 @@ from ..validation import notes, read
 _log = logging.getLogger(__name__)
 
 _SPEECH = TypeAdapter(SpeechRequest)
+# The names of OpenAI's models. Clients have them as defaults, so the speaker here answers to them,
+# unless a model is served by that name.
+OPENAI_MODELS = frozenset({"tts-1", "tts-1-hd", "gpt-4o-mini-tts"})
 # Bytes of audio in an event.
 _EVENT = 19_200
 # The formats whose header has the length of the audio.
@@ -56,13 +60,15 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     exchange.wants_stream = request.stream_format == "sse"
     form = request.response_format or "mp3"
     check_format(form, "response_format")
-    served, speaker, facts = await _speaker(exchange, service, request.model)
+    served, speaker, facts, has_model = await _speaker(exchange, service, request.model)
     voice = request.voice if isinstance(request.voice, str) else {"id": request.voice.id}
     chosen = voice_for(facts, voice, "voice")
-    await _note(exchange, request, served, facts, chosen.is_exact)
+    exact = {"model": has_model, "voice": chosen.is_exact}
+    replaced = [name for name, is_exact in exact.items() if not is_exact]
+    await _note(exchange, request, served, facts, replaced)
     size = offload.UNKNOWN if len(request.input) > MOST else 0
     sentences = await offload.run(size, _sentences, request.input)
-    party = ticket_of(exchange, served)
+    party = ticket_of(exchange, served) if service.speaker is None else Ticket()
     utterance = Utterance(
         "",
         chosen.name,
@@ -93,26 +99,36 @@ def _sentences(text: str) -> list[str]:
 
 async def _speaker(
     exchange: Exchange, service: Service, name: str | None
-) -> tuple[ServedModel, Speaker, SpeakerFacts]:
-    """Return the model that a request names, and its speaker; the speaker's name is one, too.
+) -> tuple[ServedModel, Speaker, SpeakerFacts, bool]:
+    """Return the model for a name, what speaks for it, and False if it stands for OpenAI's model.
 
     Raises:
-        InvalidRequest: no model has the name, or nothing speaks.
+        InvalidRequest: no model has the name; or nothing speaks: 404, as for a path that is not
+            served.
+        LatimerError: see `admitted`.
     """
-    if service.speaker is not None and name == (await service.speaker.facts()).name:
-        grant, name = exchange.grant, None
-        for known in service.table or ():
-            if grant is None or grant.allows(known):
-                name = known
-                break
-    if exchange.grant is None:
-        served = await service.resolve(name)
-    else:
+    path, is_exact = f"{exchange.method} {exchange.scope['path']}", True
+    try:
         served = await admitted(exchange, service, name, 0)
-    exchange.model = served.label
-    path = f"{exchange.method} {exchange.scope['path']}"
+    except UnknownModel:
+        own = service.speaker
+        is_exact = own is not None and name == (await own.facts()).name
+        other = await _speaking(exchange, service)
+        if other is None or not (is_exact or name in OPENAI_MODELS):
+            raise
+        served = await admitted(exchange, service, other, 0)
     speaker = await speaker_for(service, served, path)
-    return served, speaker, await speaker.facts()
+    return served, speaker, await speaker.facts(), is_exact
+
+
+async def _speaking(exchange: Exchange, service: Service) -> str | None:
+    """Return the first model that the key may use and that speaks; None if there is none."""
+    for name, served in (await service.models(exchange.grant)).items():
+        if service.speaker is not None:
+            return name
+        if served is not None and await served.backend.speaker() is not None:
+            return name
+    return None
 
 
 async def _note(
@@ -120,12 +136,14 @@ async def _note(
     request: SpeechRequest,
     served: ServedModel,
     facts: SpeakerFacts,
-    has_voice: bool,
+    replaced: Collection[str],
 ) -> None:
-    """Name the fields that the speaker ignores, and those that are inexact."""
-    inexact = {name for name in facts.inexact if getattr(request, name)}
-    if not has_voice:
-        inexact.add("voice")
+    """Name the fields that the speaker ignores, and those that are inexact.
+
+    Args:
+        replaced: fields whose value stands for one of OpenAI's.
+    """
+    inexact = {*replaced, *(name for name in facts.inexact if getattr(request, name))}
     ignored = []
     if request.speed not in (None, 1.0) and not facts.changes_speed:
         ignored.append("speed")

@@ -16,7 +16,7 @@ from ...backends.errors import LatimerError, Unsupported
 from ...backends.speech.base import Recording, Segment, TranscriberFacts
 from ...schemas.openai.transcriptions import TranscriptionRequest, TranslationRequest
 from ..audio.languages import code_of
-from ..audio.recording import decoded
+from ..audio.recording import decoded, free
 from ..audio.transcribers import Chosen, transcriber_for
 from ..audio.transcript import TYPES, TextStream, Transcribed, body_of
 from ..errors import DONE, InvalidRequest, missing, wrong_type, wrong_value
@@ -101,10 +101,10 @@ async def _answer(
     exchange.wants_stream = streams
     granularities = (own and own.timestamp_granularities) or ["segment"]
     await service.recordings.take(chosen.party)
+    kept: list[object] = []
     try:
-        samples = await decoded(form.files["file"].file, "file", facts.most_seconds)
         recording = Recording(
-            samples,
+            await decoded(form.files["file"].file, "file", facts.most_seconds),
             language if facts.takes_language else "",
             request.prompt or "" if facts.takes_prompt else "",
             request.temperature or 0.0,
@@ -112,12 +112,15 @@ async def _answer(
             own is None,
             chosen.party,
         )
+        kept.append(recording)
         if exchange.record is not None:
             exchange.record.begin(chosen.served.name, chosen.engine, chosen.party)
         send = _stream if streams else _reply
         found = await send(exchange, chosen, recording, form_name, granularities)
+        del recording
     finally:
         service.recordings.release()
+        free(kept)
     _end(exchange, found)
 
 

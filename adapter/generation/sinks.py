@@ -412,21 +412,19 @@ def respond(
     plan.lease = exchange.lease
     if served.is_pooled:
         plan.party = ticket_of(exchange, served, plan.party)
-    made: JsonSink | StreamSink
+    # To check the class of an instance of a protocol is a call.
+    made: Any = sink
     if frames is None:
-        made = sink or JsonSink(exchange, served, answer)
+        made = made or JsonSink(exchange, served, answer)
+        joins = not made.is_live
     else:
         exchange.fault = frames.error
-        made = sink or StreamSink(exchange, served, answer, frames)
-    if isinstance(made, StreamSink):
+        made = made or StreamSink(exchange, served, answer, frames)
         joins = made.at_once
         if plan.party is None:
             plan.party = made.comments.party
         else:
             made.comments.party = plan.party
-    else:
-        joins = not made.is_live
-    if frames is not None:
         frames.party = plan.party
     if joins:
         # The engine may yield texts whole, because the response is sent at the end.

@@ -7,6 +7,7 @@ answer with an empty text is also how it reports most failures.
 from __future__ import annotations
 
 import asyncio
+import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,8 @@ PATH = "/api/extra/transcribe"
 # The name of its model, which it does not report.
 NAME = "koboldcpp/whisper"
 NOT_STARTED = f"{ENGINE} has no Whisper model. Start it with --whispermodel."
+# Seconds for which it is known that the engine has one.
+HOLDS = 30.0
 # Seconds of a recording in a call. The engine accepts requests of 32 MB, which is 13 minutes. A
 # call cannot be cancelled, and the engine does nothing else meanwhile.
 PIECE = 60.0
@@ -44,16 +47,26 @@ class KoboldTranscriber(Transcriber):
     def __init__(self, server: Server, owns: bool = False) -> None:
         self._server = server
         self._owns = owns
+        self._checked_at = -HOLDS
 
     @override
     async def facts(self) -> TranscriberFacts:
-        """Return what every Whisper model can do there; its name is not reported."""
+        """Return what every Whisper model can do there; its name is not reported.
+
+        Raises:
+            EngineUnavailable: the engine has none, or cannot be reached.
+        """
+        if time.monotonic() - self._checked_at > HOLDS:
+            version = await self._server.ask("GET", "/api/extra/version")
+            with read_from(ENGINE, "/api/extra/version"):
+                if not version.get("transcribe"):
+                    raise EngineUnavailable(NOT_STARTED)
+            self._checked_at = time.monotonic()
         return TranscriberFacts(NAME, takes_language=True, takes_prompt=True)
 
     @override
     @asynccontextmanager
     async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:
-        await self._check()
         segments = self._segments(recording)
         try:
             yield segments
@@ -64,13 +77,6 @@ class KoboldTranscriber(Transcriber):
     async def aclose(self) -> None:
         if self._owns:
             await self._server.aclose()
-
-    async def _check(self) -> None:
-        """Raise `EngineUnavailable` if the engine has no Whisper model."""
-        version = await self._server.ask("GET", "/api/extra/version")
-        with read_from(ENGINE, "/api/extra/version"):
-            if not version.get("transcribe"):
-                raise EngineUnavailable(NOT_STARTED)
 
     async def _segments(self, recording: Recording) -> AsyncGenerator[Segment, None]:
         before = ""

@@ -167,12 +167,15 @@ async def test_wrong_fields(body: dict[str, Any], param: str, code: str) -> None
 
 
 async def test_the_model_is_that_of_the_server_or_of_the_speaker() -> None:
-    """Both names are accepted, and no name if there is one model; another one is a 404."""
+    """Both names are accepted, and none; OpenAI's are inexact, and another one is a 404."""
     app = OpenAIAdapter(Echo(), speaker=Tone(), model_names=["chat"])
-    for name in ("chat", "tone", None):
-        assert (await ask(app, model=name)).status_code == 200
-    reply = await ask(app, model="tts-1")
+    for name, header in (("chat", None), ("tone", None), (None, None), ("tts-1", "model")):
+        reply = await ask(app, model=name)
+        assert (reply.status_code, reply.headers.get("x-latimer-inexact")) == (200, header)
+    reply = await ask(app, model="tts-2")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    silent = OpenAIAdapter(Echo(), model_names=["chat"])
+    assert (await ask(silent, model="tts-1")).json()["error"]["code"] == "model_not_found"
 
 
 async def test_nothing_speaks() -> None:

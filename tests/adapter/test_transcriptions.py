@@ -137,7 +137,7 @@ async def test_a_stream() -> None:
 async def test_formats_with_times_are_not_streamed(form: str) -> None:
     """As OpenAI's Whisper, the server ignores `stream` for these formats."""
     one, other = [
-        await ask(app_of(), response_format=form, **more) for more in ({}, {"stream": "true"})
+        await ask(app_of(), response_format=form, stream=stream) for stream in ("", "true")
     ]
     assert one.text == other.text
 
@@ -194,9 +194,9 @@ async def test_a_strict_server_refuses_them() -> None:
 
 async def test_x_and_x_in_brackets_are_the_same() -> None:
     """Lists can be sent with and without brackets."""
-    fields = {"response_format": "verbose_json"}
     for name in ("timestamp_granularities", "timestamp_granularities[]"):
-        reply = await ask(app_of(), **{**fields, name: "word"})
+        fields: dict[str, Any] = {"response_format": "verbose_json", name: "word"}
+        reply = await ask(app_of(), **fields)
         assert "words" in reply.json()
 
 
@@ -236,8 +236,11 @@ async def test_times_that_the_transcriber_lacks() -> None:
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == "response_format"
     facts = replace(PLAIN, has_segments=True)
-    fields = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
-    reply = await ask(app_of(Listener(facts=facts)), **fields)
+    reply = await ask(
+        app_of(Listener(facts=facts)),
+        response_format="verbose_json",
+        timestamp_granularities=["word"],
+    )
     assert reply.json()["error"]["param"] == "timestamp_granularities"
 
 
@@ -279,7 +282,8 @@ async def test_a_file_as_text() -> None:
 
 async def test_a_form_with_too_much() -> None:
     """A form with too many fields, or a long text, is a 400."""
-    many = await ask(app_of(), **{f"x{number}": "1" for number in range(300)})
+    fields: dict[str, Any] = {f"x{number}": "1" for number in range(300)}
+    many = await ask(app_of(), **fields)
     long = await ask(app_of(), prompt="x" * 300_000)
     assert (many.status_code, long.status_code) == (400, 400)
     assert "At most 256 fields" in many.json()["error"]["message"]

@@ -33,6 +33,17 @@ def test_an_unread_input_is_no_error(script: Path) -> None:
     assert run(script, bytes(4 * MEBIBYTE), wait=30, **LIMITS) == Ended(0, b"done\n")
 
 
+def test_files_as_input_and_output(script: Path, tmp_path: Path) -> None:
+    """A script can have files instead of pipes; its output is then not returned."""
+    script.write_text(
+        "import sys; sys.stdin.buffer.seek(2); sys.stdout.buffer.write(sys.stdin.buffer.read())"
+    )
+    (tmp_path / "in").write_bytes(b"abcd")
+    with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("wb") as target:
+        assert run(script, source, wait=30, output=target, **LIMITS) == Ended(0)
+    assert (tmp_path / "out").read_bytes() == b"cd"
+
+
 def test_the_time_is_limited(script: Path) -> None:
     """A script that neither reads nor ends is killed in time."""
     script.write_text("import time; time.sleep(60)")

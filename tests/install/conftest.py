@@ -91,6 +91,12 @@ def otel(install: Install) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def speech(install: Install) -> Environment:
+    """Return an environment with the package, sherpa-onnx and the encoders."""
+    return install(".[speech]")
+
+
+@pytest.fixture(scope="session")
 def postgres(install: Install) -> Environment:
     """Return an environment with the package and the driver of PostgreSQL."""
     return install(".[postgres]")

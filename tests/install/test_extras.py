@@ -11,6 +11,8 @@ from support.collector import collecting
 from support.environments import QUESTION, Environment, ask
 
 pytestmark = pytest.mark.timeout(1800)
+# A stand-in for Piper.
+LIBRARIES = Path(__file__).parent.parent / "support" / "libraries"
 ANSWER = "The capital of France is Paris."
 # tiktoken downloads its own vocabularies, but not one that a plugin provides.
 VOCABULARY = """
@@ -113,6 +115,19 @@ def test_conformance_is_a_plugin_of_pytest(conformance: Environment, llama_serve
         words = ("pytest", "--pyargs", "latimer.conformance", "--openai-url", f"{address}/v1")
         said = conformance.run(*words, "-k", "models", "-p", "no:cacheprovider").stdout
     assert "passed" in said
+
+
+def test_speech_encodes(speech: Environment, llama_server_url: str, tmp_path: Path) -> None:
+    """The extra has sherpa-onnx, and the encoder of the default format."""
+    speech.run("python", "-c", "import numpy, sherpa_onnx")
+    voice = tmp_path / "anna.onnx"
+    voice.write_bytes(b"onnx")
+    voice.with_name("anna.onnx.json").write_text('{"inference": {"length_scale": 1}}')
+    words = (llama_server_url, "--speech", f"piper:{voice}", "--any-model")
+    with serving(speech, *words, PYTHONPATH=str(LIBRARIES)) as address:
+        body = {"model": "m", "voice": "alloy", "input": "One two three."}
+        reply = httpx2.post(f"{address}/v1/audio/speech", json=body, timeout=60)
+        assert (reply.status_code, reply.headers["content-type"]) == (200, "audio/mpeg")
 
 
 def test_otel_sends_spans(otel: Environment, llama_server_url: str) -> None:

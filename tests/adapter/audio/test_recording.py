@@ -54,7 +54,7 @@ async def heard(data: bytes, most: float | None = None) -> bytes:
     """Return the samples of a file."""
     with tempfile.SpooledTemporaryFile() as file:
         file.write(data)
-        return await decoded(file, "file", most)  # type: ignore[arg-type]
+        return await decoded(file, "file", most)
 
 
 async def refusal(data: bytes, most: float | None = None) -> str:

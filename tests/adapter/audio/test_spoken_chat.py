@@ -91,7 +91,7 @@ async def test_each_choice_is_spoken() -> None:
 
 
 async def test_samples_have_the_rate_of_the_format() -> None:
-    """pcm16 has 24,000 samples a second, whatever the speaker has; a WAV file has the speaker's."""
+    """pcm16 has 24,000 samples a second for every speaker; a WAV file has the speaker's."""
     speaker = PacedSpeaker(rate=16_000)
     async with adapting(Echo(), speaker=speaker) as client:
         plain = (await client.post(PATH, json=asked(**SPOKEN))).json()

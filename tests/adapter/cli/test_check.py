@@ -13,6 +13,7 @@ from latimer.adapter.cli.check import Row, lines_of
 from latimer.backends.llama_cpp import DEMO_MODEL
 from support.servers import canned, free_port
 
+LIBRARIES = Path(__file__).parent.parent.parent / "support" / "libraries"
 NOWHERE = "http://127.0.0.1:1"
 
 
@@ -48,6 +49,15 @@ def test_too_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None
     assert "1.0 MB are free\n" in output
     assert "→ Use a smaller --context" in output
     assert rows_of()["memory"]["status"] == "warning"
+
+
+def test_a_transcriber() -> None:
+    """A library that is unknown, or a koboldcpp that is away, is a failure with advice."""
+    unknown = rows_of("--transcription", "other")["transcription"]
+    away = rows_of("--transcription", NOWHERE)["transcription"]
+    assert {unknown["status"], away["status"]} == {"failed"}
+    assert "Expected one of faster-whisper, pocketsphinx" in unknown["value"]
+    assert away["advice"] == "Correct --transcription, or start what it names."
 
 
 def test_an_engine_that_is_away() -> None:
@@ -142,3 +152,20 @@ def test_a_report_of_a_fleet_has_keys_of_tables_only(tmp_path: Path) -> None:
     _, output, _ = check("--report", "--config", str(file))
     assert "  [engines.a]: engine_key, url" in output
     assert "hidden" not in output
+
+
+def test_a_voice_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of `--speech` has the voices of a library, or what is wrong with its model."""
+    monkeypatch.setenv("PYTHONPATH", str(LIBRARIES))
+    monkeypatch.setattr("latimer.backends.speech.libraries.find_spec", lambda _: True)
+    voice = tmp_path / "anna.onnx"
+    voice.write_bytes(b"onnx")
+    voice.with_name("anna.onnx.json").write_text('{"inference": {"length_scale": 1}}')
+    row = rows_of("--speech", f"piper:{voice}", "--context", "256")["speech"]
+    assert (row["status"], row["value"]) == ("ok", "piper:anna, 1 voice")
+    voice.write_bytes(b"")
+    row = rows_of("--speech", f"piper:{voice}", "--context", "256")["speech"]
+    assert row["status"] == "failed"
+    assert "not a voice" in row["value"]
+    row = rows_of("--speech", "flute", "--context", "256")["speech"]
+    assert row["value"].startswith("no: no library 'flute' speaks")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.audio.formats import Encoder
+from latimer.adapter.engines import describe
 from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.koboldcpp.speech import read_wav, speaker_at
@@ -198,6 +199,15 @@ async def test_the_endpoint_uses_the_speech_of_the_engine(fake: FakeKoboldcpp) -
         fake.wav = b""
         empty = await client.post("/v1/audio/speech", json=body)
         assert (empty.status_code, empty.json()["error"]["code"]) == (502, "engine_error")
+    await backend.aclose()
+
+
+async def test_check_names_the_speech_of_the_engine(fake: FakeKoboldcpp) -> None:
+    """The rows of `latimer check` have the voices of an engine that speaks."""
+    backend = KoboldCpp(fake.url)
+    error, rows = await describe(backend)
+    assert error is None
+    assert dict(rows)["own speech"] == "7 voices"
     await backend.aclose()
 
 

@@ -100,14 +100,14 @@ async def test_a_client_that_leaves_keeps_the_turn_until_the_call_ends(
 
 
 async def test_without_a_whisper_model() -> None:
-    """A koboldcpp without one has no transcriber; at a URL, its use says what to do."""
+    """A koboldcpp without one has no transcriber; at a URL, the error says what to do."""
     async with FakeKoboldcpp() as fake:
         backend = KoboldCpp(fake.url)
         assert await backend.transcriber() is None
         await backend.aclose()
         own = transcriber_at(fake.url)
         with pytest.raises(EngineUnavailable, match="--whispermodel"):
-            await heard(own, Recording(SAMPLES))
+            await own.facts()
         await own.aclose()
 
 

@@ -30,7 +30,8 @@ def spoken(folder: Path) -> bytes:
     subprocess.run(["flite", "-voice", "rms", "-t", SPEECH, "-o", str(file)], check=True)
     with wave.open(str(file)) as found:
         assert found.getframerate() == 16_000
-        return found.readframes(found.getnframes())
+        samples: bytes = found.readframes(found.getnframes())
+        return samples
 
 
 @pytest.mark.parametrize(
