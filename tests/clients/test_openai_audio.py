@@ -33,7 +33,7 @@ END = SEGMENTS[-1].end
 @pytest.fixture(scope="module")
 def audio_url() -> Iterator[str]:
     """Serve the demo model with a speaker and a transcriber."""
-    with serving(lambda: OpenAIAdapter(LlamaCpp(), any_model=True, **dictation())) as url:
+    with serving(lambda: OpenAIAdapter(LlamaCpp(), model_names=["demo"], **dictation())) as url:
         yield url
 
 

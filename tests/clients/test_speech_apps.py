@@ -41,8 +41,8 @@ HEARD: dict[str, tuple[str, str, dict[str, str]]] = {
 
 @pytest.fixture(scope="module")
 async def client() -> AsyncIterator[httpx2.AsyncClient]:
-    """Return a client of a server that speaks and transcribes, with any model's name."""
-    app = OpenAIAdapter(Echo(), any_model=True, **dictation())
+    """Return a client of a server that speaks and transcribes; the apps name OpenAI's models."""
+    app = OpenAIAdapter(Echo(), model_names=["demo"], **dictation())
     async with client_of(app) as made:
         yield made
     await app.aclose()

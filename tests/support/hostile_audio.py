@@ -34,6 +34,7 @@ def _written(container: str, codec: str, rate: int) -> bytes:
     values = np.array([samples()], dtype=np.int16)
     with av.open(file, "w", format=container) as out:
         stream = out.add_stream(codec, rate=rate, layout="mono")
+        assert isinstance(stream, av.AudioStream)
         resampler = av.AudioResampler(stream.format.name, "mono", rate, stream.frame_size or None)
         frame = av.AudioFrame.from_ndarray(values, format="s16", layout="mono")
         frame.sample_rate = 16_000

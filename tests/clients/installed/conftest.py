@@ -161,7 +161,7 @@ def embeddings(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def audio(engine: str) -> Iterator[str]:
     """Serve each engine with a speaker and a transcriber; yield `LATIMER_AUDIO`."""
-    named: Any = {"model_names": ["demo"], "any_model": True}
+    named: Any = {"model_names": ["demo"]}
     inside = serving(lambda: OpenAIAdapter(LlamaCpp(threads=1), **named, **dictation()))
     before = serving(lambda: OpenAIAdapter(LlamaServer(engine), **named, **dictation()))
     with inside as one, before as other:
