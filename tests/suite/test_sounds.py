@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
-import av
 import pytest
 from latimer.adapter.audio.formats import Encoder
 from latimer.conformance.check import Fail
 from latimer.conformance.recordings import RATE, at_rate, flac, form, options, samples, spoken, wav
 from latimer.conformance.sounds import sound_of
+from support.audio import decoded
 
 SECONDS = len(samples()) / RATE
 DATA = b"".join(value.to_bytes(2, "little", signed=True) for value in samples())
@@ -41,30 +39,27 @@ def test_broken_files(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "rate", "channels"),
+    ("data", "rate"),
     [
-        (flac(), 16_000, 1),
-        (spoken("sentence.mp3"), 16_000, 1),
-        (wav(at_rate(8_000), 8_000, 2), 8_000, 2),
-        (wav(at_rate(48_000), 48_000), 48_000, 1),
-        (wav(samples(), width=3), 16_000, 1),
+        (flac(), 16_000),
+        (spoken("sentence.mp3"), 16_000),
+        (wav(at_rate(8_000), 8_000, 2), 8_000),
+        (wav(at_rate(48_000), 48_000), 48_000),
+        (wav(samples(), width=3), 16_000),
     ],
     ids=["flac", "mp3", "8 kHz", "48 kHz", "24 bit"],
 )
-def test_recordings(data: bytes, rate: int, channels: int) -> None:
+def test_recordings(data: bytes, rate: int) -> None:
     """FFmpeg reads each recording that the suite sends, at its rate and with its length."""
-    with av.open(io.BytesIO(data)) as container:
-        stream = container.streams.audio[0]
-        count = sum(frame.samples for frame in container.decode(stream))
-        assert (stream.rate, stream.channels) == (rate, channels)
-    assert count / rate == pytest.approx(SECONDS, abs=0.11)
+    values, found = decoded(data, "file")
+    assert found == rate
+    assert len(values) / rate == pytest.approx(SECONDS, abs=0.11)
+    assert max(values) > 5_000
 
 
 def test_flac_is_lossless() -> None:
     """The samples of the FLAC file are those of the WAV file."""
-    with av.open(io.BytesIO(flac())) as container:
-        frames = [frame.to_ndarray() for frame in container.decode(audio=0)]
-    assert b"".join(frame.tobytes() for frame in frames)[: len(DATA)] == DATA
+    assert decoded(flac(), "flac")[0].tobytes() == DATA
 
 
 def test_options_of_curl() -> None:
