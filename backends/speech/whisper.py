@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from .base import Recording, Segment, Word
+
+# The library's own default; more threads hardly help.
+_MOST_THREADS = 4
 
 
 class Whisper:
@@ -18,7 +22,9 @@ class Whisper:
     def __init__(self, model: str) -> None:
         from faster_whisper import WhisperModel
 
-        self._model = WhisperModel(model, device="auto", compute_type="auto")
+        # With more threads than cores, they wait for each other longer than they compute.
+        threads = min(os.cpu_count() or 1, _MOST_THREADS)
+        self._model = WhisperModel(model, device="auto", compute_type="auto", cpu_threads=threads)
 
     def transcribe(self, recording: Recording) -> Iterator[Segment]:
         """Yield the segments of a recording, each of which has times."""
@@ -38,7 +44,8 @@ class Whisper:
             yield Segment(
                 one.text,
                 float(one.start),
-                float(one.end),
+                # A last segment can end behind the recording.
+                min(float(one.end), recording.seconds),
                 tuple(
                     Word(word.word, float(word.start), float(word.end)) for word in one.words or ()
                 ),
