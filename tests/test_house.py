@@ -103,7 +103,7 @@ def test_every_package_is_in_the_wheel(wheel: Path) -> None:
         f"latimer/{package}/{path.relative_to(ROOT / folder)}"
         for folder, package in PACKAGES.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".gguf", ".html", ".css", ".js")
+        if path.suffix in (".py", ".gguf", ".html", ".css", ".js", ".wav", ".mp3")
         or path.name in ("py.typed", "peers.json")
         or (path.suffix == ".json" and path.parent.name == "sessions")
         if "__pycache__" not in path.parts

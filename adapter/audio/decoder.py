@@ -84,7 +84,8 @@ def read_plain(source: IO[bytes], most: int) -> bytes | None:
         if file.getparams()[:3] != (1, 2, RATE):
             return None
         samples = file.readframes(most // 2)
-    except (wave.Error, EOFError):
+    except (wave.Error, EOFError, RuntimeError):
+        # The last one is raised for a chunk that is longer than the file.
         return None
     return samples or None
 

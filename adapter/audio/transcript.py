@@ -189,9 +189,12 @@ class TextStream:
     @staticmethod
     def end(found: Transcribed) -> bytes:
         """Return the last event."""
-        return _event(
-            {"type": "transcript.text.done", "text": found.text, "usage": {**usage_of(found)}}
-        )
+        done: TranscriptEvent = {"type": "transcript.text.done", "text": found.text}
+        usage = usage_of(found)
+        # OpenAI's type of this event has tokens only.
+        if usage["type"] == "tokens":
+            done["usage"] = {**usage}
+        return _event(done)
 
 
 def _event(event: TranscriptEvent) -> bytes:

@@ -37,6 +37,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "conformance" / "mutations.md"
 HOOKS: Mapping[str, tuple[int, int | None]] = {
     "reply": (1, 0),
     "chunks": (1, 0),
+    "audio_events": (1, 0),
     "events": (0, None),
     "replay": (0, None),
     "message_events": (0, None),

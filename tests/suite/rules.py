@@ -169,8 +169,6 @@ def _check_combinations(body: dict[str, Any], chat: bool) -> None:
         raise Refused("'best_of' above 'n' cannot be streamed.", "best_of")
     if chat and body.get("service_tier") not in TIERS:
         raise Refused("Invalid 'service_tier'.", "service_tier", "invalid_value")
-    if chat and "audio" in (body.get("modalities") or ()):
-        raise Refused("There is no audio.", "modalities", "unsupported_value")
     if "no_such_field" in body:
         raise Refused("Unknown parameter: 'no_such_field'.", "no_such_field", "unknown_parameter")
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from suite import embeddings, messages, model, rules
+from suite import audio, embeddings, messages, model, rules
 from suite.responses.routes import CONVERSATIONS, TOKENS, Routes
 from suite.responses.socket import Socket, refuse
 from suite.rules import Refused, check_body, parse
@@ -25,7 +25,8 @@ from suite.work import CHAT, work_of
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/completions", "/embeddings", "/responses"
-POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, TOKENS, messages.M, messages.COUNT}
+POSTED = {COMPLETIONS, CHAT, EMBEDDINGS, RESPONSES, TOKENS, messages.M, messages.COUNT,
+          audio.SPEECH, *audio.FORMS}  # fmt: skip
 # The number of requests that are rejected after the engine died.
 DOWN = 2
 # The number of long streams that the engine runs concurrently.
@@ -160,6 +161,14 @@ class Fault:
         """Return the bytes of one event of a stream."""
         return data
 
+    def audio_events(self, path: str, events: list[Any], sent: Mapping[str, Any]) -> list[Any]:
+        """Return the events of streamed speech, or of a streamed transcription."""
+        return events
+
+    def sound(self, data: bytes, sent: Mapping[str, Any]) -> bytes:
+        """Return spoken audio."""
+        return data
+
     def query(self, query: dict[str, str]) -> dict[str, str]:
         """Return the query of a request for stored completions."""
         return query
@@ -188,6 +197,7 @@ class Server:
         self._down = 0
         self.store = Store()
         self._routes = Routes(self)
+        self._audio = audio.Audio(self)
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -255,11 +265,18 @@ class Server:
             raise Refused(f"Invalid URL ({method} {path})", status=404)
         if method != "POST":
             raise Refused(f"Not allowed to {method} on {path}.", status=405)
+        if path in audio.FORMS:
+            kind = headers.get("content-type", "")
+            await self._audio.transcribe(path, kind, await _read(receive), send, sent)
+            return
         if "json" not in headers.get("content-type", "application/json"):
             raise Refused("Unsupported content type.", code="unsupported_content_type")
         sent |= self.fault.request(path, parse(self.fault.raw(await _read(receive))))
         if path == EMBEDDINGS:
             await self._embed(sent, send)
+            return
+        if path == audio.SPEECH:
+            await self._audio.speak(sent, send, receive)
             return
         if path.startswith(messages.M):
             if "refused" in self.fault.query(query):
@@ -269,8 +286,10 @@ class Server:
         if path in (RESPONSES, TOKENS):
             await self._routes.create(path, sent, send, receive)
             return
+        sent |= audio.resolve(sent, self._audio.known)
         check_body(path, sent)
         if path == CHAT:
+            audio.check_chat(sent)
             rules.check_forms(sent)
         await self._answer(path, self.fault.valid(path, sent), send, receive)
 
@@ -340,7 +359,9 @@ class Server:
 
     async def _models(self, method: str, path: str, send: Send, anthropic: bool) -> None:
         one = {"id": "org/toy", "object": "model", "created": 1_700_000_000, "owned_by": "suite",
-               "context_length": model.CONTEXT}  # fmt: skip
+               "context_length": model.CONTEXT,
+               "architecture": {"input_modalities": ["text", "audio"],
+                                "output_modalities": ["text", "audio"]}}  # fmt: skip
         if path == "/models" and anthropic:
             reply = self.fault.reply("message models", messages.models(one), {})
             await self.reply(send, 200, reply)
@@ -396,6 +417,8 @@ class Server:
                     **work.whole()}  # fmt: skip
             if sent.get("service_tier"):
                 body["service_tier"] = "default"
+            if audio.wants(sent):
+                body = audio.spoken(body, sent, self._audio.known)
             if sent.get("store"):
                 self.store.keep(body, sent)
             if slow and work.calls is None and work.prompts[0][0].count(ord("0")) > 2:
@@ -410,6 +433,8 @@ class Server:
         if sent.get("store"):
             whole = {"object": "chat.completion", **head, **work.whole()}
             self.store.keep(self.fault.reply("stored stream", whole, sent), sent)
+        if audio.wants(sent):
+            chunks = audio.spoken_chunks(chunks, self._audio.known)
         chunks = self.fault.chunks(path, chunks, sent)
         if slow and self.fault.buffers:
             await asyncio.sleep(1.2)
@@ -417,15 +442,20 @@ class Server:
         async for chunk, died in self.paced(chunks, slow, receive):
             told = self.fault.on_break(chunk) if died else chunk
             if told is not None:
-                await self._data(send, json.dumps(told))
-        await self._data(send, "[DONE]")
+                await self.data(send, json.dumps(told))
+        await self.data(send, "[DONE]")
         if sent.get("max_tokens") == 12 and self.fault.lingers:
             await asyncio.sleep(6)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _data(self, send: Send, data: str) -> None:
+    async def data(self, send: Send, data: str) -> None:
+        """Send one event of a stream."""
         body = self.fault.event(f"data: {data}\n\n".encode())
         await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def begin(self, send: Send, kind: str) -> None:
+        """Send the head of a reply with a content type."""
+        await _start(send, 200, self.fault.headers(200, self._head(kind, {})))
 
     async def begin_stream(self, send: Send, more: Mapping[str, str] | None = None) -> None:
         """Send the head of a stream of events."""

@@ -26,6 +26,9 @@ SECTIONS = (
     # The contract of the Messages API.
     *(f"M{i}" for i in ("1", "2.1", "2.3", "3.1", "3.2", "3.4", "4", "5.1", "5.3", "6.1", "6.2",
                         "7", "8", "11.1")),
+    # The contract of audio, and those of its checks that need no engine of their own.
+    *(f"A{i}" for i in ("1.1", "1.2", "1.3", "1.4", "2", "3", "4")),
+    *(f"A9.{i}" for i in range(1, 41) if i not in (23, 34, 35, 36, 37, 38)),
     # The checks of responses over a WebSocket; tests of Latimer hold the others.
     *(f"W8.{i}" for i in range(1, 28) if i != 3),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.conformance.check import Check, all_checks
 from latimer.conformance.runner import Settings, judge
+from support.dictation import dictation
 from support.embeddings import ENGINES, embedding
 from support.engines.koboldcpp import DemoKoboldcpp, FakeKoboldcpp
 from support.scripted import HERMES, scripted
@@ -47,7 +48,7 @@ EXPLAINED = {
 }
 # The beginnings of the ids of checks that have an engine of their own in another test.
 ENGINE = ("engine.", "responses.engine-")
-ELSEWHERE = (*ENGINE, "embeddings.")
+ELSEWHERE = (*ENGINE, "embeddings.", "audio.")
 
 
 async def check_passes(url: str, checks: Sequence[Check], **settings: Any) -> None:
@@ -205,6 +206,30 @@ async def test_embeddings(engine: str, demo_f32: Path) -> None:
             backend = stack.enter_context(embedding(engine, "bert-mean"))
         url = stack.enter_context(serving(lambda: OpenAIAdapter(backend)))
         await check_passes(url, checks)
+
+
+AUDIO = [check for check in all_checks() if check.group == "audio"]
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("engine", ["in process", "llama-server"])
+async def test_audio(engine: str, llama_server_url: str) -> None:
+    """A server with a speaker and a transcriber passes every check of audio."""
+
+    def make() -> OpenAIAdapter:
+        backend = LlamaCpp() if engine == "in process" else LlamaServer(llama_server_url)
+        return OpenAIAdapter(backend, api_keys=["sk-right"], any_model=True, **dictation(0.03))
+
+    with serving(make) as url:
+        await check_passes(url, AUDIO, hint="demo", key="sk-right")
+
+
+async def test_audio_is_not_claimed() -> None:
+    """A server without a speaker and a transcriber rejects audio, and fails no check of it."""
+    with serving(lambda: OpenAIAdapter(LlamaCpp())) as url:
+        verdicts = await judge(Settings(f"{url}/v1", hint="demo"), AUDIO)
+    told = [(v.check.id, v.outcome) for v in verdicts if v.outcome != "unsupported"]
+    assert told == [("audio.key", "skip"), ("audio.text-only", "pass")]
 
 
 @pytest.mark.timed

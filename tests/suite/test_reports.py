@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import shlex
 import sys
 import xml.dom.minidom
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.command import conform
 from latimer.conformance.peers import collected, published
+from latimer.conformance.recordings import form, spoken
 from latimer.conformance.reports import WRITERS, write
 from latimer.conformance.reports.document import schema
 from latimer.conformance.reports.run import Run
@@ -80,6 +82,14 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert "@import" not in page
     assert "curl -sS -X POST" in page
     assert page.count("<details") == len(RUN.verdicts)
+
+
+def test_a_form_is_repeated_by_its_parts() -> None:
+    """The command of a form names its parts and files, and not their bytes."""
+    body = form(("file", ("sentence.wav", spoken())), ("model", "it's"))
+    exchange = Exchange("POST", "/audio/transcriptions", body, 400, (), b"")
+    words = shlex.split(RUN.command(exchange))
+    assert words[words.index("-F") :] == ["-F", "file=@sentence.wav", "-F", "model=it's"]
 
 
 def test_the_json_has_a_versioned_schema(tmp_path: Path) -> None:

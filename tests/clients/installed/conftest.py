@@ -10,15 +10,20 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from latimer.backends.llama_server import LlamaServer
 from support.codex import in_steps
+from support.dictation import dictation
 from support.embeddings import MODELS, ids_of, vector_of
 from support.environments import ROOT, Environment
-from support.servers import command, llama_server
+from support.servers import command, llama_server, serving
 
 HERE = Path(__file__).parent
+RECORDING = ROOT / "tests" / "conformance" / "recordings" / "sentence.wav"
 # Kept between runs; an environment is rebuilt when its list of versions changes.
 KEPT = ROOT / ".venv-clients"
 collect_ignore = ["python", "node", "agents"]
@@ -153,13 +158,26 @@ def embeddings(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield path
 
 
+@pytest.fixture(scope="session")
+def audio(engine: str) -> Iterator[str]:
+    """Serve each engine with a speaker and a transcriber; yield `LATIMER_AUDIO`."""
+    named: Any = {"model_names": ["demo"]}
+    inside = serving(lambda: OpenAIAdapter(LlamaCpp(threads=1), **named, **dictation()))
+    before = serving(lambda: OpenAIAdapter(LlamaServer(engine), **named, **dictation()))
+    with inside as one, before as other:
+        yield f"in-process={one} llama-server={other}"
+
+
 @pytest.fixture
-def run_in(urls: str, steps: str, embeddings: Path, vocabulary: Path) -> Callable[..., str]:
+def run_in(
+    urls: str, steps: str, embeddings: Path, vocabulary: Path, audio: str
+) -> Callable[..., str]:
     """Return a function that runs the program of a client and returns its output."""
 
     def run(words: list[str], folder: Path, variables: dict[str, str]) -> str:
         more = {"LATIMER_URLS": urls, "LATIMER_STEPS": steps}
         more["LATIMER_EMBEDDINGS"] = str(embeddings)
+        more |= {"LATIMER_AUDIO": audio, "LATIMER_RECORDING": str(RECORDING)}
         variables = {**variables, **more, "TIKTOKEN_CACHE_DIR": str(vocabulary)}
         done = subprocess.run(
             words, cwd=folder, env=variables, capture_output=True, text=True,

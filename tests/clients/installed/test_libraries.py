@@ -18,15 +18,16 @@ ENVIRONMENTS = {
         "openai_agents_websocket", "inspect_client",
     ),
     "frameworks": (
-        "langchain_client", "langchain_responses", "langchain_messages", "langchain_embeddings",
-        "langchain_standard", "pydantic_ai_client", "pydantic_ai_messages", "instructor_client",
-        "llama_index_client", "llama_index_embeddings", "litellm_client", "llm_client",
+        "langchain_client", "langchain_responses", "langchain_messages", "langchain_audio",
+        "langchain_embeddings", "langchain_standard", "pydantic_ai_client", "pydantic_ai_messages",
+        "instructor_client", "llama_index_client", "llama_index_embeddings", "litellm_client", "llm_client",
         "dspy_client", "smolagents_client",
     ),
 }  # fmt: skip
 NODE = (
     "openai", "openai_responses", "ai_sdk", "ai_sdk_responses", "langchain", "langchain_responses",
     "openai_agents", "openai_agents_responses", "messages", "ai_sdk_messages", "langchain_messages",
+    "openai_audio", "ai_sdk_audio", "langchain_audio",
 )  # fmt: skip
 
 

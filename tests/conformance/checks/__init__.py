@@ -6,6 +6,9 @@ from . import (
     agents,
     agents_loops,
     agreement,
+    audio,
+    audio_chat,
+    audio_transcription,
     chat,
     chat_logprobs,
     choices,
@@ -54,8 +57,8 @@ from . import (
 MODULES = (
     transport, errors, headers, models, completions, choices, sampling, stops, logprobs, echo,
     streaming, keepalive, chat, history, chat_logprobs, tools, custom_tools, mcp, structured,
-    constraints, embeddings, stored, responses, websocket, messages, agents, concurrency, security,
-    engine, types,
+    constraints, embeddings, stored, responses, websocket, messages, audio, agents, concurrency,
+    security, engine, types,
 )  # fmt: skip
 # Checks of limits, in the groups of the fields that they limit.
 LIMITS = hosted
@@ -70,4 +73,6 @@ RESPONSES = (
 MESSAGES = (messages_input, messages_tools, messages_stream, messages_errors)
 # The rest of the group agents.
 AGENTS = (agents_loops,)
+# The rest of the group audio.
+AUDIO = (audio_chat, audio_transcription)
 GROUPS = [module.__name__.rpartition(".")[2] for module in MODULES]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from ..check import Outcome, Verdict
+from ..recordings import BOUNDARY, options
 from ..target import Exchange
 
 OUTCOMES: Sequence[Outcome] = (
@@ -84,7 +85,12 @@ class Run:
         url = self.url.rstrip("/") + exchange.path
         parts = ["curl", "-sS", "-X", exchange.method, shlex.quote(url)]
         parts += ["-H", "'Authorization: Bearer '\"$OPENAI_API_KEY\""]
-        if exchange.request:
+        if exchange.request.startswith(f"--{BOUNDARY}".encode()):
+            words = options(exchange.request)
+            parts += (
+                map(shlex.quote, words) if self.content else [f"[{len(exchange.request)} bytes]"]
+            )
+        elif exchange.request:
             body = self._shown(exchange.request)
             parts += ["-H", "'Content-Type: application/json'", "-d", shlex.quote(body)]
         return " ".join(parts)

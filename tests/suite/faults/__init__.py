@@ -8,6 +8,7 @@ from pathlib import Path
 
 from suite.faults import (
     agents,
+    audio,
     completions,
     embeddings,
     formats,
@@ -21,7 +22,7 @@ from suite.faults import (
 from suite.server import Fault
 
 _MODULES = (
-    agents, completions, embeddings, formats, messages, responses, stored, tools, transport,
+    agents, audio, completions, embeddings, formats, messages, responses, stored, tools, transport,
     websocket,
 )  # fmt: skip
 FAULTS: Mapping[str, Fault] = {

@@ -25,6 +25,21 @@ export const DOT =
   "HbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC";
 export const LONG = "word ".repeat(5000);
 
+// The engines with a speaker and a transcriber; its recording, and what is heard in it.
+export const speakers = urlsOf(process.env.LATIMER_AUDIO);
+export const RECORDING = readFileSync(process.env.LATIMER_RECORDING);
+export const SENTENCE = "The cat sat on the chair.";
+export const TEXT = "Two cats sat on the mat. A dog came in.";
+const MAGIC = { wav: "RIFF", flac: "fLaC", opus: "OggS" };
+
+// True if a file has the bytes of a format: those of MP3 and AAC begin with a frame, or a tag.
+export const begins = (data, format) => {
+  if (MAGIC[format]) return data.subarray(0, 4).toString("latin1") === MAGIC[format];
+  if (format === "mp3" && data.subarray(0, 3).toString("latin1") === "ID3") return true;
+  const layer = data[1] & 0b110;
+  return data[0] === 0xff && (data[1] & 0xf0) >= 0xe0 && (format === "aac") === (layer === 0);
+};
+
 const { urls, inputs } = JSON.parse(readFileSync(process.env.LATIMER_EMBEDDINGS));
 // The engines with an embedding model, texts, their ids, and their vectors in float64 arithmetic.
 export const embedders = Object.entries(urls.plain);
