@@ -20,8 +20,8 @@ ENVIRONMENTS = {
     "frameworks": (
         "langchain_client", "langchain_responses", "langchain_messages", "langchain_audio",
         "langchain_embeddings", "langchain_standard", "pydantic_ai_client", "pydantic_ai_messages",
-        "instructor_client", "llama_index_client", "llama_index_embeddings", "litellm_client", "llm_client",
-        "dspy_client", "smolagents_client",
+        "instructor_client", "llama_index_client", "llama_index_embeddings", "litellm_client",
+        "llm_client", "dspy_client", "smolagents_client",
     ),
 }  # fmt: skip
 NODE = (
