@@ -102,7 +102,11 @@ async def test_a_tool_has_a_schema_of_draft_3(engine: str, apps: Any, client_of:
         (R, {"tools": [{"type": "function", **function}], "tool_choice": "required"}),
         (M, {"tools": [{"name": "f", "input_schema": DRAFT_3}], "tool_choice": {"type": "any"}}),
     ]
-    more = {H: {"messages": ASKED}, R: {"input": ASKED}, M: {"messages": ASKED, "max_tokens": 99}}
+    more: dict[str, dict[str, Any]] = {
+        H: {"messages": ASKED},
+        R: {"input": ASKED},
+        M: {"messages": ASKED, "max_tokens": 99},
+    }
     async with client_of(apps(engine)) as client:
         for path, body in bodies:
             whole = {"model": "demo", "temperature": 0, **more[path], **body}

@@ -493,8 +493,8 @@ def measure(apps: Mapping[str, Callable[[bool], App]] = APPS) -> dict[str, Count
                         calls.subtract(one)
                     found[place + name + kind.end] = calls
         if not place:
-            short, long = await responses(app, SHORT), await responses(app, LONG)
-            for name, few, many in zip(STREAMED, short, long, strict=True):
+            both = zip(await responses(app, SHORT), await responses(app, LONG), strict=True)
+            for name, (few, many) in zip(STREAMED, both, strict=True):
                 if burst:
                     found[name] = few.copy()
                 many.subtract(few)
