@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from latimer.backends.sandbox import LOOK, Ended, run
 
 MEBIBYTE = 2**20
-LIMITS = {"cpu": 5, "memory": 512 * MEBIBYTE}
+LIMITS: dict[str, Any] = {"cpu": 5, "memory": 512 * MEBIBYTE}
 
 
 @pytest.fixture
