@@ -51,8 +51,8 @@ class Tone:
     @asynccontextmanager
     async def speak(self, utterance: Utterance) -> AsyncIterator[AsyncIterator[Pcm]]:
         """See `Speaker.speak`."""
-        self.spoken.append(utterance)
         self.running += 1
+        self.spoken.append(utterance)
         try:
             if self._error is not None and "fail" in utterance.text:
                 raise self._error
