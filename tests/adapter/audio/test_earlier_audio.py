@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter import OpenAIAdapter
 from latimer.adapter.store.transcripts import SECONDS, Transcripts
-from support.clients import adapting
+from support.clients import adapting, client_of
 from support.engines.echo import Echo, ids_of
 from support.engines.model import Model
 from support.engines.paced_speaker import PacedSpeaker
@@ -17,15 +18,11 @@ from support.spoken import PATH, SPOKEN, STREAMED, TEXT, asked, events, joined
 async def spoken(client: httpx2.AsyncClient, stream: bool = False, **fields: Any) -> str:
     """Return the id of the audio of a spoken answer, `TEXT`."""
     body = asked(**(STREAMED if stream else SPOKEN), **fields)
-    reply = await client.post(PATH, json=body, headers=_key(fields))
+    reply = await client.post(PATH, json=body)
     assert reply.status_code == 200, reply.text
     if stream:
         return str(joined(events(reply))["id"])
     return str(reply.json()["choices"][-1]["message"]["audio"]["id"])
-
-
-def _key(_: Any, key: str = "") -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def follow_up(earlier: dict[str, Any]) -> dict[str, Any]:
@@ -110,8 +107,9 @@ async def test_an_unknown_id_is_refused(audio: Any, param: str, words: str) -> N
 
 async def test_an_id_belongs_to_its_key() -> None:
     """Another key does not know the id of an answer, stored or not."""
-    keys = {"api_keys": ["sk-one", "sk-two"]}
-    async with adapting(Echo(), speaker=PacedSpeaker(), store="memory", **keys) as client:
+    async with adapting(
+        Echo(), speaker=PacedSpeaker(), store="memory", api_keys=["sk-one", "sk-two"]
+    ) as client:
         for stored in (False, True):
             body = asked(**SPOKEN, store=stored)
             one = {"authorization": "Bearer sk-one"}
@@ -127,12 +125,11 @@ async def test_an_id_belongs_to_its_key() -> None:
 async def test_a_stored_answer_is_known_as_long_as_it_is_stored(stream: bool) -> None:
     """The store keeps transcripts without data; a deleted completion's ids are unknown."""
     backend = Echo()
-    app: Any
-    async with adapting(backend, speaker=PacedSpeaker(), store="memory") as client:
-        app = client._transport.app  # type: ignore[attr-defined]
+    app = OpenAIAdapter(backend, any_model=True, speaker=PacedSpeaker(), store="memory")
+    async with client_of(app) as client:
         name = await spoken(client, stream, store=True)
         # As after an hour, or a restart.
-        app._service.transcripts = Transcripts()
+        app.service.transcripts = Transcripts()
         again = follow_up({"audio": {"id": name}})
         reply = await client.post(PATH, json=again)
         assert reply.status_code == 200, reply.text
@@ -145,6 +142,7 @@ async def test_a_stored_answer_is_known_as_long_as_it_is_stored(stream: bool) ->
         assert (await client.post(PATH, json=beyond)).status_code == 400
         await client.delete(f"{PATH}/{stored['id']}")
         assert (await client.post(PATH, json=again)).status_code == 400
+    await app.aclose()
 
 
 async def test_a_stored_follow_up_has_the_transcript() -> None:

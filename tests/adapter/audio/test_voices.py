@@ -21,7 +21,9 @@ FACTS = SpeakerFacts("tone", [Voice("low"), Voice("high"), Voice("nova")])
         ({"id": "cedar"}, ChosenVoice("low", False)),
     ],
 )
-def test_own_voices_come_before_those_of_openai(voice: str, found: ChosenVoice) -> None:
+def test_own_voices_come_before_those_of_openai(
+    voice: str | dict[str, str], found: ChosenVoice
+) -> None:
     """A name of the speaker is exact; one of OpenAI's has the same voice each time, inexactly."""
     assert voice_for(FACTS, voice, "audio.voice") == found
 
