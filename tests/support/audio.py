@@ -17,7 +17,7 @@ def decoded(data: bytes, form: str) -> tuple[array[int], int]:
         samples.frombytes(data)
         return samples, PCM_RATE
     rate = 0
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         resampler = AudioResampler(format="s16", layout="mono")
         for frame in container.decode(container.streams.audio[0]):
             rate = frame.sample_rate
