@@ -269,7 +269,7 @@ async def test_errors_before_the_first_byte_are_replies() -> None:
     busy = await ask(app_of(Tone(error=Busy("Full.", 3.0))), input="I fail.")
     assert (busy.status_code, busy.headers["retry-after"]) == (429, "3")
     silent = Tone()
-    silent.tone_of = lambda _: b""  # type: ignore[method-assign]
+    silent.tone_of = lambda utterance: b""  # type: ignore[method-assign]
     reply = await ask(app_of(silent))
     assert (reply.status_code, reply.headers["content-type"]) == (502, "application/json")
 
@@ -314,7 +314,7 @@ def test_ten_at_once_leave_the_event_loop_to_others() -> None:
     """Encoding runs in threads: no iteration of the event loop takes long."""
     speaker = Tone()
     tone = speaker.tone_of(Utterance("a" * 4_000, "anna"))
-    speaker.tone_of = lambda _: tone  # type: ignore[method-assign]
+    speaker.tone_of = lambda utterance: tone  # type: ignore[method-assign]
     body = {"model": "m", "input": TEXT, "voice": "anna"}
 
     def send(form: str) -> int:

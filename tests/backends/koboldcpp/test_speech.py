@@ -90,7 +90,8 @@ async def test_the_voices_are_those_that_it_lists(speaker: Speaker) -> None:
     facts = await speaker.facts()
     names = ["kobo", "cheery", "sleepy", "shouty", "chatty", "random", "instruct"]
     assert [voice.name for voice in facts.voices] == names
-    assert (facts.changes_speed, facts.inexact) == (False, {"instructions"})
+    assert not facts.changes_speed
+    assert facts.inexact == {"instructions"}
 
 
 async def test_a_text_is_one_piece(fake: FakeKoboldcpp, speaker: Speaker) -> None:
