@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from ..schemas import limits
@@ -58,13 +58,7 @@ async def form_of(exchange: Exchange) -> AsyncIterator[Form]:
         max_part_size=limits.FORM_TEXT.maximum,
     )
     try:
-        data = await parser.parse()
-    except MultiPartException as error:
-        raise InvalidRequest(
-            f"We could not read the form of your request: {error.message} At most "
-            f"{limits.FORM_PARTS.maximum} fields of {limits.FORM_TEXT.maximum} bytes are allowed."
-        ) from None
-    try:
+        data = await _parsed(parser)
         texts: dict[str, list[str]] = {}
         files: dict[str, UploadFile] = {}
         for name, value in data.multi_items():
@@ -79,9 +73,19 @@ async def form_of(exchange: Exchange) -> AsyncIterator[Form]:
         # A thread frees their memory, which takes milliseconds. Nothing is awaited, since the
         # client may have got its reply and left.
         loop = asyncio.get_running_loop()
-        for _, value in data.multi_items():
-            if isinstance(value, UploadFile):
-                loop.run_in_executor(None, value.file.close)
+        # The form lacks the file of a part that has no end.
+        for file in parser._files_to_close_on_error:
+            loop.run_in_executor(None, file.close)
+
+
+async def _parsed(parser: MultiPartParser) -> FormData:
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(
+            f"We could not read the form of your request: {error.message} At most "
+            f"{limits.FORM_PARTS.maximum} fields of {limits.FORM_TEXT.maximum} bytes are allowed."
+        ) from None
 
 
 def values_of(form: Form, arrays: frozenset[str], numbers: frozenset[str]) -> dict[str, Any]:

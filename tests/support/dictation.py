@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from latimer.adapter.app import Options
+from typing import TypedDict
+
 from latimer.backends.speech.base import Segment, Word
 from latimer.conformance.recordings import SENTENCE
 
@@ -22,7 +23,14 @@ SEGMENTS = tuple(
 )  # fmt: skip
 
 
-def dictation(pause: float = 0.0) -> Options:
+class Dictation(TypedDict):
+    """The options of an adapter that speaks and transcribes."""
+
+    speaker: PacedSpeaker
+    transcriber: Listener
+
+
+def dictation(pause: float = 0.0) -> Dictation:
     """Return the adapter's options for them.
 
     Args:

@@ -12,6 +12,7 @@ from openai.types.audio import (
     TranscriptionTextDeltaEvent,
     TranscriptionTextDoneEvent,
     TranscriptionVerbose,
+    Translation,
     TranslationVerbose,
 )
 
@@ -190,9 +191,15 @@ async def verbose(api: Api) -> None:
     found = reply.json()
     wrong = first_wrong(TranscriptionVerbose, found)
     expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
-    expect(found.get("task") == "transcribe", f"expected task transcribe, but got {found}")
-    full = found["language"].isalpha() and len(found["language"]) > 3
-    expect(full, f"expected the full name of a language, but got {found['language']!r}")
+    expect_verbose(found, "transcribe")
+    expect(not found.get("words"), f"expected no words, but got {found.get('words')}")
+
+
+def expect_verbose(found: Any, task: str) -> None:
+    """Raise `Fail` unless a verbose transcription has the recording's length and its segments."""
+    expect(found.get("task") == task, f"expected task {task}, but got {found}")
+    language = found["language"]
+    expect(language == "english", f"expected the full name english, but got {language!r}")
     near = abs(float(found["duration"]) - SECONDS) < 0.5
     expect(near, f"expected {SECONDS:.2f} s, but got {found['duration']}")
     segments = found["segments"]
@@ -201,10 +208,12 @@ async def verbose(api: Api) -> None:
         missing = [key for key in SEGMENT if key not in segment]
         expect(not missing, f"expected {', '.join(missing)} in a segment, but got {segment}")
         expect(segment["id"] == number, f"expected id {number}, but got {segment['id']}")
+        counts = (segment["seek"], *segment["tokens"])
+        sane = segment["avg_logprob"] <= 0 <= segment["no_speech_prob"] <= 1 and min(counts) >= 0
+        expect(sane, f"expected possible numbers in a segment, but got {segment}")
     expect_rising([(one["start"], one["end"]) for one in segments])
     joined = "".join(one["text"] for one in segments)
     expect(joined.split() == found["text"].split(), f"expected the text, but got {joined!r}")
-    expect(not found.get("words"), f"expected no words, but got {found.get('words')}")
     if found.get("usage") is not None:
         expect_counted(found["usage"])
 
@@ -227,7 +236,7 @@ def _granularity(part: str) -> Body:
         expect(words, f"expected words, but got {str(found)[:200]}")
         expect_rising([(one["start"], one["end"]) for one in words])
         joined = " ".join(one["word"].strip() for one in words)
-        alike = likeness(joined, found["text"]) > 0.9
+        alike = likeness(joined, found["text"]) == 1
         expect(alike, f"expected the words of {found['text']!r}, but got {joined!r}")
 
     return run
@@ -402,7 +411,10 @@ async def request_id(api: Api) -> None:
 
 @check("audio.translation", "A translation is an object with English text.", "must", "A4 A9.33")
 async def translation(api: Api) -> None:
-    expect_alike(await text_of(api, path=TRANSLATIONS), SENTENCE, "in English")
+    found = (await transcribe(api, path=TRANSLATIONS)).json()
+    wrong = first_wrong(Translation, found)
+    expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
+    expect_alike(found["text"], SENTENCE, "in English")
 
 
 @check("audio.translation-verbose", "A verbose translation has the task translate.",
@@ -417,5 +429,4 @@ async def translation_verbose(api: Api) -> None:
     found = served(reply).json()
     wrong = first_wrong(TranslationVerbose, found)
     expect(wrong is None, f"expected OpenAI's published type, but it fails at {wrong}")
-    expect(found.get("task") == "translate", f"expected task translate, but got {found}")
-    expect(found["language"] == "english", f"expected english, but got {found['language']!r}")
+    expect_verbose(found, "translate")
