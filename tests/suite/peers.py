@@ -44,7 +44,7 @@ from suite.packages import (  # noqa: E402
 from suite.pages import BROKEN  # noqa: E402
 from suite.publish import EMBEDDINGS, grid, publish, version  # noqa: E402
 from support.environments import Environment  # noqa: E402
-from support.servers import command, free_port, llama_server  # noqa: E402
+from support.servers import command, free_port, restarted_llama_server  # noqa: E402
 
 # The seconds of the first request: some servers load the model then.
 FIRST = 180.0
@@ -268,8 +268,9 @@ def started(peer: Peer, place: Environment, folder: Path) -> Iterator[Settings]:
     values["key"] = f"sk-{secrets.token_hex(24)}"
     with contextlib.ExitStack() as stack:
         if peer.has_upstream:
-            upstream = llama_server(DEMO_MODEL, "--alias", "demo", *EMBEDDINGS)
-            values["upstream"] = stack.enter_context(upstream)
+            note = place.folder / "upstream.pid"
+            upstream = restarted_llama_server(DEMO_MODEL, note, "--alias", "demo", *EMBEDDINGS)
+            values["upstream"], _end = stack.enter_context(upstream)
 
         def filled(text: str) -> str:
             return Template(text).substitute(values)
