@@ -158,7 +158,8 @@ PEERS: Mapping[str, Peer] = {
          "--served-model-name", "demo", "--dtype", "float32", "--max-model-len", "2048",
          "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
          "--enable-request-id-headers", "--enable-prompt-tokens-details"),
-        # They do not fit to this torch, and importing them fails.
+        # It ends with SIGILL on a processor without AVX-512. The removed packages do not fit to
+        # this torch: importing them fails.
         removed=("torchvision", "torchaudio", "torchcodec"),
         alias="vllm",
         environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -211,7 +212,7 @@ def _values(verdict: Verdict) -> tuple[Any, ...]:
 def judged(slug: str, peer: Peer, folder: Path, runs: int) -> list[str]:
     """Judge a server, and Latimer in front of it if it can be there; publish the reports.
 
-    The last two runs are kept beside the environment, so that a run can be compared with one of
+    The last two runs are kept in the environment's folder, so that a run can be compared with one of
     before, and published again with other notes.
 
     Returns:
