@@ -1,4 +1,4 @@
-"""How far a server's log-probabilities are from those of the model.
+"""The distances of a server's log-probabilities from those of the model.
 
 The truth is one plain `llama_decode` of the prompt and the answer, without flash attention and
 with a 32-bit KV cache, and a log-softmax in double precision (`support/reference.py`). The server
@@ -85,7 +85,7 @@ class Truth:
         self._vocabulary, self._known = vocabulary, known
         spelled = [vocabulary.token(one)[0] for one in range(vocabulary.size)]
         times = Counter(spelled)
-        # Two tokens of one spelling cannot be told apart.
+        # Two tokens of one spelling cannot be distinguished.
         self._ids = {data: at for at, data in enumerate(spelled) if times[data] == 1}
 
     def prompt(self, text: str) -> tuple[int, ...]:

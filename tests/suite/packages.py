@@ -20,7 +20,7 @@ GRACE = 10.0
 # The safetensors of the demo model, below the folder of the environments. Servers run there, so
 # that this is also the name of the model.
 EXPORTED = "demo"
-# What exports the demo model, beside torch and transformers.
+# The packages that export the demo model, in addition to torch and transformers.
 EXPORT = ("accelerate==1.15.0", "gguf==0.19.0")
 
 

@@ -40,7 +40,7 @@ class Issue(BaseModel):
 
 
 class Server(BaseModel):
-    """What is known about a server beside its report."""
+    """Facts about a server that its report does not have."""
 
     model_config = ConfigDict(extra="forbid")
     title: str

@@ -44,7 +44,7 @@ from suite.packages import (  # noqa: E402
 from suite.pages import BROKEN  # noqa: E402
 from suite.publish import EMBEDDINGS, grid, publish, version  # noqa: E402
 from support.environments import Environment  # noqa: E402
-from support.servers import command, free_port, llama_server  # noqa: E402
+from support.servers import command, free_port, restarted_llama_server  # noqa: E402
 
 # The seconds of the first request: some servers load the model then.
 FIRST = 180.0
@@ -158,7 +158,8 @@ PEERS: Mapping[str, Peer] = {
          "--served-model-name", "demo", "--dtype", "float32", "--max-model-len", "2048",
          "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
          "--enable-request-id-headers", "--enable-prompt-tokens-details"),
-        # They do not fit to this torch, and importing them fails.
+        # It ends with SIGILL on a processor without AVX-512. The removed packages do not fit to
+        # this torch: importing them fails.
         removed=("torchvision", "torchaudio", "torchcodec"),
         alias="vllm",
         environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -211,7 +212,7 @@ def _values(verdict: Verdict) -> tuple[Any, ...]:
 def judged(slug: str, peer: Peer, folder: Path, runs: int) -> list[str]:
     """Judge a server, and Latimer in front of it if it can be there; publish the reports.
 
-    The last two runs are kept beside the environment, so that a run can be compared with one of
+    The last two runs are kept in the environment's folder, so that a run can be compared with one of
     before, and published again with other notes.
 
     Returns:
@@ -268,8 +269,9 @@ def started(peer: Peer, place: Environment, folder: Path) -> Iterator[Settings]:
     values["key"] = f"sk-{secrets.token_hex(24)}"
     with contextlib.ExitStack() as stack:
         if peer.has_upstream:
-            upstream = llama_server(DEMO_MODEL, "--alias", "demo", *EMBEDDINGS)
-            values["upstream"] = stack.enter_context(upstream)
+            note = place.folder / "upstream.pid"
+            upstream = restarted_llama_server(DEMO_MODEL, note, "--alias", "demo", *EMBEDDINGS)
+            values["upstream"], _end = stack.enter_context(upstream)
 
         def filled(text: str) -> str:
             return Template(text).substitute(values)
