@@ -275,6 +275,7 @@ one edit is judged by all checks; the edit is caught if one of them fails.
 
 `cd tests && python -m suite.mutations --json ../all.json` makes the edits in half an hour on one \
 core, `--part 1/4` a quarter of them, and `python -m suite.mutations --page ../all.json` this page.
+A run that is cut off has made a random sample of the edits; the table says how many.
 """
 
 
