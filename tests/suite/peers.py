@@ -212,8 +212,8 @@ def _values(verdict: Verdict) -> tuple[Any, ...]:
 def judged(slug: str, peer: Peer, folder: Path, runs: int) -> list[str]:
     """Judge a server, and Latimer in front of it if it can be there; publish the reports.
 
-    The last two runs are kept in the environment's folder, so that a run can be compared with one of
-    before, and published again with other notes.
+    The last two runs are kept in the environment's folder, so that a run can be compared with an
+    earlier one, and published again with other notes.
 
     Returns:
         A line for each check with different verdicts.

@@ -189,19 +189,27 @@ async def embedding_precision(api: Api) -> None:
        "A stored chat completion is the same when it is retrieved, listed and updated.",
        "should", "4 10.88")  # fmt: skip
 async def stored_same(api: Api) -> None:
-    asked = {"temperature": 0.7, "top_p": 0.9, "seed": 7}
-    async with stored(api, logprobs=True, top_logprobs=2, **asked) as (made, mark):
-        one = await found_at(api, made["id"])
-        found = {name: one.get(name) for name in asked}
-        expect(found == asked, f"expected {asked}, but got {found}")
-        page = await listed_with(api, mark)
-        expect(page["data"] == [one], f"expected {one}, but got {page}")
-        ends = page["first_id"], page["last_id"]
-        expect(ends == (one["id"], one["id"]), f"expected the id twice, but got {ends}")
-        _expect_stored(one, made)
-        data = {"metadata": {"mark": mark, "side": "left"}}
-        changed = (await api.post(f"/chat/completions/{made['id']}", data)).ok()
-        expect(changed == {**one, **data}, f"expected new metadata only, but got {changed}")
+    settings: Sequence[Mapping[str, Any]] = ({"temperature": 0.7, "top_p": 0.9, "seed": 7}, {})
+    for asked in settings:
+        logs = {"logprobs": True, "top_logprobs": 2} if asked else {}
+        async with stored(api, **logs, **asked) as (made, mark):
+            await _expect_kept(api, made, mark, asked)
+
+
+async def _expect_kept(api: Api, made: Any, mark: str, asked: Mapping[str, Any]) -> None:
+    """Raise `Fail` unless a stored chat completion is the same wherever it is stated."""
+    one = await found_at(api, made["id"])
+    found = {name: one.get(name) for name in asked}
+    expect(found == asked, f"expected {asked}, but got {found}")
+    expect(asked or one.get("seed") is None, f"expected no seed, but got {one.get('seed')!r}")
+    page = await listed_with(api, mark)
+    expect(page["data"] == [one], f"expected {one}, but got {page}")
+    ends = page["first_id"], page["last_id"]
+    expect(ends == (one["id"], one["id"]), f"expected the id twice, but got {ends}")
+    _expect_stored(one, made)
+    data = {"metadata": {"mark": mark, "side": "left"}}
+    changed = (await api.post(f"/chat/completions/{made['id']}", data)).ok()
+    expect(changed == {**one, **data}, f"expected new metadata only, but got {changed}")
 
 
 def _expect_stored(one: Any, made: Any) -> None:
@@ -233,6 +241,7 @@ async def stored_stream_same(api: Api) -> None:
     found = await api.get(path)
     await api.send("DELETE", path)
     one = found.ok()
+    expect(one.get("temperature") == 0, f"expected the temperature 0, but got {one}")
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     text = "".join(choice["delta"].get("content") or "" for choice in choices)
     message = {"role": "assistant", "content": text}

@@ -78,6 +78,10 @@ def _order(events: Sequence[Any], item: str) -> list[str]:
        "must", "R5.3 R10.39")  # fmt: skip
 async def reasoning_stream(api: Api) -> None:
     events = await _events(api)
+    asked = [
+        event["response"]["reasoning"].get("effort") for event in events if "response" in event
+    ]
+    expect({*asked} == {EFFORT["effort"]}, f"expected the effort in each Response, but got {asked}")
     item = of_type(events, "output_item.done")[0]["item"]
     order = ["output_item.added", "content_part.added", "reasoning_text.delta",
              "reasoning_text.done", "content_part.done", "output_item.done"]  # fmt: skip

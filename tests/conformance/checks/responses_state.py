@@ -57,7 +57,9 @@ async def store(api: Api) -> None:
         text_of(found) == text_of(made), f"expected the stored Response, but got {str(found)[:200]}"
     )
     deleted = (await api.send("DELETE", f"{R}/{made['id']}")).ok()
-    expect(deleted.get("deleted") is True, f"expected deleted true, but got {deleted}")
+    told = deleted.get("deleted") is True and deleted.get("id") == made["id"]
+    told = told and deleted.get("object") in ("response", "response.deleted")
+    expect(told, f"expected the id, a response and deleted true, but got {deleted}")
     (await api.get(f"{R}/{made['id']}")).error(404)
 
 
@@ -146,6 +148,9 @@ async def previous_echo(api: Api) -> None:
     more = {"tools": [WEATHER], "tool_choice": "none", "metadata": {"colour": "blue"}}
     async with stored(api, **more) as one:
         two = await respond(api, "Hello", max_output_tokens=16, previous_response_id=one["id"])
+        async with stored(api, previous_response_id=one["id"]) as three:
+            kept = (await api.get(f"{R}/{three['id']}")).ok()["previous_response_id"]
+    expect(kept == one["id"], f"expected {one['id']} in the stored Response, but got {kept!r}")
     found = [two["previous_response_id"], two["tools"], two["metadata"]]
     expect(found == [one["id"], [], {}], f"expected {one['id']}, no tools, but got {found}")
 

@@ -237,6 +237,9 @@ async def messages(api: Api) -> None:
         listed = [(item["role"], item["content"]) for item in found["data"]]
         wanted = [(message["role"], message["content"]) for message in sent]
         expect(listed == wanted, f"expected {wanted}, but got {listed}")
+        expect(found.get("object") == "list", f"expected the object list, but got {found}")
+        given = [item.get(name) for item in found["data"] for name in ("name", "refusal")]
+        expect(not any(given), f"expected no name and no refusal, but got {given}")
         ids = _ids(found)
         expect(len(set(ids)) == 2, f"expected two different ids, but got {ids}")
         ends = [found.get("first_id"), found.get("last_id"), found.get("has_more")]

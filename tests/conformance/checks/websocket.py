@@ -131,7 +131,8 @@ def _same(given: str, **request: Any) -> Body:
 
 
 check("websocket.same", "The events of a response are those of a stream by HTTP, with the same "
-      "values.", "must", "W8.4")(_same("Count to 400.", max_output_tokens=16))  # fmt: skip
+      "values.", "must", "W8.4")(_same("Count to 400.", instructions="Be brief.",
+                                       max_output_tokens=16))  # fmt: skip
 check("websocket.same-call", "The events of a function call are those of a stream by HTTP, with "
       "the same values.", "must", "W8.4")(_same("What is the weather?", tools=[WEATHER],
                                                 tool_choice="required"))  # fmt: skip
