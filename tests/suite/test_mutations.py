@@ -20,7 +20,7 @@ from suite.mutations import (
 )
 
 LEAST, LEAST_OF_A_GROUP = 99.0, 95.0
-REPLY = {"data": [{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "c"}]}
+REPLY: dict[str, Any] = {"data": [{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "c"}]}
 
 
 def test_the_last_value_at_a_place_is_edited() -> None:

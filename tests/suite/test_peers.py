@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -219,7 +220,7 @@ def test_remarks_are_used() -> None:
         patterns += [*server.means, *(issue.checks for issue in server.issues)]
         assert all(issue.url.startswith("https://") for issue in server.issues)
     words = {word for one in patterns for word in one.split()}
-    assert not [word for word in words if not any(pages.fnmatchcase(name, word) for name in ids)]
+    assert not [word for word in words if not any(fnmatchcase(name, word) for name in ids)]
     reported = {report["slug"] for report in pages.published()}
     assert {slug for slug in reported if not slug.startswith("latimer")} <= remarks.servers.keys()
     assert remarks.servers.keys() <= HEADS.keys()

@@ -133,7 +133,7 @@ async def test_an_answer_without_words_is_a_moment_of_silence(text: str, form: s
     assert message["audio"]["transcript"] == text
     data = base64.b64decode(message["audio"]["data"])
     if form != "pcm16":
-        with av.open(io.BytesIO(data)) as file:
+        with av.open(io.BytesIO(data), "r") as file:
             assert sum(frame.samples for frame in file.decode(audio=0)) > 0
     found = joined(chunks)
     assert found["transcript"] == text

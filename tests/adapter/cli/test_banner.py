@@ -57,7 +57,11 @@ def test_the_memory_of_a_llama_server_is_that_of_its_own_context(
 ) -> None:
     """The KV cache has the context of the command, and settings that it has no flag for are not
     counted."""
-    settings = {"model": str(DEMO_MODEL), "backend": "llama-server", "cache_type": "q8_0"}
+    settings: dict[str, Any] = {
+        "model": str(DEMO_MODEL),
+        "backend": "llama-server",
+        "cache_type": "q8_0",
+    }
     program = tmp_path / "llama-server"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

@@ -76,7 +76,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
     found: list[subprocess.Popen[bytes]] = []
     start = sandbox._start
 
-    def recorded(*arguments: str) -> subprocess.Popen[bytes]:
+    def recorded(*arguments: Any) -> subprocess.Popen[bytes]:
         found.append(start(*arguments))
         return found[-1]
 

@@ -369,7 +369,11 @@ async def broken(api: Api) -> None:
        "the type, the code and the param of HTTP, and the connection stays open.",
        "must", "W8.24")  # fmt: skip
 async def rejected(api: Api) -> None:
-    wrong = ({"model": "no-such-model-anywhere"}, {"temperature": "warm"}, {"input": []})
+    wrong: tuple[dict[str, Any], ...] = (
+        {"model": "no-such-model-anywhere"},
+        {"temperature": "warm"},
+        {"input": []},
+    )
     async with opened(api) as frames:
         for fields in wrong:
             body = {"model": api.model, "input": "Hello", "max_output_tokens": 16, **fields}
