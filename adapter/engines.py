@@ -542,7 +542,10 @@ def store_advice(place: StoreConfig | None, setting: str) -> str:
         setting: where it was set, such as `--store`.
     """
     if place is not None and place.kind == "sqlite":
-        first = f"Use a new file in a folder that exists and can be written, or correct {setting}."
+        first = (
+            "Name a new file, or a file of Latimer, in a folder that exists and can be written, or "
+            f"correct {setting}."
+        )
     else:
         first = f"Start its database, or correct {setting}."
     return f"{first} --store memory needs neither."

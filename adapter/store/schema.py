@@ -140,8 +140,7 @@ def version_of(connection: Connection) -> int:
         tables = found.get_table_names() if connection.dialect.name == "sqlite" else ()
         if tables and not any(name.startswith(OWN) for name in tables):
             raise StoreError(
-                "It is a database of another program, with tables that are not Latimer's. Name a "
-                "new file, or a file of Latimer."
+                "It is a database of another program, with tables that are not Latimer's."
             )
         return 0
     return connection.scalar(select(versions.c.version)) or 0

@@ -298,6 +298,7 @@ def test_an_invalid_file_is_not_followed(servers: list[str], tmp_path: Path) -> 
             return process.stderr.readline().decode()  # type: ignore[union-attr]
 
         assert line().startswith("Latimer serves one, two over 2 engines at http://")
+        assert line().startswith("The playground is at http://")
         assert "--reasoning-key" in line()
         written(file, "[engines.one]\nurll = 3\n")
         process.send_signal(signal.SIGHUP)

@@ -125,11 +125,8 @@ async def test_a_stream() -> None:
     events = [json.loads(line) for line in lines]
     deltas = [one["delta"] for one in events if one["type"] == "transcript.text.delta"]
     assert deltas == ["Hello", " there"]
-    assert events[-1] == {
-        "type": "transcript.text.done",
-        "text": "Hello there",
-        "usage": {"type": "duration", "seconds": 2},
-    }
+    # The usage of this event has tokens, which most transcribers do not count.
+    assert events[-1] == {"type": "transcript.text.done", "text": "Hello there"}
     assert done == "[DONE]"
 
 

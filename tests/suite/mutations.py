@@ -52,7 +52,7 @@ TITLES: Mapping[str, str] = {
     "reply": "plain", "chunks": "streamed", "events": "streamed /responses",
     "replay": "/responses, streamed again", "message_events": "streamed /messages",
     "lane": "/responses over a WebSocket", "refusal": "errors over a WebSocket",
-    "error": "errors", "headers": "headers",
+    "error": "errors", "headers": "headers", "audio_events": "streamed",
 }  # fmt: skip
 # The client's own objects, of which each value is alike, and any key of which is as good.
 DATA = {"metadata", "schema", "parameters", "top_logprobs"}

@@ -95,7 +95,7 @@ def test_the_other_rows_have_advice(tmp_path: Path) -> None:
     """A store, workers and telemetry that cannot work say what to do."""
     rows = rows_of("--store", f"{tmp_path}/no/folder.db", "--workers", "2", "--context", "256")
     assert rows["store"]["status"] == rows["workers"]["status"] == "failed"
-    assert rows["store"]["advice"].startswith("Use a new file in a folder that exists")
+    assert rows["store"]["advice"].startswith("Name a new file, or a file of Latimer, in a folder")
     assert "--workers 1" in rows["workers"]["advice"]
 
 

@@ -77,8 +77,8 @@ def test_a_proxy_needs_no_llama_cpp() -> None:
 # The distributions that a start imports. uvicorn imports watchfiles if it is installed.
 AT_START = {
     "annotated_types", "anyio", "click", "httptools", "jinja2", "latimer", "markupsafe", "orjson",
-    "pydantic", "pydantic_core", "sniffio", "starlette", "typing_extensions", "typing_inspection",
-    "uvicorn", "uvloop", "watchfiles",
+    "pydantic", "pydantic_core", "python_multipart", "sniffio", "starlette", "typing_extensions",
+    "typing_inspection", "uvicorn", "uvloop", "watchfiles",
 }  # fmt: skip
 # Modules of Latimer that are imported after the start, or only with a setting.
 LATER = (

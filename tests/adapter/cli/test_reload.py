@@ -44,6 +44,7 @@ def test_a_server_of_one_engine_follows_its_keys(tmp_path: Path) -> None:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, b"")
         assert next(lines).startswith(b"Latimer serves demo")
+        assert next(lines).startswith(b"The playground is at")
         assert (status(address, "one"), status(address, "two")) == (200, 401)
         file.write_text("queue = 3\n" + key("two"))
         process.send_signal(signal.SIGHUP)

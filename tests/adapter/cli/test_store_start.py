@@ -243,7 +243,8 @@ async def test_a_file_of_another_program_is_no_start(
     assert caught.value.code == 3
     assert capsys.readouterr().err == (
         f"Latimer cannot start: SQLite file {file}: It is a database of another program, with "
-        "tables that are not Latimer's. Name a new file, or a file of Latimer.\n"
+        "tables that are not Latimer's. Name a new file, or a file of Latimer, in a folder that "
+        "exists and can be written, or correct --store. --store memory needs neither.\n"
     )
     is_open, words = await row_of(str(file))
     assert not is_open

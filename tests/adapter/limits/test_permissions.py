@@ -13,6 +13,7 @@ from latimer.adapter.limits.config import digest_of
 from latimer.adapter.routes import OPEN_ROUTES, ROUTES
 from latimer.adapter.service import ModelEntry
 from latimer.backends.errors import EngineUnavailable
+from latimer.backends.speech.pieces import wav_of
 from support.clients import client_of
 from support.engines.echo import Echo
 from support.engines.fleet import Engine, pool_of
@@ -35,8 +36,10 @@ NAMING: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "Hi"},
     "/v1/rerank": {"query": "Hi", "documents": ["a"]},
     "/v1/v2/rerank": {"query": "Hi", "documents": ["a"]},
+    "/v1/audio/speech": {"input": "Hi", "voice": "alloy"},
 }
 # Those that use the first model.
+FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 FIRST: dict[str, dict[str, Any] | None] = {
     "/v1/tokenize": {"prompt": "Hi"},
     "/v1/detokenize": {"tokens": [1]},
@@ -86,6 +89,16 @@ async def test_another_model_is_unknown(client: httpx2.AsyncClient, path: str) -
             assert reply.status_code == missing.status_code
             assert reply.text == missing.text.replace("absent", name)
             assert "demo-large" not in reply.text
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_recordings_need_an_allowed_model(client: httpx2.AsyncClient, path: str) -> None:
+    """A form that names a model which its key may not use has the error of an unknown model."""
+    file = {"file": ("a.wav", wav_of(bytes(3200)))}
+    for key, name, known in (("sk-demos", "demo", True), ("sk-demos", "other", False)):
+        reply = await client.post(path, files=file, data={"model": name}, headers=by(key))
+        code = reply.json()["error"]["code"] if reply.status_code >= 400 else None
+        assert (code == "model_not_found") is not known, (name, reply.text)
 
 
 async def test_a_request_without_a_model_gets_an_allowed_one(client: httpx2.AsyncClient) -> None:
@@ -138,8 +151,10 @@ async def test_a_key_can_be_sent_in_latin_1(client: httpx2.AsyncClient) -> None:
 def test_every_path_is_tested() -> None:
     """Each path of the API is in a test of this file, or has nothing to do with a model."""
     stored = {path for path in ROUTES if "{id}" in path or "{name}" in path}
-    known = {path.removeprefix("/v1") for path in (*NAMING, *FIRST)}
-    others = {"/models", "/models/{name:path}", "/conversations", "/responses/compact"}
+    known = {path.removeprefix("/v1") for path in (*NAMING, *FORMS, *FIRST)}
+    others = {
+        "/models", "/models/{name:path}", "/conversations", "/responses/compact", "/audio/voices",
+    }  # fmt: skip
     # Those of Anthropic's API are in tests/adapter/messages/test_service.py.
     messages = {path for path in ROUTES if path.startswith("/messages")}
     assert known | stored | others | messages == ROUTES.keys()
