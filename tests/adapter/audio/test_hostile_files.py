@@ -23,6 +23,11 @@ GROWTH = 32
 CHILD = 400
 
 
+def _largest_child() -> float:
+    """Return the memory of the largest process that has ended, in MiB."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
 def _resident() -> float:
     """Return the MiB of memory that this process has."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -58,15 +63,16 @@ async def test_hostile_files() -> None:
                 assert reply.json()["error"]["param"] == "file", (name, reply.text)
 
         await send("good", spoken())
-        before = _resident()
+        before, largest = _resident(), _largest_child()
         for start in range(0, len(files), 4):
             await asyncio.gather(*(send(*one) for one in files[start : start + 4]))
         growth = _resident() - before
         await send("good", spoken())
     await app.aclose()
-    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    child = _largest_child()
     print(f"{len(files)} files: {dict(Counter(found.values()))}, {growth:.0f} MiB, {child:.0f} MiB")
     assert {name: status for name, status in found.items() if status not in (200, 400)} == {}
     assert found["good"] == 200
     assert growth < GROWTH
-    assert child < CHILD
+    # Children of earlier tests may have been larger.
+    assert child < max(CHILD, largest + 1)
