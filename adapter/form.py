@@ -86,6 +86,12 @@ async def _parsed(parser: MultiPartParser) -> FormData:
             f"We could not read the form of your request: {error.message} At most "
             f"{limits.FORM_PARTS.maximum} fields of {limits.FORM_TEXT.maximum} bytes are allowed."
         ) from None
+    except (LookupError, UnicodeError):
+        # The Content-Type names the encoding of its texts.
+        raise InvalidRequest(
+            "We could not read the form of your request: its texts are not in the encoding that "
+            "its Content-Type names. Send them in UTF-8, without 'charset'."
+        ) from None
 
 
 def values_of(form: Form, arrays: frozenset[str], numbers: frozenset[str]) -> dict[str, Any]:

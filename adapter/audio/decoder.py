@@ -87,7 +87,8 @@ def read_plain(source: IO[bytes], most: int) -> bytes | None:
     except (wave.Error, EOFError, RuntimeError):
         # The last one is raised for a chunk that is longer than the file.
         return None
-    return samples or None
+    # A file that was cut may end within a sample.
+    return samples[: len(samples) // 2 * 2] or None
 
 
 def _av(av: Any, source: IO[bytes]) -> Iterator[bytes]:

@@ -120,8 +120,9 @@ class _Reply:
         """Send an utterance."""
         assert self.process.stdin is not None
         job = {
-            "text": utterance.text, "voice": utterance.voice, "speed": utterance.speed,
-            "instructions": utterance.instructions,
+            # A NUL would end the text for libraries in C.
+            "text": utterance.text.replace("\0", " "), "voice": utterance.voice,
+            "speed": utterance.speed, "instructions": utterance.instructions,
         }  # fmt: skip
         self.has_ended = False
         try:

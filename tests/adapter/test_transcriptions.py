@@ -253,6 +253,12 @@ async def test_a_transcriber_of_one_language() -> None:
 PLAIN_ENGLISH = replace(PLAIN, has_segments=True, language="en")
 
 
+LATIN = (
+    b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\ncaf\xe9\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nx\r\n--x--\r\n'
+)
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
@@ -261,6 +267,8 @@ PLAIN_ENGLISH = replace(PLAIN, has_segments=True, language="en")
         ("multipart/form-data", b"--x\r\n"),
         ("multipart/form-data; boundary=x", b"--y\r\nhello"),
         ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\nx"),
+        ("multipart/form-data; boundary=x; charset=punycode", LATIN),
+        ("multipart/form-data; boundary=x; charset=undefined", LATIN),
     ],
 )
 async def test_bodies_that_are_no_form(kind: str, body: bytes) -> None:

@@ -28,8 +28,8 @@ BAD = re.compile(
 )
 # Lines that a start and broken requests cause.
 EXPECTED = (
-    b"Latimer serves", b"Clients of /v1/responses can", b"Invalid HTTP request",
-    b"Unsupported upgrade", b"No supported WebSocket",
+    b"Latimer serves", b"The playground is at", b"Clients of /v1/responses can",
+    b"Invalid HTTP request", b"Unsupported upgrade", b"No supported WebSocket",
 )  # fmt: skip
 
 

@@ -13,7 +13,10 @@ import httpx2
 import pytest
 from support.servers import begun
 
-WAITS = re.compile(r"Latimer waits for \d+ requests, at most \d+ s; a second signal stops it\.\n")
+WAITS = re.compile(
+    r"The playground is at http://\S+\n"
+    r"Latimer waits for \d+ requests, at most \d+ s; a second signal stops it\.\n"
+)
 LONG: dict[str, Any] = {
     "model": "demo", "prompt": "One day,", "max_tokens": 1500, "ignore_eos": True,
 }  # fmt: skip
