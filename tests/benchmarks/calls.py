@@ -47,7 +47,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.request_log import RequestLog, Writer
 from latimer.adapter.service import MOST_UNSEEN, ModelEntry, Observer
-from latimer.backends.base import Backend, Batch, Capabilities, Finish, Generation, Model, Piece
+from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
 from latimer.backends.llama_server import LlamaServer
@@ -76,7 +76,7 @@ T = TypeVar("T")
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-class Prepared(Backend):
+class Prepared:
     """A backend that yields prepared tokens.
 
     Args:
@@ -108,6 +108,9 @@ class Prepared(Backend):
 
     async def embedding_model(self) -> None:
         """Return None, because it has no embeddings."""
+
+    async def speaker(self) -> None:
+        """Return None, because it does not speak."""
 
     async def specials(self) -> tuple[()]:
         """Return no control tokens."""
