@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from typing_extensions import override
 
@@ -109,11 +109,8 @@ class AudioModel(Transcriber):
     @override
     @asynccontextmanager
     async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:
-        segments = self._segments(recording)
-        try:
+        async with aclosing(self._segments(recording)) as segments:
             yield segments
-        finally:
-            await segments.aclose()
 
     @override
     async def aclose(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from typing_extensions import override
 
@@ -67,11 +67,8 @@ class KoboldTranscriber(Transcriber):
     @override
     @asynccontextmanager
     async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:
-        segments = self._segments(recording)
-        try:
+        async with aclosing(self._segments(recording)) as segments:
             yield segments
-        finally:
-            await segments.aclose()
 
     @override
     async def aclose(self) -> None:
