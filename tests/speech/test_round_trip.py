@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
+from latimer.backends.speech.whisper import LANGUAGES
 from speech.round_trip import (
     FLITE,
     SENTENCES,
@@ -12,6 +14,7 @@ from speech.round_trip import (
     error_rate,
     flite,
     piper_voice,
+    serving,
     spoken,
     transcribed,
     whisper_model,
@@ -50,6 +53,17 @@ async def test_pocketsphinx(recordings: list[bytes]) -> None:
     """PocketSphinx hears at least four of five words."""
     heard = await transcribed("pocketsphinx", recordings)
     assert error_rate(heard) <= MOST, heard
+
+
+async def test_languages_of_whisper(recordings: list[bytes], whisper: str) -> None:
+    """The known table is the library's; a language that is not in it is a 400 that lists it."""
+    async with serving(transcription=whisper) as client:
+        data = {"model": "m", "language": "fil"}
+        files = {"file": ("speech", recordings[0])}
+        reply = await client.post("/v1/audio/transcriptions", files=files, data=data)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "language")
+    assert re.findall(r"'([a-z]{2,3})'", error["message"])[-100:] == sorted(LANGUAGES)
 
 
 async def test_whisper(recordings: list[bytes], whisper: str) -> None:
