@@ -13,11 +13,13 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import multiprocessing
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +37,8 @@ SENTENCE = "The weather is very good today, and the children play in the garden.
 TEXT = SENTENCE * 10
 # Seconds between the characters of the answer.
 PAUSE = 0.005
+# Seconds after which the ten clients leave.
+_LONG = 20.0
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
@@ -50,14 +54,20 @@ async def chunks(client: httpx2.AsyncClient, **fields: Any) -> AsyncIterator[tup
                 yield time.perf_counter() - start, json.loads(line.removeprefix("data: "))
 
 
-async def heard(client: httpx2.AsyncClient) -> dict[str, float]:
-    """Return the seconds until the first and the last text and audio of a spoken answer."""
+async def heard(client: httpx2.AsyncClient, most: float) -> dict[str, float]:
+    """Return the seconds until the first and the last text and audio of a spoken answer.
+
+    Args:
+        most: the seconds after which the client leaves.
+    """
     found: dict[str, float] = {}
-    async for at, chunk in chunks(client, **SPOKEN):
-        for choice in chunk["choices"]:
-            for key in choice["delta"].get("audio") or ():
-                found.setdefault(f"first {key}", at)
-                found[f"last {key}"] = at
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most):
+            async for at, chunk in chunks(client, **SPOKEN):
+                for choice in chunk["choices"]:
+                    for key in choice["delta"].get("audio") or ():
+                        found.setdefault(f"first {key}", at)
+                        found[f"last {key}"] = at
     return found
 
 
@@ -67,12 +77,12 @@ async def widest_gap(client: httpx2.AsyncClient) -> float:
     return max(after - at for at, after in itertools.pairwise(times[1:]))
 
 
-def hear(address: str, count: int) -> list[dict[str, float]]:
+def hear(address: str, count: int, most: float) -> list[dict[str, float]]:
     """Return what `heard` returns for several answers at once; in a process of its own."""
 
     async def all_heard() -> list[dict[str, float]]:
         async with httpx2.AsyncClient(base_url=address, timeout=300) as client:
-            return list(await asyncio.gather(*(heard(client) for _ in range(count))))
+            return list(await asyncio.gather(*(heard(client, most) for _ in range(count))))
 
     return asyncio.run(all_heard())
 
@@ -98,7 +108,7 @@ def main(voice: str | None) -> None:
         # The first requests load the voice and the clients.
         httpx2.post(address + SPEECH, json=body, timeout=300)
         clients.submit(gap, address).result()
-        (found,) = clients.submit(hear, address, 1).result()
+        (found,) = clients.submit(hear, address, 1, 120).result()
         print("| of a spoken answer of ten sentences | seconds |\n|---|--:|")
         print(f"| first text | {found['first transcript']:.2f} |")
         print(f"| first audio | {found['first data']:.2f} |")
@@ -106,12 +116,12 @@ def main(voice: str | None) -> None:
         print(f"| last audio | {found['last data']:.2f} |\n")
         alone = [clients.submit(gap, address).result() for _ in range(3)]
         loop.longest = 0.0
-        ten = clients.submit(hear, address, 10)
+        ten = clients.submit(hear, address, 10, _LONG)
         time.sleep(1)
         beside = []
         while not ten.done() and len(beside) < 3:
             beside.append(clients.submit(gap, address).result())
-        first = [one["first data"] for one in ten.result()]
+        first = [one.get("first data", math.inf) for one in ten.result()]
         print("| with ten spoken answers at once | |\n|---|--:|")
         print(f"| longest turn of the event loop (CPU time) | {1000 * loop.longest:.1f} ms |")
         print(f"| widest gap in a text stream, alone | {_shown(alone)} |")
