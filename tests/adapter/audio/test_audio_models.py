@@ -125,7 +125,7 @@ async def test_keys_use_what_they_see(key: str, listed: list[str]) -> None:
             one = await client.get(f"/v1/models/{name}")
             assert one.status_code == expected
             assert (await _used(client, name)).status_code == expected
-        # Whoever may use a model may have it speak.
+        # A key that may use a model may have it speak.
         speech = await client.post("/v1/audio/speech", json={**SPEECH, "model": "chat"})
         assert speech.status_code == (200 if "chat" in listed else 404)
 

@@ -94,7 +94,7 @@ def context_of(model: Mapping[str, Any]) -> int | None:
 
 
 def _has_text(model: Mapping[str, Any]) -> bool:
-    """Return False for a model that only speaks or transcribes, as far as its entry tells."""
+    """Return False for a model that only speaks or transcribes, if its entry states that."""
     kinds = model.get("architecture")
     kinds = kinds if isinstance(kinds, dict) else {}
     return all("text" in kinds.get(f"{way}_modalities", ("text",)) for way in ("input", "output"))
