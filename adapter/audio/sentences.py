@@ -104,7 +104,7 @@ def _most(text: str) -> int:
         at = match.start()
         if at >= left:
             break
-        # What does not fit is left out; what comes before it does not depend on it.
+        # What does not fit is for the next piece; what comes before it does not depend on it.
         left = max(left - _cost(match[0]) + 1, at)
     return left
 

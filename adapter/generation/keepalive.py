@@ -145,7 +145,7 @@ async def commented(exchange: Exchange, arriving: AsyncIterator[T]) -> AsyncGene
 
 
 class _End:
-    """What follows the last thing that arrives."""
+    """The end of what arrives."""
 
 
 _END = _End()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from latimer.backends.speech.whisper import LANGUAGES
+from speech.conftest import TEXT
 from speech.round_trip import (
     FLITE,
     SENTENCES,
@@ -18,6 +20,7 @@ from speech.round_trip import (
     spoken,
     transcribed,
     whisper_model,
+    words,
 )
 
 # The largest share of wrong words.
@@ -47,6 +50,17 @@ def test_words_are_counted() -> None:
     assert distance(["a", "b", "c", "d"], ["a", "c", "x", "d", "e"]) == 3
     assert error_rate(SENTENCES) == 0
     assert error_rate([""] * 10) == 1
+
+
+async def test_kokoro(kokoro: Path, whisper: str) -> None:
+    """Whisper hears most words of Kokoro, whose Japanese voices speak English by a lexicon."""
+    async with serving(speech=f"sherpa-onnx:{kokoro}") as client:
+        body = {"model": "m", "voice": "0", "input": TEXT, "response_format": "flac"}
+        reply = await client.post("/v1/audio/speech", json=body)
+        assert reply.status_code == 200, reply.text
+    (heard,) = await transcribed(whisper, [reply.content])
+    expected, found = words(TEXT), words(heard)
+    assert distance(expected, found) / len(expected) <= 2 * MOST, heard
 
 
 async def test_pocketsphinx(recordings: list[bytes]) -> None:

@@ -13,23 +13,17 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.backends.speech.base import Recording
 from latimer.backends.speech.libraries import speaker_of, transcriber_of
+from speech.conftest import TEXT
 from support.audio import at_rate, decoded
 from support.clients import client_of
 from support.engines.echo import Echo
 
-from .conftest import TEXT
 
-# The fixture with the model of each.
-VOICES = {"piper": ("piper", "voice"), "vits": ("sherpa-onnx", "folder"),
-          "kokoro": ("sherpa-onnx", "kokoro")}  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=VOICES)
-async def app(request: pytest.FixtureRequest) -> AsyncIterator[object]:
-    """Return an adapter whose speaker has a packaged voice."""
-    library, fixture = VOICES[request.param]
-    speaker = speaker_of(f"{library}:{request.getfixturevalue(fixture)}")
-    found = OpenAIAdapter(Echo(), speaker=speaker, any_model=True)
+@pytest.fixture(scope="module", params=["piper", "sherpa-onnx"])
+async def app(request: pytest.FixtureRequest, voice: Path, folder: Path) -> AsyncIterator[object]:
+    """Return an adapter whose speaker has the packaged voice."""
+    model = voice if request.param == "piper" else folder
+    found = OpenAIAdapter(Echo(), speaker=speaker_of(f"{request.param}:{model}"), any_model=True)
     yield found
     await found.aclose()
 
