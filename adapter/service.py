@@ -425,6 +425,11 @@ class Service:
             return False
         return self.table is not None and self.chosen(name, grant)[2]
 
+    @staticmethod
+    def is_own(own: Speaker | Transcriber, name: str | None, grant: Grant | None) -> bool:
+        """Return True if a key may use the server's speaker or transcriber by a name, its own."""
+        return name == own.known().name and (grant is None or grant.allows(name))
+
     def _unknown(
         self, name: str | None, known: Sequence[str], grant: Grant | None
     ) -> InvalidRequest:
@@ -435,8 +440,12 @@ class Service:
                 "you must provide a model parameter: this server has several models. Expected one "
                 f"of: {shortened(', '.join(known))}."
             )
+        purposes = (self.speaker, "speech"), (self.transcriber, "transcriptions")
+        uses = [use for own, use in purposes if own is not None and self.is_own(own, name, grant)]
         if self.hosted:
             hint = ""
+        elif uses:
+            hint = f" It is for /v1/audio/{uses[0]} only."
         elif grant is not None and grant.names is not None:
             hint = f" This API key may use: {shortened(grant.shown)}." if grant.shown else ""
         else:

@@ -55,7 +55,7 @@ NESTED = frozenset(
         "output_config", "output_format", "prediction", "prompt_cache_breakpoint",
         "prompt_cache_options", "reasoning", "response_format", "source", "stream_options",
         "summary", "system", "templates", "text", "tool_calls", "tool_choice", "tools", "user",
-        "web_search_options",
+        "voice", "web_search_options",
     }
 )  # fmt: skip
 

@@ -83,6 +83,7 @@ NAMESPACE = {
 BROUGHT = {
     "botocore": "boto3",
     "faster_whisper": "faster-whisper",
+    "onnxruntime": "onnxruntime",
     "piper": "piper-tts",
     "pocketsphinx": "pocketsphinx",
 }

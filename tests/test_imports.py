@@ -35,8 +35,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"backends/speech/{name}.py"
         for name in (
-            "child", "pieces", "piper", "process", "sherpa", "speaking", "sphinx", "whisper",
-            "worker",
+            "child", "phonemes", "pieces", "piper", "process", "sherpa", "speaking", "sphinx",
+            "whisper", "worker",
         )
     ),
     ("backends/koboldcpp/*.py", "backends/llama_cpp/*.py", "backends/llama_server/*.py"),

@@ -100,11 +100,15 @@ class AudioModel(Transcriber):
         self._owner = owner
 
     @override
-    async def facts(self) -> TranscriberFacts:
+    def known(self) -> TranscriberFacts:
         """Return what it can do. It has no times, and none are made up."""
         return TranscriberFacts(
             self._served.model.name, takes_language=True, takes_prompt=True, takes_temperature=True
         )
+
+    @override
+    async def facts(self) -> TranscriberFacts:
+        return self.known()
 
     @override
     @asynccontextmanager

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import re
 
-# Characters of a piece at most: speakers get slow and worse with longer texts.
+# Characters of a piece at most: speakers get slow and worse with longer texts, and others wait.
 MOST = 400
+# How many letters take as long as a character to speak: a digit is a word, and a sign or an emoji
+# several; a character of Chinese is a syllable, and a name to voices that do not know it.
+_COSTS = (
+    (re.compile(r"[\u0370-\u1fff]"), 2),
+    (re.compile(r"\d"), 5),
+    (re.compile(r"[^\w\s.,;:!?…'\"‘’“”«»()\[\]*_\u0300-\u036f–—、。，！？：；「」『』（）-]"), 12),
+    (re.compile(r"[\u2e80-\U0010ffff]"), 8),
+)
+_COSTLY = re.compile("|".join(pattern.pattern for pattern, _ in _COSTS))
 # Characters of a piece at least that is cut within a sentence, if a comma allows it.
 LEAST = 100
 
@@ -35,8 +44,8 @@ _BEFORE_NUMBERS = frozenset({
 class Sentences:
     """The sentences of a text that arrives in parts.
 
-    They do not depend on where the text is parted. They have no whitespace around them, and at most
-    `MOST` characters. Joined, they have all of the text except whitespace.
+    They do not depend on where the text is parted. They have no whitespace around them, and take at
+    most as long to speak as `MOST` letters. Joined, they have all of the text except whitespace.
     """
 
     def __init__(self) -> None:
@@ -71,19 +80,37 @@ def is_speakable(text: str) -> bool:
 def _first_end(text: str) -> int | None:
     """Return the end of the first sentence, or None if the text may have to be longer for it.
 
-    No more than `MOST + 1` characters count, so that a longer text has the same first sentence.
+    Only as many characters count as a sentence may have, and one more, so that a longer text has
+    the same first sentence.
     """
-    window = text[: MOST + 1]
-    is_full = len(window) > MOST
+    most = _most(text[:MOST])
+    window = text[: most + 1]
+    is_full = len(window) > most
     for match in _END.finditer(window, 1):
-        if match.end() > MOST:
+        if match.end() > most:
             break
         ends = _ends_at(window, match.end(), bool(match[0]))
         if ends or (ends is None and is_full):
             return match.end()
         if ends is None:
             return None
-    return _cut(window[:MOST]) if is_full else None
+    return _cut(window[:most]) if is_full else None
+
+
+def _most(text: str) -> int:
+    """Return how many characters of the beginning of a text are spoken at once at most."""
+    left = MOST
+    for match in _COSTLY.finditer(text):
+        at = match.start()
+        if at >= left:
+            break
+        # What does not fit is for the next piece; what comes before it does not depend on it.
+        left = max(left - _cost(match[0]) + 1, at)
+    return left
+
+
+def _cost(character: str) -> int:
+    return next(cost for pattern, cost in _COSTS if pattern.match(character))
 
 
 def _ends_at(text: str, end: int, has_mark: bool) -> bool | None:
@@ -127,7 +154,7 @@ def _is_abbreviation(text: str, following: str) -> bool:
 def _cut(text: str) -> int:
     """Return where to cut a sentence that is too long: behind a comma, or a word, or anywhere."""
     for pattern in _CUTS:
-        ends = [match.end() for match in pattern.finditer(text, LEAST)]
+        ends = [match.end() for match in pattern.finditer(text, min(LEAST, len(text) // 2))]
         if ends:
             return ends[-1]
     return len(text)

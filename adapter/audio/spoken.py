@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from .voices import ChosenVoice
 # Samples for a text in which nothing is to be spoken, a tenth of a second: files without samples do
 # not decode in every format.
 SILENCE = Pcm(bytes(PCM_RATE // 10 * 2), PCM_RATE)
-# The seconds of audio that a sentence may have, at the voice's own speed.
+# The seconds of audio that a sentence may have.
 MOST_SECONDS = 120
 # The bytes of samples that a listener takes at least within a sentence: 0.4 seconds, as OpenAI
 # sends them.
@@ -50,7 +51,7 @@ async def pieces_of(
             count += len(pcm.samples) // 2
             if pcm.rate != rate:
                 raise EngineError("The speaker changed the sample rate within a text.")
-            if count * utterance.speed > MOST_SECONDS * rate:
+            if count > MOST_SECONDS * rate:
                 raise EngineError(
                     f"The speaker spoke for more than {MOST_SECONDS} seconds for a sentence."
                 )
@@ -237,8 +238,8 @@ class Speech:
     async def _encoder(self, line: _Line, rate: int) -> Encoder:
         """Return the encoder of a choice; the event loop cannot wait for its imports."""
         if line.encoder is None:
-            arguments = self._manner.form, rate, self._is_whole, FIELD
-            line.encoder = await asyncio.to_thread(Encoder, *arguments)
+            make = partial(Encoder, self._manner.form, rate, self._is_whole, param=FIELD)
+            line.encoder = await asyncio.to_thread(make)
             line.rate = rate
         return line.encoder
 

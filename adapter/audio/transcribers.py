@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...backends.queue import Ticket
 from ...backends.speech.base import Transcriber, TranscriberFacts
-from ..admission import admitted, ticket_of
+from ..admission import admitted, admitted_to_own, ticket_of
 from ..errors import InvalidRequest, UnknownModel
 from ..request import Exchange
 from ..service import ServedModel, Service
@@ -83,13 +83,14 @@ async def _served(
         return await admitted(exchange, service, name, 0), True
     except UnknownModel:
         own = service.transcriber
-        is_own = own is not None and name == (await own.facts()).name
-        if not is_own and name not in OPENAI_MODELS:
+        if own is not None and service.is_own(own, name, exchange.grant):
+            return await admitted_to_own(exchange, service), True
+        if name not in OPENAI_MODELS:
             raise
         other = await _hearing(exchange, service)
         if other is None:
             raise _nothing(path) from None
-    return await admitted(exchange, service, other, 0), is_own
+    return await admitted(exchange, service, other, 0), False
 
 
 async def _hearing(exchange: Exchange, service: Service) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...backends.errors import Unsupported, shortened
 from ...backends.speech.base import Speaker, SpeakerFacts
-from ..errors import InvalidRequest, missing, wrong_type
+from ...schemas.openai.audio import SpokenVoice, VoiceId
+from ..errors import InvalidRequest
 from ..service import ServedModel, Service
 
 # The voices of OpenAI. A speaker's own voices stand for them in this order, again from its first
@@ -55,32 +55,37 @@ async def speaker_for(service: Service, served: ServedModel, path: str = "") -> 
     )
 
 
-def voice_for(facts: SpeakerFacts, voice: str | Mapping[str, Any], path: str) -> ChosenVoice:
-    """Return the voice that a request names, which is a name or an object with an `id`.
+def voice_for(facts: SpeakerFacts, voice: str | VoiceId, path: str, strict: bool) -> ChosenVoice:
+    """Return the voice that a request names.
 
     Args:
         path: the field of the voice, for errors.
+        strict: reject OpenAI's voices, for which others stand.
 
     Raises:
         InvalidRequest: the speaker has no such voice; the error lists those it has.
+        Unsupported: the same, for one of OpenAI's.
     """
     if not isinstance(voice, str):
-        path = f"{path}.id"
-        if "id" not in voice:
-            raise missing(path)
-        voice = voice["id"]
-        if not isinstance(voice, str):
-            raise wrong_type(path, "a string", voice)
+        path, voice = f"{path}.id", voice.id
     names = [one.name for one in facts.voices]
     if voice in names:
         return ChosenVoice(voice, True)
-    if voice in OPENAI_VOICES:
-        return ChosenVoice(names[OPENAI_VOICES.index(voice) % len(names)], False)
     listed = ", ".join(f"'{shortened(name)}'" for name in names[:_LISTED])
     more = "" if len(names) <= _LISTED else f", and {len(names) - _LISTED} more"
+    if voice in OPENAI_VOICES:
+        if strict:
+            hint = f"'{voice}' is a voice of OpenAI, for which --strict lets no other stand. "
+            raise Unsupported(path, facts.name, f"{hint}Use one of: {listed}{more}.")
+        return ChosenVoice(names[OPENAI_VOICES.index(voice) % len(names)], False)
     raise InvalidRequest(
         f"Invalid value: '{shortened(voice)}'. Supported values are: {listed}{more}. OpenAI's "
         "voices are accepted, too, and are spoken with one of these.",
         path,
         "invalid_value",
     )
+
+
+def voices_of(facts: SpeakerFacts) -> list[SpokenVoice]:
+    """Return the voices of a speaker as clients see them."""
+    return [{"id": one.name, "name": one.name, "language": one.language} for one in facts.voices]

@@ -24,15 +24,15 @@ from ...schemas.openai.audio import (
     SpeechFormat,
     SpeechRequest,
     SpeechUsage,
-    SpokenVoice,
     VoiceList,
 )
-from ..admission import TOKEN, admitted, ticket_of
-from ..audio.formats import Encoder, check_format, encoded, media_type_of
+from ..admission import TOKEN, admitted, admitted_to_own, ticket_of
+from ..audio.formats import Encoder, check_format, encoded, has_encoders, media_type_of
 from ..audio.sentences import MOST, is_speakable, sentences_of
 from ..audio.spoken import SILENCE, pieces_of
-from ..audio.voices import speaker_for, voice_for
+from ..audio.voices import speaker_for, voice_for, voices_of
 from ..errors import DONE, UnknownModel
+from ..generation.keepalive import commented
 from ..request import EVENT_STREAM, Exchange
 from ..service import ServedModel, Service
 from ..validation import notes, read
@@ -61,8 +61,8 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     form = request.response_format or "mp3"
     check_format(form, "response_format")
     served, speaker, facts, has_model = await _speaker(exchange, service, request.model)
-    voice = request.voice if isinstance(request.voice, str) else {"id": request.voice.id}
-    chosen = voice_for(facts, voice, "voice")
+    strict, speed = served.policy.strict, request.speed or 1.0
+    chosen = voice_for(facts, request.voice, "voice", strict)
     exact = {"model": has_model, "voice": chosen.is_exact}
     replaced = [name for name, is_exact in exact.items() if not is_exact]
     await _note(exchange, request, served, facts, replaced)
@@ -72,7 +72,6 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     utterance = Utterance(
         "",
         chosen.name,
-        (request.speed or 1.0) if facts.changes_speed else 1.0,
         (request.instructions or "") if facts.takes_instructions else "",
         party,
     )
@@ -80,9 +79,9 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
         engine = facts.name if service.speaker else served.capabilities.engine
         exchange.record.begin(served.name, engine, party)
     is_whole = len(sentences) <= 1 and form in _SIZED
-    output = _Output(exchange, form, is_whole)
+    output = _Output(exchange, form, is_whole, speed if has_encoders() else 1.0)
     try:
-        async with aclosing(_spoken(speaker, utterance, sentences)) as spoken:
+        async with aclosing(_spoken(exchange, speaker, utterance, sentences)) as spoken:
             async for pcm in spoken:
                 await output.take(pcm)
         _end(exchange, request)
@@ -107,16 +106,19 @@ async def _speaker(
             served.
         LatimerError: see `admitted`.
     """
-    path, is_exact = f"{exchange.method} {exchange.scope['path']}", True
+    path, own = f"{exchange.method} {exchange.scope['path']}", service.speaker
+    is_exact = True
     try:
         served = await admitted(exchange, service, name, 0)
     except UnknownModel:
-        own = service.speaker
-        is_exact = own is not None and name == (await own.facts()).name
-        other = await _speaking(exchange, service)
-        if other is None or not (is_exact or name in OPENAI_MODELS):
-            raise
-        served = await admitted(exchange, service, other, 0)
+        if own is not None and service.is_own(own, name, exchange.grant):
+            served = await admitted_to_own(exchange, service)
+        else:
+            is_exact = False
+            other = await _speaking(exchange, service)
+            if other is None or name not in OPENAI_MODELS:
+                raise
+            served = await admitted(exchange, service, other, 0)
     speaker = await speaker_for(service, served, path)
     return served, speaker, await speaker.facts(), is_exact
 
@@ -145,7 +147,7 @@ async def _note(
     """
     inexact = {*replaced, *(name for name in facts.inexact if getattr(request, name))}
     ignored = []
-    if request.speed not in (None, 1.0) and not facts.changes_speed:
+    if request.speed not in (None, 1.0) and not has_encoders():
         ignored.append("speed")
     if request.instructions and not facts.takes_instructions:
         ignored.append("instructions")
@@ -155,15 +157,17 @@ async def _note(
 
 
 async def _spoken(
-    speaker: Speaker, utterance: Utterance, sentences: list[str]
+    exchange: Exchange, speaker: Speaker, utterance: Utterance, sentences: list[str]
 ) -> AsyncGenerator[Pcm, None]:
-    """Yield the audio of sentences; see `pieces_of`."""
+    """Yield the audio of sentences; see `pieces_of`. Streams have comments while there is none."""
     if not sentences:
         yield SILENCE
     rate = 0
     for sentence in sentences:
-        own = replace(utterance, text=sentence)
-        async with aclosing(pieces_of(speaker, own, rate)) as pieces:
+        spoken = pieces_of(speaker, replace(utterance, text=sentence), rate)
+        if exchange.wants_stream:
+            spoken = commented(exchange, spoken)
+        async with aclosing(spoken) as pieces:
             async for pcm in pieces:
                 rate = pcm.rate
                 yield pcm
@@ -183,19 +187,24 @@ class _Output:
 
     Args:
         is_whole: True to send the file when it is complete.
+        speed: see `Encoder`.
     """
 
-    def __init__(self, exchange: Exchange, form: SpeechFormat, is_whole: bool) -> None:
+    def __init__(
+        self, exchange: Exchange, form: SpeechFormat, is_whole: bool, speed: float
+    ) -> None:
         self._exchange = exchange
         self._form = form
         self._is_whole = is_whole
+        self._speed = speed
         self._encoder: Encoder | None = None
 
     async def take(self, pcm: Pcm) -> None:
         """Encode and send a piece of audio."""
         if self._encoder is None:
             # The event loop cannot wait for the imports of the first one.
-            self._encoder = await asyncio.to_thread(Encoder, self._form, pcm.rate, self._is_whole)
+            arguments = self._form, pcm.rate, self._is_whole, self._speed
+            self._encoder = await asyncio.to_thread(Encoder, *arguments)
         await self._send(await encoded(self._encoder, pcm.samples))
 
     async def end(self) -> None:
@@ -246,8 +255,5 @@ async def list_voices(exchange: Exchange, service: Service) -> None:
     served = await service.first(exchange.grant)
     speaker = await speaker_for(service, served, f"{exchange.method} {exchange.scope['path']}")
     facts = await speaker.facts()
-    voices: list[SpokenVoice] = [
-        {"id": one.name, "name": one.name, "language": one.language} for one in facts.voices
-    ]
-    reply: VoiceList = {"object": "list", "model": facts.name, "voices": voices}
+    reply: VoiceList = {"object": "list", "model": facts.name, "voices": voices_of(facts)}
     await exchange.reply(200, orjson.dumps(reply))

@@ -26,8 +26,10 @@ from ...schemas.openai.models import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from ..audio.voices import voices_of
 from ..chat.profile import known_profile
 from ..errors import StoreUnavailable
+from ..limits.leases import Grant
 from ..messages.errors import speaks_anthropic
 from ..messages.models import info_of, page_of
 from ..request import Exchange, parameters
@@ -60,7 +62,7 @@ class Abilities(NamedTuple):
 
 
 async def list_models(exchange: Exchange, service: Service) -> None:
-    """List every model name that requests may use."""
+    """List every model name that requests may use; the speaker and the transcriber come last."""
     models = await service.models(exchange.grant)
     if speaks_anthropic(exchange.scope):
         infos = [await _info(name, served) for name, served in models.items()]
@@ -74,6 +76,9 @@ async def list_models(exchange: Exchange, service: Service) -> None:
             for name, served in models.items()
         ],
     }
+    reply["data"] += [
+        one for name, one in _audio_models(service, exchange.grant).items() if name not in models
+    ]
     await exchange.reply(200, orjson.dumps(reply))
 
 
@@ -88,8 +93,11 @@ async def retrieve_model(exchange: Exchange, service: Service, name: str) -> Non
             known = await service.resolve(name, exchange.grant)
         await _reply_to_anthropic(exchange, await _info(name, known))
         return
+    spoken = {} if name in names else _audio_models(service, exchange.grant)
     if name in names and known is None:
-        reply: Any = _unknown(name)
+        reply = _unknown(name)
+    elif name in spoken:
+        reply = spoken[name]
     else:
         known = known or await service.resolve(name, exchange.grant)
         reply = await _described(service, name, known)
@@ -111,14 +119,42 @@ async def _reply_to_anthropic(exchange: Exchange, reply: Any) -> None:
 
 def _unknown(name: str) -> ModelObject:
     """Return OpenAI's four keys for a model that no engine has described yet."""
-    known = {"id": name, "object": "model", "created": _STARTED, "owned_by": "latimer"}
-    return cast("ModelObject", known)
+    return {"id": name, "object": "model", "created": _STARTED, "owned_by": "latimer"}
+
+
+def _audio_models(service: Service, grant: Grant | None) -> dict[str, ModelObject]:
+    """Return the server's own speaker and transcriber by their names, if a key may use these.
+
+    Neither is loaded or asked for it: voices are listed once they are known.
+    """
+    found: dict[str, ModelObject] = {}
+    if service.speaker is not None:
+        facts = service.speaker.known()
+        voices = {"voices": voices_of(facts)} if facts.voices else {}
+        speech = _audio_model(facts.name, "text", "audio", ["speech"])
+        found[facts.name] = cast("ModelObject", {**speech, **voices})
+    if service.transcriber is not None:
+        heard = service.transcriber.known()
+        abilities = ["transcription", *(("translation",) if heard.translates else ())]
+        found.setdefault(heard.name, _audio_model(heard.name, "audio", "text", abilities))
+    return {name: one for name, one in found.items() if grant is None or grant.allows(name)}
+
+
+def _audio_model(name: str, takes: str, makes: str, abilities: list[str]) -> ModelObject:
+    return {
+        **_unknown(name),
+        "architecture": {"input_modalities": [takes], "output_modalities": [makes]},
+        "capabilities": abilities,
+    }
 
 
 async def _described(service: Service, name: str, served: ServedModel) -> ModelObject:
-    speaker = service.speaker or await served.backend.speaker()
+    own = None if service.speaker is not None else await served.backend.speaker()
     facts = await served.backend.embedding_model()
-    return await object_of(name, served, facts, speaker is not None)
+    found = await object_of(name, served, facts, service.speaker is not None or own is not None)
+    if own is not None:
+        found["voices"] = voices_of(own.known())
+    return found
 
 
 async def object_of(

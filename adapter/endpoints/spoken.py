@@ -58,7 +58,8 @@ async def manner_of(request: ChatRequest, service: Service, served: ServedModel)
             "an engine's own response has no audio. Omit 'oai_compat', or request text only.",
         )
     check_format(audio.format, FIELD)
-    voice = voice_for(await speaker.facts(), audio.voice, VOICE)
+    facts, strict = await speaker.facts(), served.policy.strict
+    voice = voice_for(facts, audio.voice, VOICE, strict)
     party = party_of(request.service_tier) or Ticket()
     # What follows an answer is not rejected as busy.
     party.admitted = True
@@ -82,7 +83,8 @@ def check_spoken(answer: Grammar | None) -> None:
     """
     if answer is not None and answer.kind == "json_schema":
         raise wrong_value(
-            answer.param, "not supported together with audio. Omit it, or request text only."
+            answer.param.partition(".")[0],
+            "not supported together with audio. Omit it, or request text only.",
         )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +12,7 @@ from ...backends import offload
 from ...backends.base import Capabilities, Sampling
 from ...backends.errors import LatimerError, Unsupported
 from ...backends.speech.base import Recording, Segment, TranscriberFacts
+from ...schemas.openai.common import joined
 from ...schemas.openai.transcriptions import TranscriptionRequest, TranslationRequest
 from ..audio.languages import code_of
 from ..audio.recording import decoded, free
@@ -21,6 +20,7 @@ from ..audio.transcribers import Chosen, transcriber_for
 from ..audio.transcript import TYPES, TextStream, Transcribed, body_of
 from ..errors import DONE, InvalidRequest, missing, wrong_type, wrong_value
 from ..form import Form, form_of, values_of
+from ..generation.keepalive import commented
 from ..request import EVENT_STREAM, JSON, Exchange
 from ..service import Service
 from ..validation import notes, parse
@@ -152,16 +152,19 @@ def _language(language: str, chosen: Chosen) -> str:
 
     Raises:
         InvalidRequest: the language is unknown.
-        Unsupported: the transcriber knows one language only, which is another.
+        Unsupported: the transcriber does not know the language; the error lists those it knows.
     """
-    code = code_of(language)
+    code, known = code_of(language), chosen.facts.languages
+    if code in known or (code and not known):
+        return code
+    listed = joined([f"'{one}'" for one in sorted(known or ("en",))], "and")
     if not code:
-        raise wrong_value("language", "expected the ISO 639-1 code of a language, such as 'en'.")
-    only = chosen.facts.language
-    if only and code != only:
-        hint = f"It knows '{only}' only. Start the server with another --transcription."
-        raise Unsupported("language", chosen.engine, hint)
-    return code
+        hint = f"Supported values are: {listed}." if known else f"Such a code is {listed}."
+        raise wrong_value("language", f"expected the ISO 639-1 code of a language. {hint}")
+    hint = f"Supported values are: {listed}."
+    if len(known) == 1:
+        hint = f"It knows {listed} only. Start the server with another --transcription."
+    raise Unsupported("language", chosen.engine, hint)
 
 
 async def _note(
@@ -217,7 +220,7 @@ async def _stream(
     events, segments = TextStream(), list[Segment]()
     try:
         async with chosen.transcriber.transcribe(recording) as arriving:
-            async for one in _in_time(exchange, arriving):
+            async for one in commented(exchange, arriving):
                 segments.append(one)
                 if event := events.feed(one.text):
                     if not exchange.started:
@@ -235,26 +238,6 @@ async def _stream(
         await exchange.start(200, EVENT_STREAM)
     await exchange.chunk(events.end(found) + DONE, more=False)
     return found
-
-
-async def _in_time(exchange: Exchange, arriving: AsyncIterator[Segment]) -> AsyncIterator[Segment]:
-    """Yield segments; send a comment while there is none for long, so that clients keep waiting."""
-    while True:
-        waiting = asyncio.ensure_future(anext(arriving, None))
-        try:
-            while not (await asyncio.wait([waiting], timeout=exchange.keepalive or None))[0]:
-                if not exchange.started:
-                    await exchange.start(200, EVENT_STREAM)
-                await exchange.chunk(b": waiting\n\n")
-        except BaseException:
-            waiting.cancel()
-            with suppress(asyncio.CancelledError, LatimerError):
-                await waiting
-            raise
-        one = waiting.result()
-        if one is None:
-            return
-        yield one
 
 
 def _transcribed(

@@ -8,8 +8,9 @@ early instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...backends.base import Backend
@@ -117,6 +118,37 @@ class KeepAlive:
             self.writing = None
 
 
+T = TypeVar("T")
+
+
+async def commented(exchange: Exchange, arriving: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """Yield what arrives for a stream of events, and send comments while nothing arrives.
+
+    This is for events without frames of text. The first comment sends the head of the response.
+    """
+    while True:
+        waiting = asyncio.ensure_future(anext(arriving, _END))
+        try:
+            while not (await asyncio.wait([waiting], timeout=exchange.keepalive or None))[0]:
+                if not exchange.started:
+                    await exchange.start(200, EVENT_STREAM)
+                await exchange.chunk(b": waiting\n\n")
+        except BaseException:
+            waiting.cancel()
+            with suppress(asyncio.CancelledError, LatimerError):
+                await waiting
+            raise
+        one = waiting.result()
+        if isinstance(one, _End):
+            return
+        yield one
+
+
+class _End:
+    """The end of what arrives."""
+
+
+_END = _End()
 _Streams: TypeAlias = set[KeepAlive]
 
 # The running streams of each event loop, by their interval. One timer serves all of them.

@@ -31,9 +31,13 @@ function askForKey() {
   $("key").focus();
 }
 
+// A model that only speaks or transcribes has no view here.
+const isForAudio = (model) =>
+  (model.capabilities ?? []).some((word) => word === "speech" || word === "transcription");
+
 async function loadModels() {
   try {
-    models = (await api.get("models")).data;
+    models = (await api.get("models")).data.filter((one) => !isForAudio(one));
   } catch (error) {
     page.failed(error);
     say(error.message, true);

@@ -51,6 +51,10 @@ class KoboldSpeaker:
         """Return True if the server has a model that speaks."""
         return await self._known() is not None
 
+    def known(self) -> SpeakerFacts:
+        """See `Speaker.known`."""
+        return self._facts or SpeakerFacts(NAME, ())
+
     async def facts(self) -> SpeakerFacts:
         """Return the voices that the server lists.
 

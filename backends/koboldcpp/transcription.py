@@ -20,6 +20,7 @@ from ..http import HttpClient
 from ..queue import QUEUE
 from ..speech.base import Recording, Segment, Transcriber, TranscriberFacts
 from ..speech.pieces import cut, joined, wav_of
+from ..speech.whisper import LANGUAGES
 from .server import Server
 from .translate import ENGINE
 
@@ -50,6 +51,10 @@ class KoboldTranscriber(Transcriber):
         self._checked_at = -HOLDS
 
     @override
+    def known(self) -> TranscriberFacts:
+        return TranscriberFacts(NAME, takes_language=True, takes_prompt=True, languages=LANGUAGES)
+
+    @override
     async def facts(self) -> TranscriberFacts:
         """Return what every Whisper model can do there; its name is not reported.
 
@@ -62,7 +67,7 @@ class KoboldTranscriber(Transcriber):
                 if not version.get("transcribe"):
                     raise EngineUnavailable(NOT_STARTED)
             self._checked_at = time.monotonic()
-        return TranscriberFacts(NAME, takes_language=True, takes_prompt=True)
+        return self.known()
 
     @override
     @asynccontextmanager

@@ -5,15 +5,31 @@ Audio is PCM here: signed 16 bit, little endian, mono. Other formats are the ada
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from ..queue import Ticket
 
 # Samples a second of the audio that a transcriber gets.
 TRANSCRIBED_RATE = 16_000
+
+
+def name_of(library: str, model: str) -> str:
+    """Return the name of a library's model for clients: `piper:VOICE`, `sherpa-onnx:FOLDER`."""
+    path = Path(model.rstrip("/")).expanduser()
+    if path.parent.name == "snapshots":
+        # The cache of a hub: models--ORGANIZATION--REPOSITORY/snapshots/COMMIT.
+        return f"{library}:{path.parents[1].name.rpartition('--')[2]}"
+    return f"{library}:{path.name.removesuffix('.onnx')}" if model else library
+
+
+def thread_count(most: int = 4) -> int:
+    """Return the threads for a library that speaks: one processor is left to the server."""
+    return max(1, min(most, (os.cpu_count() or 1) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +51,6 @@ class Utterance:
 
     Args:
         voice: the name of one of the speaker's voices.
-        speed: 1 is the voice's own speed, 2 is twice as fast.
         instructions: how to speak, for speakers that take instructions.
         party: the request that it belongs to: once one of its utterances was admitted to a queue,
             none is rejected as busy.
@@ -43,7 +58,6 @@ class Utterance:
 
     text: str
     voice: str
-    speed: float = 1.0
     instructions: str = ""
     party: Ticket = field(default_factory=Ticket, compare=False)
 
@@ -68,20 +82,25 @@ class SpeakerFacts:
     Args:
         name: the name of its model, as clients see it.
         voices: at least one; the first is the default.
-        changes_speed: False if it speaks at one speed only.
         takes_instructions: False if it ignores instructions.
-        inexact: the fields of requests, `speed` or `instructions`, that it may ignore.
+        inexact: the fields of requests, such as `instructions`, that it may ignore.
     """
 
     name: str
     voices: Sequence[Voice]
-    changes_speed: bool = False
     takes_instructions: bool = False
     inexact: frozenset[str] = frozenset()
 
 
 class Speaker(Protocol):
-    """Speaks texts. The only errors that its coroutines raise on purpose are `LatimerError`s."""
+    """Speaks texts at its own speed, which the adapter changes.
+
+    The only errors that its coroutines raise on purpose are `LatimerError`s.
+    """
+
+    def known(self) -> SpeakerFacts:
+        """Return its name, and what else is known already; this loads and asks nothing."""
+        ...
 
     async def facts(self) -> SpeakerFacts:
         """Return what it can do; the answer is cached."""
@@ -174,7 +193,7 @@ class TranscriberFacts:
         has_words: True if words have times.
         translates: True if it can translate to English.
         takes_language, takes_prompt, takes_temperature: False if it ignores the field.
-        language: the one language that it knows; empty for several.
+        languages: the ISO 639-1 codes of those that it knows; empty if it does not tell.
         most_seconds: the longest recording; None for no limit of its own.
     """
 
@@ -185,12 +204,21 @@ class TranscriberFacts:
     takes_language: bool = False
     takes_prompt: bool = False
     takes_temperature: bool = False
-    language: str = ""
+    languages: Sequence[str] = ()
     most_seconds: float | None = None
+
+    @property
+    def language(self) -> str:
+        """The one language that it knows; empty for several."""
+        return self.languages[0] if len(self.languages) == 1 else ""
 
 
 class Transcriber(Protocol):
     """Transcribes recordings. Its coroutines raise `LatimerError`s only, as far as on purpose."""
+
+    def known(self) -> TranscriberFacts:
+        """Return its name, and what else is known already; this loads and asks nothing."""
+        ...
 
     async def facts(self) -> TranscriberFacts:
         """Return what it can do; the answer is cached."""

@@ -16,7 +16,7 @@ _LINE = 1 << 24
 
 
 async def started(library: str, model: str) -> tuple[Process, dict[str, Any]]:
-    """Return a new process that has loaded a model, and its first message.
+    """Return a new process that has loaded a model, and its first message, which has its facts.
 
     Args:
         library: its name in `worker.CLASSES`.

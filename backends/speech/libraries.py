@@ -5,14 +5,14 @@ These are libraries, each with its model, and koboldcpp at a URL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from ..koboldcpp.speech import speaker_at
 from ..koboldcpp.transcription import transcriber_at
-from .base import Speaker, Transcriber, TranscriberFacts
+from .base import Speaker, Transcriber
 from .process import LibraryTranscriber
 from .speaking import LibrarySpeaker
 
@@ -78,37 +78,16 @@ class TranscriberLibrary(NamedTuple):
         module: its module, which must be there.
         extra: the extra of Latimer that installs it.
         model: the model without one in the value.
-        facts: returns what it can do with a model.
     """
 
     module: str
     extra: str
     model: str
-    facts: Callable[[str], TranscriberFacts]
-
-
-def _whisper(model: str) -> TranscriberFacts:
-    """Return the facts of a Whisper model; those whose names end with `.en` know English only."""
-    is_english = model.rstrip("/").endswith(".en")
-    return TranscriberFacts(
-        f"faster-whisper:{model.rstrip('/').rpartition('/')[2]}",
-        has_segments=True,
-        has_words=True,
-        translates=not is_english,
-        takes_language=True,
-        takes_prompt=True,
-        takes_temperature=True,
-        language="en" if is_english else "",
-    )
-
-
-def _sphinx(_model: str) -> TranscriberFacts:
-    return TranscriberFacts("pocketsphinx", has_segments=True, has_words=True, language="en")
 
 
 TRANSCRIBERS: Mapping[str, TranscriberLibrary] = {
-    "faster-whisper": TranscriberLibrary("faster_whisper", "transcription", "base", _whisper),
-    "pocketsphinx": TranscriberLibrary("pocketsphinx", "pocketsphinx", "", _sphinx),
+    "faster-whisper": TranscriberLibrary("faster_whisper", "transcription", "base"),
+    "pocketsphinx": TranscriberLibrary("pocketsphinx", "pocketsphinx", ""),
 }
 
 
@@ -128,5 +107,4 @@ def transcriber_of(value: str) -> Transcriber:
             "URL of a koboldcpp."
         )
     _check_installed(name, library.module, library.extra)
-    model = model or library.model
-    return LibraryTranscriber(name, model, library.facts(model))
+    return LibraryTranscriber(name, model or library.model)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .base import Pcm, SpeakerFacts, Utterance, Voice
+from .base import Pcm, SpeakerFacts, Utterance, Voice, name_of, thread_count
+from .phonemes import runs_of
 
 
 class _Speaker(NamedTuple):
@@ -44,28 +45,40 @@ class Piper:
             raise ValueError(f"'{path}' has no file VOICE.onnx.")
         self._loaded: dict[Path, Any] = {}
         self._voice(voices[0].name)
-        self.facts = SpeakerFacts(f"piper:{path.stem}", voices, changes_speed=True)
+        self.facts = SpeakerFacts(name_of("piper", model), voices)
 
     def _voice(self, name: str) -> Any:
-        from piper import PiperVoice
-
         path = self._speakers[name].path
         if path not in self._loaded:
             # A voice takes a hundred megabytes: only the last is kept.
-            self._loaded = {path: PiperVoice.load(path)}
+            self._loaded = {path: _loaded(path)}
         return self._loaded[path]
 
     def speak(self, utterance: Utterance) -> Iterator[Pcm]:
-        """Yield the audio of each sentence."""
+        """Yield the audio of each run of phonemes."""
         from piper import SynthesisConfig
 
         voice = self._voice(utterance.voice)
-        config = SynthesisConfig(
-            speaker_id=self._speakers[utterance.voice].number,
-            length_scale=voice.config.length_scale / utterance.speed,
-        )
+        config = SynthesisConfig(speaker_id=self._speakers[utterance.voice].number)
         for chunk in voice.synthesize(utterance.text, config):
             yield Pcm(chunk.audio_int16_bytes, chunk.sample_rate)
+
+
+def _loaded(path: Path) -> Any:
+    """Return a voice of Piper."""
+    from onnxruntime import InferenceSession, SessionOptions
+    from piper import PiperConfig, PiperVoice
+
+    options = SessionOptions()
+    options.intra_op_num_threads = thread_count()
+    # Threads that wait for each other in a loop take processors from the server.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    voice = PiperVoice(session, PiperConfig.from_dict(_config_of(path)))
+    phonemize = voice.phonemize
+    # What is computed at once is bounded.
+    voice.phonemize = lambda text: runs_of(phonemize(text))
+    return voice
 
 
 def _config_of(file: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from ..errors import EngineError
 from ..queue import QUEUE, AdmissionQueue
-from .base import Recording, Segment, Transcriber, TranscriberFacts, Word
+from .base import Recording, Segment, Transcriber, TranscriberFacts, Word, name_of
 from .child import ended, message_of, reason_of, started
 
 # The fields of a recording that are sent before its samples.
@@ -31,16 +31,19 @@ class LibraryTranscriber(Transcriber):
     Args:
         library: its name in `worker.CLASSES`.
         model: the model, as the library names it.
-        facts: what it can do.
     """
 
-    def __init__(self, library: str, model: str, facts: TranscriberFacts) -> None:
+    def __init__(self, library: str, model: str) -> None:
         self._library = library
         self._model = model
-        self._facts = facts
+        self._facts: TranscriberFacts | None = None
         self._turns = AdmissionQueue(QUEUE)
         self._starting = asyncio.Lock()
         self._process: Process | None = None
+
+    @override
+    def known(self) -> TranscriberFacts:
+        return self._facts or TranscriberFacts(name_of(self._library, self._model))
 
     @override
     async def facts(self) -> TranscriberFacts:
@@ -50,6 +53,7 @@ class LibraryTranscriber(Transcriber):
             EngineUnavailable: the library or its model cannot be loaded.
         """
         await self._started()
+        assert self._facts is not None
         return self._facts
 
     @override
@@ -86,8 +90,8 @@ class LibraryTranscriber(Transcriber):
             process = self._process
             if process is not None and process.returncode is None:
                 return process
-            process, _ = await started(self._library, self._model)
-            self._process = process
+            process, loaded = await started(self._library, self._model)
+            self._process, self._facts = process, TranscriberFacts(**loaded["facts"])
             return process
 
     async def _segments(

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .base import Pcm, SpeakerFacts, Utterance, Voice
+from .base import Pcm, SpeakerFacts, Utterance, Voice, name_of, thread_count
+from .phonemes import runs_of
 from .piper import phonemizer
 
-_THREADS = 2
 # The lexicons that exclude each other: the first is used.
 _ENGLISH = ("lexicon-us-en.txt", "lexicon-gb-en.txt")
 
@@ -39,7 +39,7 @@ class Sherpa:
         config = library.OfflineTtsConfig(
             model=library.OfflineTtsModelConfig(
                 **{kind: _CONFIGS[kind](library, folder, ",".join(lexicons))},
-                num_threads=_THREADS,
+                num_threads=thread_count(),
             ),
             rule_fsts=",".join(map(str, sorted(folder.glob("*.fst")))),
         )
@@ -54,23 +54,25 @@ class Sherpa:
         language = str(self._tts.lang or "").partition("-")[0].lower()
         language = language if len(language) == 2 else ""
         voices = [Voice(name, language) for name in names]
-        self.facts = SpeakerFacts(f"sherpa-onnx:{folder.name}", voices, changes_speed=True)
+        self.facts = SpeakerFacts(name_of("sherpa-onnx", model), voices)
 
     def speak(self, utterance: Utterance) -> Iterator[Pcm]:
-        """Yield the audio in one piece."""
-        import numpy as np
-
+        """Yield the audio in one piece, or that of each run of phonemes."""
         config = self._library.GenerationConfig()
         config.sid = self._indexes[utterance.voice]
-        config.speed = utterance.speed
-        if self._phonemizer is not None:
-            config.phoneme_codepoints = [
-                [ord(character) for phoneme in sentence for character in phoneme]
-                for sentence in self._phonemizer(str(self._tts.lang), utterance.text)
-            ]
-        audio = self._tts.generate(utterance.text, config)
+        if self._phonemizer is None:
+            yield self._generated(utterance.text, config)
+            return
+        for run in runs_of(self._phonemizer(str(self._tts.lang), utterance.text)):
+            config.phoneme_codepoints = [[ord(one) for phoneme in run for one in phoneme]]
+            yield self._generated(utterance.text, config)
+
+    def _generated(self, text: str, config: Any) -> Pcm:
+        import numpy as np
+
+        audio = self._tts.generate(text, config)
         scaled = np.clip(np.asarray(audio.samples, np.float32) * 32_767, -32_768, 32_767)
-        yield Pcm(scaled.astype("<i2").tobytes(), audio.sample_rate)
+        return Pcm(scaled.astype("<i2").tobytes(), audio.sample_rate)
 
 
 def _kind_of(folder: Path) -> str:

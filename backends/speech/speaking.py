@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,14 +12,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..errors import EngineError, LatimerError
+from ..errors import EngineError, EngineSilent, LatimerError, Unsupported
 from ..queue import QUEUE, AdmissionQueue
-from .base import Pcm, Speaker, SpeakerFacts, Utterance, Voice
+from .base import Pcm, Speaker, SpeakerFacts, Utterance, Voice, name_of
 from .child import ended, message_of, reason_of, started
 
 # Seconds for the end of an utterance that nobody waits for; then its process is killed. To load a
 # model again takes longer than most sentences.
 _PATIENCE = 10.0
+# Seconds that a library may compute for an utterance; then its process is killed.
+_LONGEST = 60.0
 
 
 class LibrarySpeaker(Speaker):
@@ -39,6 +42,10 @@ class LibrarySpeaker(Speaker):
         self._starting = asyncio.Lock()
         self._process: Process | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @override
+    def known(self) -> SpeakerFacts:
+        return self._facts or SpeakerFacts(name_of(self._library, self._model), ())
 
     @override
     async def facts(self) -> SpeakerFacts:
@@ -115,6 +122,8 @@ class _Reply:
         self._library = library
         # The samples whose message was read, as their count of bytes and their rate.
         self._next: tuple[int, int] | None = None
+        # The seconds that the library may still compute.
+        self._left = _LONGEST
 
     async def ask(self, utterance: Utterance) -> None:
         """Send an utterance."""
@@ -122,7 +131,7 @@ class _Reply:
         job = {
             # A NUL would end the text for libraries in C.
             "text": utterance.text.replace("\0", " "), "voice": utterance.voice,
-            "speed": utterance.speed, "instructions": utterance.instructions,
+            "instructions": utterance.instructions,
         }  # fmt: skip
         self.has_ended = False
         try:
@@ -132,13 +141,20 @@ class _Reply:
             raise EngineError(f"{self._library} ended before it had the text.") from None
 
     async def pieces(self) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio; after a cancellation, the rest of it."""
+        """Yield the audio; after a cancellation, the rest of it.
+
+        Raises:
+            EngineError: the library failed, or took too long and was ended.
+            Unsupported: it does not speak so long a text.
+        """
         assert self.process.stdout is not None
         while not self.has_ended:
             if self._next is None:
-                message = await message_of(self.process, self._library)
+                message = await self._message()
                 if "size" not in message:
                     self.has_ended = True
+                    if "is_input" in message:
+                        raise Unsupported("input", self._library, f"It says: {reason_of(message)}")
                     if "error" in message:
                         reason = reason_of(message)
                         raise EngineError(f"{self._library} failed to speak: {reason}")
@@ -151,3 +167,18 @@ class _Reply:
                 raise EngineError(f"{self._library} has ended within a sentence.") from None
             self._next = None
             yield Pcm(samples, rate)
+
+    async def _message(self) -> dict[str, Any]:
+        """Return the next message; end the process if it has computed for too long."""
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(self._left):
+                return await message_of(self.process, self._library)
+        except TimeoutError:
+            await ended(self.process)
+            self.has_ended = True
+            raise EngineSilent(
+                f"{self._library} took more than {_LONGEST:.0f} seconds for a sentence."
+            ) from None
+        finally:
+            self._left -= time.monotonic() - start

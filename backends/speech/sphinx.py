@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from .base import TRANSCRIBED_RATE, Recording, Segment, Word
+from .base import TRANSCRIBED_RATE, Recording, Segment, TranscriberFacts, Word, name_of
 from .pieces import cut
 
 # Seconds of a recording that are decoded together, and of silence that ends a segment.
@@ -33,6 +33,9 @@ class Sphinx:
         own = {"hmm": model, "dict": f"{model}/model.dict", "lm": f"{model}/model.lm.bin"}
         self._decoder = Decoder(
             samprate=float(TRANSCRIBED_RATE), loglevel="FATAL", **(own if model else {})
+        )
+        self.facts = TranscriberFacts(
+            name_of("pocketsphinx", model), has_segments=True, has_words=True, languages=("en",)
         )
 
     def transcribe(self, recording: Recording) -> Iterator[Segment]:

@@ -3,7 +3,7 @@
 Libraries hold the interpreter for long, cannot be interrupted, and can crash. The process loads its
 model once. Standard input has jobs: a line of JSON, then the samples of a recording. Standard
 output has a line of JSON for each segment, or for each piece of audio and then its samples; and a
-line with `end` or `error` after the last.
+line with `end` or `error` after the last. The first line has what the library can do.
 """
 
 from __future__ import annotations
@@ -12,15 +12,24 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Any, Protocol
 
-from .base import Pcm, Recording, Segment, SpeakerFacts, Utterance
+from .base import Pcm, Recording, Segment, SpeakerFacts, TranscriberFacts, Utterance
+from .phonemes import TooLong
 
 
 class Listener(Protocol):
-    """A library with its model, which transcribes one recording at a time."""
+    """A library with its model, which transcribes one recording at a time.
+
+    Attributes:
+        facts: what it can do.
+    """
+
+    facts: TranscriberFacts
 
     def transcribe(self, recording: Recording) -> Iterator[Segment]:
         """Yield the segments as they are known."""
@@ -50,9 +59,14 @@ CLASSES: Mapping[str, tuple[str, str]] = {
 }
 
 
+# How much less of a busy processor it gets than the server, whose event loop must not wait.
+_NICENESS = 10
+
+
 def main() -> None:
     """Load a library and its model, the arguments, and work until standard input ends."""
     name, model = sys.argv[1:]
+    _step_back()
     # What a library prints must not be taken for a reply.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -63,8 +77,9 @@ def main() -> None:
     except Exception as error:
         _write(out, {"error": _in_words(error)})
         return
+    facts = {key: value for key, value in asdict(library.facts).items() if key != "inexact"}
+    _write(out, {"facts": facts})
     speaks = hasattr(library, "speak")
-    _write(out, {"facts": _shown(library.facts)} if speaks else {"end": True})
     source = sys.stdin.buffer
     while line := source.readline():
         try:
@@ -72,11 +87,21 @@ def main() -> None:
                 _speak(library, Utterance(**json.loads(line)), out)
             else:
                 _transcribe(library, json.loads(line), source, out)
+        except TooLong as error:
+            _write(out, {"error": str(error), "is_input": True})
         except Exception as error:
             # Libraries do not document what they raise.
             _write(out, {"error": _in_words(error)})
         else:
             _write(out, {"end": True})
+
+
+def _step_back() -> None:
+    """Leave the processors to the server when it needs them."""
+    os.nice(_NICENESS)
+    with suppress(OSError):
+        # Linux shares the processors between sessions first, where it groups tasks by session.
+        Path("/proc/self/autogroup").write_text(str(_NICENESS))
 
 
 def _transcribe(library: Listener, job: dict[str, Any], source: IO[bytes], out: IO[bytes]) -> None:
@@ -88,12 +113,6 @@ def _transcribe(library: Listener, job: dict[str, Any], source: IO[bytes], out: 
 def _speak(library: Reader, utterance: Utterance, out: IO[bytes]) -> None:
     for pcm in library.speak(utterance):
         _write(out, {"size": len(pcm.samples), "rate": pcm.rate}, pcm.samples)
-
-
-def _shown(facts: SpeakerFacts) -> Mapping[str, Any]:
-    found = asdict(facts)
-    del found["inexact"]
-    return found
 
 
 def _write(out: IO[bytes], message: Mapping[str, Any], samples: bytes = b"") -> None:

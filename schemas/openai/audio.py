@@ -35,9 +35,14 @@ class VoiceId(Request):
 
 
 def _check_voice(value: object) -> object:
-    if isinstance(value, str | dict):
-        return value
-    raise unexpected(value, "one of a string or object with 'id'")
+    if not isinstance(value, str | dict):
+        raise unexpected(value, "one of a string or object with 'id'")
+    if isinstance(value, dict) and not isinstance(value.get("id", ""), str):
+        raise unexpected(value["id"], "a string", ".id")
+    return value
+
+
+VoiceName = Annotated[str | VoiceId, BeforeValidator(_check_voice)]
 
 
 class SpeechRequest(Request):
@@ -48,7 +53,7 @@ class SpeechRequest(Request):
     """
 
     input: Annotated[str, BeforeValidator(_check_input)]
-    voice: Annotated[str | VoiceId, BeforeValidator(_check_voice)]
+    voice: VoiceName
     model: str | None = None
     instructions: Annotated[str | None, BeforeValidator(_check_text)] = None
     response_format: SpeechFormat | None = None

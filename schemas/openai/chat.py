@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
+from .audio import VoiceName
 from .common import (
     Count,
     EngineExtras,
@@ -107,7 +108,7 @@ LegacyChoice = Annotated[
 class Audio(Request):
     """The voice and the format of a spoken answer."""
 
-    voice: str | JsonObject
+    voice: VoiceName
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
 
 

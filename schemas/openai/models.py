@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
+from .audio import SpokenVoice
 from .common import Request, TokenIds
 
 
@@ -30,19 +31,22 @@ class ModelObject(TypedDict):
     """One model; `created` is in seconds since 1970.
 
     `context_length`, `max_model_len` and `meta.n_ctx` are the same: the maximum number of
-    tokens in prompt and completion. `meta` also has the other known sizes of the model.
+    tokens in prompt and completion. `meta` also has the other known sizes of the model. A model
+    that only speaks or transcribes has none of these. One that no engine has described yet has the
+    first four keys only. `voices` are those of a model that speaks.
     """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    context_length: int
-    max_model_len: int
-    architecture: Architecture
-    capabilities: list[str]
-    supported_parameters: list[str]
-    meta: dict[str, int]
+    context_length: NotRequired[int]
+    max_model_len: NotRequired[int]
+    architecture: NotRequired[Architecture]
+    capabilities: NotRequired[list[str]]
+    supported_parameters: NotRequired[list[str]]
+    voices: NotRequired[list[SpokenVoice]]
+    meta: NotRequired[dict[str, int]]
 
 
 class ModelList(TypedDict):

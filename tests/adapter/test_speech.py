@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import threading
 import time
@@ -17,10 +18,11 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.request_log import RequestLog
 from latimer.backends.errors import Busy, EngineError
-from latimer.backends.speech.base import Utterance
+from latimer.backends.speech.base import Speaker, Utterance
 from support.audio import decoded
 from support.clients import client_of
 from support.engines.echo import Echo
+from support.engines.paced_speaker import PacedSpeaker
 from support.engines.speaker import CHARACTER, Tone
 from support.servers import serving
 from support.turns import measured
@@ -34,7 +36,7 @@ PADDING = 0.13
 LONGEST = 0.02
 
 
-def app_of(speaker: Tone | None = None, **options: Any) -> OpenAIAdapter:
+def app_of(speaker: Speaker | None = None, **options: Any) -> OpenAIAdapter:
     """Return an adapter without a model, with a speaker."""
     return OpenAIAdapter(Echo(), speaker=speaker or Tone(), any_model=True, **options)
 
@@ -77,9 +79,7 @@ async def test_each_sentence_is_spoken_by_itself() -> None:
     speaker = Tone()
     await ask(app_of(speaker), input="One.  Two!\n\n---\nThree", voice="bela")
     assert [one.text for one in speaker.spoken] == ["One.", "Two!", "Three"]
-    assert {(one.voice, one.speed, one.party) for one in speaker.spoken} == {
-        ("bela", 1.0, speaker.spoken[0].party)
-    }
+    assert {(one.voice, one.party) for one in speaker.spoken} == {("bela", speaker.spoken[0].party)}
 
 
 async def test_a_short_wav_file_has_its_sizes() -> None:
@@ -93,18 +93,28 @@ async def test_a_short_wav_file_has_its_sizes() -> None:
     assert long.content[40:44] == b"\xff\xff\xff\xff"
 
 
-async def test_speed_shortens_the_audio() -> None:
-    """At twice the speed, it takes half of the time."""
-    usual = await ask(app_of(), response_format="pcm")
-    fast = await ask(app_of(), response_format="pcm", speed=2)
-    assert abs(len(fast.content) / len(usual.content) - 0.5) < 0.01
-    assert "x-latimer-ignored" not in fast.headers
+@pytest.mark.parametrize(("speed", "form"), [
+    (0.25, "pcm"), (0.5, "mp3"), (0.9, "wav"), (1.5, "flac"), (2, "pcm"), (4, "wav"),
+])  # fmt: skip
+async def test_speed_divides_the_length(speed: float, form: str) -> None:
+    """The audio takes its time divided by the speed, and keeps its pitch; no field is listed."""
+    reply = await ask(app_of(), input=TEXT * 4, response_format=form, speed=speed)
+    samples, rate = decoded(reply.content, form)
+    seconds = len(samples) / rate
+    assert abs(seconds - 4 * sum(LENGTHS) * CHARACTER / speed) < PADDING
+    assert not {"x-latimer-ignored", "x-latimer-inexact"} & reply.headers.keys()
+    middle = samples[len(samples) // 4 : len(samples) // 2]
+    crossings = sum(one < 0 <= other for one, other in itertools.pairwise(middle))
+    # Anna's tone.
+    assert abs(crossings / (len(middle) / rate) - 300) < 20
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-async def test_what_the_speaker_ignores(is_strict: bool) -> None:
+async def test_what_the_speaker_ignores(is_strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields without effect are listed, unknown ones too; a strict server refuses them."""
-    speaker = Tone(changes_speed=False)
+    # Without the library of the encoders, there is one speed.
+    monkeypatch.setattr("latimer.adapter.endpoints.audio.has_encoders", lambda: False)
+    speaker = Tone()
     app = app_of(speaker, strict=is_strict)
     body: dict[str, Any] = {"speed": 0.5, "instructions": "Whisper.", "response_format": "wav"}
     reply = await ask(app, **body)
@@ -114,9 +124,10 @@ async def test_what_the_speaker_ignores(is_strict: bool) -> None:
         assert "tone" in error["message"]
         return
     assert reply.headers["x-latimer-ignored"] == "instructions, speed"
-    assert (speaker.spoken[0].speed, speaker.spoken[0].instructions) == (1.0, "")
-    unknown = await ask(app, pitch=3)
-    assert unknown.headers["x-latimer-ignored"] == "pitch"
+    assert speaker.spoken[0].instructions == ""
+    assert len(decoded(reply.content, "wav")[0]) == int(sum(LENGTHS) * CHARACTER * 22_050)
+    unknown = await ask(app, pitch=3, voice={"id": "anna", "style": "sad"})
+    assert unknown.headers["x-latimer-ignored"] == "pitch, voice.style"
     takes = Tone(takes_instructions=True)
     assert "x-latimer-ignored" not in (await ask(app_of(takes), instructions="Whisper.")).headers
     assert takes.spoken[0].instructions == "Whisper."
@@ -134,7 +145,10 @@ async def test_voices_of_openai_stand_for_those_of_the_speaker() -> None:
         assert reply.headers.get("x-latimer-inexact") == header
         assert speaker.spoken[-1].voice == name
     strict = await ask(app_of(strict=True), voice="alloy")
-    assert (strict.status_code, strict.json()["error"]["param"]) == (400, "voice")
+    error = strict.json()["error"]
+    assert (strict.status_code, error["param"]) == (400, "voice")
+    assert "tone" in error["message"]
+    assert "Use one of: 'anna', 'bela', 'carl'." in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +163,8 @@ async def test_voices_of_openai_stand_for_those_of_the_speaker() -> None:
         ({"voice": 3}, "voice", "invalid_type"),
         ({"voice": {}}, "voice.id", "missing_required_parameter"),
         ({"voice": {"id": "dora"}}, "voice.id", "invalid_value"),
+        ({"voice": {"id": 3}}, "voice.id", "invalid_type"),
+        ({"voice": {"id": None}}, "voice.id", "invalid_type"),
         ({"speed": 0.2}, "speed", "decimal_below_min_value"),
         ({"speed": 4.1}, "speed", "decimal_above_max_value"),
         ({"speed": "fast"}, "speed", "invalid_type"),
@@ -260,6 +276,25 @@ def test_a_disconnect_ends_the_speaking() -> None:
             time.sleep(0.01)
         assert speaker.running == 0
         assert len(speaker.spoken) == 2
+
+
+async def test_silence_is_commented() -> None:
+    """While the first sentence is spoken, events have comments; an error after them is an event."""
+    speaker = PacedSpeaker(pause=0.3)
+    app = app_of(speaker, keepalive=0.05)
+    body = {"voice": "low", "input": "Hello.", "response_format": "wav"}
+    reply = await ask(app, **body, stream_format="sse")
+    comments, rest = reply.text.split(": waiting\n\ndata: ", 1)
+    assert set(comments.split("\n\n")) <= {": waiting", ""}
+    *deltas, done = events_of(f"data: {rest}")
+    assert {one["type"] for one in deltas} == {"speech.audio.delta"}
+    assert done["type"] == "speech.audio.done"
+    plain = await ask(app, **body)
+    assert base64.b64decode("".join(one["audio"] for one in deltas)) == plain.content
+    failing = PacedSpeaker(pause=0.3, error=EngineError("No memory."))
+    reply = await ask(app_of(failing, keepalive=0.05), **body, stream_format="sse")
+    assert (reply.status_code, reply.text[:9]) == (200, ": waiting")
+    assert "No memory." in reply.text
 
 
 async def test_errors_before_the_first_byte_are_replies() -> None:

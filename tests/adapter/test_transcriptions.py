@@ -250,7 +250,24 @@ async def test_a_transcriber_of_one_language() -> None:
     assert "x-latimer-ignored" not in reply.headers
 
 
-PLAIN_ENGLISH = replace(PLAIN, has_segments=True, language="en")
+PLAIN_ENGLISH = replace(PLAIN, has_segments=True, languages=("en",))
+
+
+@pytest.mark.parametrize(("language", "code"), [
+    ("fil", "unsupported_parameter"), ("german", "unsupported_parameter"), ("xx", None),
+])  # fmt: skip
+async def test_languages_that_the_transcriber_does_not_know(
+    language: str, code: str | None
+) -> None:
+    """The error names the field and lists what the transcriber knows, and nothing is heard."""
+    listener = Listener(facts=replace(FACTS, languages=("tl", "en", "fr")))
+    reply = await ask(app_of(listener), language=language)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "language")
+    assert code in (None, error["code"])
+    assert "Supported values are: 'en', 'fr', and 'tl'." in error["message"]
+    assert listener.recordings == []
+    assert (await ask(app_of(listener), language="french")).status_code == 200
 
 
 LATIN = (

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
+from latimer.backends.speech.whisper import LANGUAGES
+from speech.conftest import TEXT
 from speech.round_trip import (
     FLITE,
     SENTENCES,
@@ -12,9 +16,11 @@ from speech.round_trip import (
     error_rate,
     flite,
     piper_voice,
+    serving,
     spoken,
     transcribed,
     whisper_model,
+    words,
 )
 
 # The largest share of wrong words.
@@ -46,10 +52,32 @@ def test_words_are_counted() -> None:
     assert error_rate([""] * 10) == 1
 
 
+async def test_kokoro(kokoro: Path, whisper: str) -> None:
+    """Whisper hears most words of Kokoro, whose Japanese voices speak English by a lexicon."""
+    async with serving(speech=f"sherpa-onnx:{kokoro}") as client:
+        body = {"model": "m", "voice": "0", "input": TEXT, "response_format": "flac"}
+        reply = await client.post("/v1/audio/speech", json=body)
+        assert reply.status_code == 200, reply.text
+    (heard,) = await transcribed(whisper, [reply.content])
+    expected, found = words(TEXT), words(heard)
+    assert distance(expected, found) / len(expected) <= 2 * MOST, heard
+
+
 async def test_pocketsphinx(recordings: list[bytes]) -> None:
     """PocketSphinx hears at least four of five words."""
     heard = await transcribed("pocketsphinx", recordings)
     assert error_rate(heard) <= MOST, heard
+
+
+async def test_languages_of_whisper(recordings: list[bytes], whisper: str) -> None:
+    """The known table is the library's; a language that is not in it is a 400 that lists it."""
+    async with serving(transcription=whisper) as client:
+        data = {"model": "m", "language": "fil"}
+        files = {"file": ("speech", recordings[0])}
+        reply = await client.post("/v1/audio/transcriptions", files=files, data=data)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "language")
+    assert re.findall(r"'([a-z]{2,3})'", error["message"])[-100:] == sorted(LANGUAGES)
 
 
 async def test_whisper(recordings: list[bytes], whisper: str) -> None:

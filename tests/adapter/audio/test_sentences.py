@@ -54,7 +54,7 @@ def test_the_sentences_do_not_depend_on_the_parts(text: str) -> None:
 @settings(max_examples=300)
 @given(
     st.text("aB1 .?!\n,。)\"'-…", max_size=60),
-    st.sampled_from(["", "word " * 90, "x" * (MOST - 3), "a, " * 140]),
+    st.sampled_from(["", "word " * 90, "x" * (MOST - 3), "a, " * 140, "7 % " * 90, "漢、я" * 90]),
     st.lists(st.integers(0, 600), max_size=4),
 )
 def test_any_text_in_any_parts(end: str, begin: str, parts: list[int]) -> None:
@@ -81,6 +81,22 @@ def test_a_long_sentence_is_cut_at_its_best_place() -> None:
     assert sentences_of(first + " more" * 60)[0] == first
     assert sentences_of("word " * 100)[0] == ("word " * 80).strip()
     assert [len(piece) for piece in sentences_of("x" * 1_000)] == [MOST, MOST, 200]
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("a = % # … " * 400, 100), ("%" * 400, 34), ("\N{GRINNING FACE}" * 400, 34),
+        ("7" * 400, 80), ("漢" * 400, 50), ("я" * 400, 200), ("é" * 400, MOST),
+        ("e\u0301" * 400, MOST),
+    ],
+)  # fmt: skip
+def test_pieces_are_as_short_as_they_are_slow_to_speak(text: str, most: int) -> None:
+    """Signs are words when they are spoken, so that a piece has fewer of them than letters."""
+    found = sentences_of(text)
+    assert max(map(len, found)) <= most
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert in_parts(text, *range(0, len(text), 7)) == found
 
 
 def test_a_text_without_letters_has_nothing_to_speak() -> None:

@@ -158,7 +158,10 @@ async def test_an_answer_without_words_is_a_moment_of_silence(text: str, form: s
         ({**SPOKEN, "response_format": {"type": "json_object"}}, "response_format", "audio"),
         ({**SPOKEN, "response_format": {"type": "json_schema", "json_schema": {
             "name": "a", "schema": {"type": "object"}}}},
-         "response_format.json_schema.schema", "audio"),
+         "response_format", "audio"),
+        ({**SPOKEN, "audio": {"voice": {"id": 3}, "format": "wav"}}, "audio.voice.id",
+         "expected a string, but got an integer"),
+        ({**SPOKEN, "audio": {"voice": {}, "format": "wav"}}, "audio.voice.id", "Missing"),
         ({**SPOKEN, "oai_compat": False}, "modalities", "oai_compat"),
     ],
 )  # fmt: skip
@@ -198,9 +201,22 @@ async def test_a_voice_of_openai_is_inexact() -> None:
         reply = await client.post(PATH, json=asked(**fields))
     assert reply.headers["x-latimer-inexact"] == "audio.voice"
     assert {one.voice for one in speaker.spoken} == {"high"}
-    async with adapting(Echo(), speaker=speaker, strict=True) as client:
+    async with adapting(Echo(), speaker=PacedSpeaker(), strict=True) as client:
         reply = await client.post(PATH, json=asked(**fields))
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "audio.voice")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "audio.voice")
+    # The speaker is at fault, and not the engine of the model.
+    assert "tone" in error["message"]
+    assert "echo" not in error["message"]
+
+
+async def test_unknown_fields_of_a_voice_are_listed() -> None:
+    """They are like unknown fields elsewhere."""
+    audio = {"voice": {"id": "high", "style": "sad"}, "format": "wav"}
+    async with adapting(Echo(), speaker=PacedSpeaker()) as client:
+        reply = await client.post(PATH, json=asked(**{**SPOKEN, "audio": audio}))
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-latimer-ignored"] == "audio.voice.style"
 
 
 @pytest.mark.parametrize(

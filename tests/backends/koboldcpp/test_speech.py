@@ -86,11 +86,10 @@ async def spoken(speaker: Speaker, utterance: Utterance = HELLO) -> list[Pcm]:
 
 
 async def test_the_voices_are_those_that_it_lists(speaker: Speaker) -> None:
-    """The first is the default; speed has no effect, and instructions may have none."""
+    """The first is the default; instructions may have no effect."""
     facts = await speaker.facts()
     names = ["kobo", "cheery", "sleepy", "shouty", "chatty", "random", "instruct"]
     assert [voice.name for voice in facts.voices] == names
-    assert not facts.changes_speed
     assert facts.inexact == {"instructions"}
 
 
@@ -189,12 +188,16 @@ async def test_wrong_lists_of_voices(fake: FakeKoboldcpp, voices: Any) -> None:
 
 
 async def test_the_endpoint_uses_the_speech_of_the_engine(fake: FakeKoboldcpp) -> None:
-    """`/v1/audio/speech` needs no other speaker; what it ignores is listed."""
+    """`/v1/audio/speech` needs no other speaker, and the model lists its voices."""
     backend = KoboldCpp(fake.url)
     body = {"model": "m", "voice": "alloy", "input": "Hi. Ho.", "response_format": "wav"}
     async with client_of(OpenAIAdapter(backend, any_model=True)) as client:
-        reply = await client.post("/v1/audio/speech", json={**body, "speed": 2})
-        assert reply.headers["x-latimer-ignored"] == "speed"
+        reply = await client.post("/v1/audio/speech", json={**body, "instructions": "Whisper."})
+        assert reply.headers["x-latimer-inexact"] == "instructions, voice"
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        assert [one["id"] for one in model["voices"]][:2] == ["kobo", "cheery"]
+        assert model["architecture"]["output_modalities"] == ["text", "audio"]
+        reply = await client.post("/v1/audio/speech", json=body)
         assert reply.headers["x-latimer-inexact"] == "voice"
         assert reply.content == Encoder("wav", 24_000).feed(2 * SAMPLES)
         fake.wav = b""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from latimer.backends.errors import EngineError, EngineUnavailable
-from latimer.backends.speech.base import Recording, Segment, Transcriber, TranscriberFacts
+from latimer.backends.speech.base import Recording, Segment, Transcriber
 from latimer.backends.speech.libraries import UnknownLibrary, transcriber_of
 from latimer.backends.speech.process import LibraryTranscriber
 from support.sounds import tone
@@ -56,7 +56,7 @@ def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_a_library_that_cannot_be_loaded() -> None:
     """The error has the library's own reason."""
-    broken = LibraryTranscriber("pocketsphinx", "/nowhere", TranscriberFacts("pocketsphinx"))
+    broken = LibraryTranscriber("pocketsphinx", "/nowhere")
     with pytest.raises(EngineUnavailable, match="cannot load '/nowhere'"):
         await broken.facts()
     await broken.aclose()

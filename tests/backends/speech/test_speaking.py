@@ -7,12 +7,13 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable, Unsupported
 from latimer.backends.queue import Ticket
-from latimer.backends.speech.base import Pcm, Utterance, Voice
+from latimer.backends.speech.base import Pcm, SpeakerFacts, Utterance, Voice
 from latimer.backends.speech.libraries import UnknownLibrary, speaker_of
 from latimer.backends.speech.speaking import LibrarySpeaker
 
@@ -29,7 +30,6 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = {
             "language": {"family": "hu"},
             "speaker_id_map": speakers,
-            "inference": {"length_scale": 2},
         }
         (folder / f"{name}.onnx.json").write_text(json.dumps(config))
     return folder
@@ -44,11 +44,9 @@ async def speaker(voices: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await found.aclose()
 
 
-async def spoken(
-    speaker: LibrarySpeaker, text: str, voice: str = "anna", speed: float = 2
-) -> bytes:
+async def spoken(speaker: LibrarySpeaker, text: str, voice: str = "anna") -> bytes:
     """Return the samples of a text."""
-    async with speaker.speak(Utterance(text, voice, speed, party=Ticket())) as pieces:
+    async with speaker.speak(Utterance(text, voice, party=Ticket())) as pieces:
         return b"".join([piece.samples async for piece in pieces])
 
 
@@ -57,17 +55,60 @@ async def test_the_voices_of_a_folder(speaker: LibrarySpeaker) -> None:
     facts = await speaker.facts()
     names = ["anna", "duo:bela", "duo:carl"]
     assert list(facts.voices) == [Voice(name, "hu") for name in names]
-    assert facts.changes_speed
 
 
 async def test_audio_arrives_in_pieces(speaker: LibrarySpeaker) -> None:
-    """The first piece arrives before the last is spoken, in the voice and speed that were asked."""
-    async with speaker.speak(Utterance("one slow", "duo:carl", 2.0)) as pieces:
+    """The first piece arrives before the last is spoken, in the voice that was asked for."""
+    async with speaker.speak(Utterance("one slow", "duo:carl")) as pieces:
         begin = time.monotonic()
         assert await anext(pieces) == Pcm(bytes((7, 1)) * 2_205, 22_050)
         assert time.monotonic() - begin < 0.4
         assert len([piece async for piece in pieces]) == 1
-    assert len(await spoken(speaker, "one", speed=0.5)) == 4 * len(TENTH)
+
+
+async def test_nothing_is_loaded_to_tell_the_name(voices: Path) -> None:
+    """The name is known without a process, and the voices once they were read."""
+    speaker = LibrarySpeaker("piper", str(voices))
+    assert speaker.known() == SpeakerFacts(f"piper:{voices.name}", ())
+    assert speaker._process is None
+
+
+async def test_the_process_leaves_the_processors_to_the_server(speaker: LibrarySpeaker) -> None:
+    """It has a lower priority, also for Linux, which shares processors between sessions first."""
+    await speaker.facts()
+    process = speaker._process
+    assert process is not None
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
+    file = f"/proc/{process.pid}/autogroup"
+    with suppress(FileNotFoundError), open(file) as group:  # noqa: ASYNC230
+        assert group.read().split()[-1] == "10"
+
+
+async def test_long_sentences_are_computed_in_runs(speaker: LibrarySpeaker) -> None:
+    """A word of 700 phonemes arrives in three pieces; one of 1,501 is refused at once."""
+    async with speaker.speak(Utterance("a" * 700, "anna")) as pieces:
+        assert [len(piece.samples) // len(TENTH) async for piece in pieces] == [300, 300, 100]
+    with pytest.raises(Unsupported, match=r"1,501 phonemes, and at most 1,500") as caught:
+        await spoken(speaker, "a" * 1501)
+    assert caught.value.param == "input"
+    assert await spoken(speaker, "a") == TENTH
+
+
+async def test_a_text_that_takes_too_long_is_ended(
+    speaker: LibrarySpeaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is killed, and the text that waits behind it is spoken by another one."""
+    monkeypatch.setattr("latimer.backends.speech.speaking._LONGEST", 0.7)
+    await speaker.facts()
+    begin = time.monotonic()
+    slow, next_ = await asyncio.gather(
+        spoken(speaker, "one slow slow slow slow slow slow slow slow"),
+        spoken(speaker, "two"),
+        return_exceptions=True,
+    )
+    assert isinstance(slow, EngineSilent), slow
+    assert next_ == TENTH
+    assert time.monotonic() - begin < 3
 
 
 async def test_a_cancelled_text_does_not_end_the_process(speaker: LibrarySpeaker) -> None:
@@ -135,7 +176,7 @@ async def test_models_that_are_none(
     (tmp_path / "empty").mkdir()
     for file in ("wrong.onnx", "alone.onnx"):
         (tmp_path / file).touch()
-    (tmp_path / "wrong.onnx.json").write_text('{"inference": {"length_scale": 1}}')
+    (tmp_path / "wrong.onnx.json").write_text("{}")
     speaker = LibrarySpeaker("piper", str(tmp_path / name))
     with pytest.raises(EngineUnavailable, match=f"piper cannot load .*{says}"):
         await speaker.facts()

@@ -93,11 +93,18 @@ def context_of(model: Mapping[str, Any]) -> int | None:
     return None
 
 
+def _has_text(model: Mapping[str, Any]) -> bool:
+    """Return False for a model that only speaks or transcribes, if its entry states that."""
+    kinds = model.get("architecture")
+    kinds = kinds if isinstance(kinds, dict) else {}
+    return all("text" in kinds.get(f"{way}_modalities", ("text",)) for way in ("input", "output"))
+
+
 @check("models.context-length",
        "Each model lists its context length: context_length, max_model_len or meta.n_ctx.",
        "may", "5 design")  # fmt: skip
 async def context_length(api: Api) -> None:
-    for model in await _listed(api):
+    for model in filter(_has_text, await _listed(api)):
         expect(context_of(model), f"expected a context length, but got {model}")
 
 

@@ -71,6 +71,9 @@ class Listener(Transcriber):
         self.left = asyncio.Event()
         self.closed = 0
 
+    def known(self) -> TranscriberFacts:
+        return self.abilities
+
     async def facts(self) -> TranscriberFacts:
         return self.abilities
 

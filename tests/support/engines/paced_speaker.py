@@ -46,9 +46,13 @@ class PacedSpeaker:
         self.spoken: list[Utterance] = []
         self.running = self.most = self.pieces = self.closed = 0
 
-    async def facts(self) -> SpeakerFacts:
+    def known(self) -> SpeakerFacts:
         """Return two voices."""
         return SpeakerFacts("tone", [Voice("low"), Voice("high")])
+
+    async def facts(self) -> SpeakerFacts:
+        """Return the same."""
+        return self.known()
 
     @asynccontextmanager
     async def speak(self, utterance: Utterance) -> AsyncIterator[AsyncIterator[Pcm]]:

@@ -33,16 +33,19 @@ class Tone:
         self,
         rate: int = 22_050,
         voices: Sequence[Voice] = VOICES,
-        changes_speed: bool = True,
         takes_instructions: bool = False,
         error: LatimerError | None = None,
         gate: threading.Event | None = None,
     ) -> None:
-        self._facts = SpeakerFacts("tone", voices, changes_speed, takes_instructions)
+        self._facts = SpeakerFacts("tone", voices, takes_instructions)
         self._rate, self._error, self._gate = rate, error, gate
         self.spoken: list[Utterance] = []
         self.running = 0
         self.is_closed = False
+
+    def known(self) -> SpeakerFacts:
+        """See `Speaker.known`."""
+        return self._facts
 
     async def facts(self) -> SpeakerFacts:
         """See `Speaker.facts`."""
@@ -74,7 +77,7 @@ class Tone:
         """Return the samples of an utterance."""
         names = [one.name for one in self._facts.voices]
         pitch = 300 + 100 * names.index(utterance.voice)
-        count = int(self._rate * CHARACTER * len(utterance.text) / utterance.speed)
+        count = int(self._rate * CHARACTER * len(utterance.text))
         step = math.tau * pitch / self._rate
         return array("h", (int(9_000 * math.sin(step * at)) for at in range(count))).tobytes()
 
