@@ -14,6 +14,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 from websockets.http11 import Request
+from websockets.utils import apply_mask
 
 from ..handshake import PARTS, TEXTS
 
@@ -29,6 +30,8 @@ _PIECES = 64
 _FIN, _OPCODE, _CONTROL, _MASKED, _LENGTH = 0x80, 0x0F, 0x08, 0x80, 0x7F
 _SHORT, _LONG = 126, 127
 _MASK = 4
+# The largest frame whose text is unmasked without a parser.
+_SMALL = 16_384
 # The first byte of a whole text, the largest length in two bytes, and what packs a server's heads.
 _TEXT, _MOST_SHORT = 0x81, 0xFFFF
 _HEAD, _HEAD_16, _HEAD_64 = (Struct(form).pack for form in ("!BB", "!BBH", "!BBQ"))
@@ -50,6 +53,22 @@ class Splitter:
         self._left = self._piece = 0
         self._mask = b""
         self._is_last = False
+
+    def whole(self, data: bytes) -> bytes | None:
+        """Return the text of a frame of at most 16 KiB that is all that has arrived, unmasked.
+
+        Most frames are such texts, and a parser takes thirty calls for each. None for other bytes,
+        which `split` gets.
+        """
+        if self._left or self._head or not _MASK + 2 <= len(data) <= _SMALL or data[0] != _TEXT:
+            return None
+        short, start = data[1] - _MASKED, 2 + _MASK
+        size = short
+        if short == _SHORT:
+            size, start = int.from_bytes(data[2:4], "big"), 4 + _MASK
+        if len(data) != start + size or short == _LONG or size > self._most:
+            return None
+        return apply_mask(data[start:], data[start - _MASK : start])
 
     def split(self, data: bytes) -> Iterator[bytes]:
         """Yield the bytes for the parser."""
@@ -129,8 +148,18 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if not self.handshake_initiated:
             super().data_received(data)
             return
+        if self._may_parse() and not self._arrived and self.conn.current_size is None:
+            text = self._splitter.whole(data)
+            if text is not None:
+                self.frames, self.curr_msg_data_type = [text], "text"
+                self.send_receive_event_to_app()
+                return
         self._arrived.append(self._splitter.split(data))
         self._parse()
+
+    def _may_parse(self) -> bool:
+        """Return True if the app and the client have read what they got."""
+        return self.queue.empty() and not self._is_full and not self.transport.is_closing()
 
     def _parse(self) -> None:
         """Parse a few frames: a client can send thousands of small ones at once.
@@ -138,8 +167,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         The others wait until the app has read these, and the client has read their answers.
         """
         # After the end only the client's answer to it is left to read.
-        may_parse = self.close_sent or (self.queue.empty() and self.writable.is_set())
-        if may_parse and not self.transport.is_closing():
+        if self.close_sent or self._may_parse():
             pieces = [*islice(self._arrived[0], _PIECES)]
             super().data_received(b"".join(pieces))
             if len(pieces) < _PIECES:
@@ -238,12 +266,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         for text in texts:
             size = len(text)
             if size < _SHORT:
-                frames.append(_HEAD(_TEXT, size))
+                frames += (_HEAD(_TEXT, size), text)
             elif size <= _MOST_SHORT:
-                frames.append(_HEAD_16(_TEXT, _SHORT, size))
+                frames += (_HEAD_16(_TEXT, _SHORT, size), text)
             else:
-                frames.append(_HEAD_64(_TEXT, _LONG, size))
-            frames.append(text)
+                frames += (_HEAD_64(_TEXT, _LONG, size), text)
         self.transport.write(b"".join(frames))
 
     @override
