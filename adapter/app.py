@@ -47,7 +47,7 @@ from .metrics import Metrics
 from .option import option_of
 from .origins import LocalRules, OriginMiddleware
 from .playground import playground_routes
-from .request import EXCHANGE, Disconnected, Exchange
+from .request import EXCHANGE, FRAME, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, MetricsAccess, SocketRoute, routes_of
 from .service import Fetch, ModelEntry, Observer, Policy, ReasoningField, Service
@@ -230,6 +230,8 @@ class ErrorMiddleware:
                 if not self._shares:
                     exchange.owner = owner
             exchange.keepalive = self._keepalive
+            if FRAME in scope:
+                exchange.write = scope[FRAME].write
             if self._service.observers:
                 self._service.recorded(exchange)
             REQUEST.set(exchange)

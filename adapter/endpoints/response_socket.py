@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from ...backends import offload
 from ...backends.errors import LatimerError
 from ..errors import Header, InvalidRequest, ShuttingDown, render, unexpected
-from ..handshake import PARTS, request_of, shared_scope, subprotocol_of
+from ..handshake import PARTS, TEXTS, request_of, shared_scope, subprotocol_of
 from ..request import object_of
 from ..responses.lanes import DEFAULT, Create, Lanes, create_of, lane_of
 from ..service import Service
@@ -34,6 +35,11 @@ _SHOWN = frozenset((b"retry-after", b"retry-after-ms"))
 # The start of the headers that the first frame of a response has, too: what had no effect, and
 # which engine answers.
 _NOTES = b"x-latimer-"
+# The start of an event and what is between two, if each is a line of data; and what finds the texts
+# of any events.
+_DATA = b"data: "
+_BETWEEN = b"\n\n" + _DATA
+_TEXT = re.compile(rb"^data: (.*)", re.MULTILINE)
 
 
 class _End(NamedTuple):
@@ -84,6 +90,7 @@ class _Connection:
 
     Attributes:
         raw_send: sends a message of the connection.
+        joins: True if the server takes the texts of several frames in one message.
         is_gone: True if the client has left, or the connection has closed.
         gone: the same, as an event.
     """
@@ -95,6 +102,7 @@ class _Connection:
         self._shared = shared_scope(socket.scope)
         self._receive = receive
         self.raw_send = send
+        self.joins = TEXTS in (socket.scope.get("extensions") or ())
         self._service = service
         self._app = app
         self._loop = asyncio.get_running_loop()
@@ -199,6 +207,7 @@ class _Connection:
 
     async def _respond(self, frame: Create) -> None:
         answer = _Answer(self, frame.lane)
+        frame.write = answer.write
         try:
             await self._app(request_of(self._shared, frame), answer.receive, answer.send)
         except Exception:
@@ -295,10 +304,10 @@ class _Answer:
         self._connection = connection
         self._send = connection.raw_send
         self._lane = lane
-        # Every event of a lane names it.
-        self._tail = f',"stream_id":"{lane}"}}' if lane else "}"
-        # What only the first event has.
-        self._notes = ""
+        self._joins = connection.joins
+        # The end of every event of a lane names it, and that of the first event has the notes.
+        self._end = b',"stream_id":"%b"}' % lane.encode() if lane else b""
+        self._notes = b""
         self._is_read = False
         self._status = 0
         self._headers: Sequence[Header] = ()
@@ -321,26 +330,38 @@ class _Answer:
                 if name.startswith(_NOTES):
                     notes[name.decode()] = value.decode()
             if notes:
-                self._notes = f',"headers":{orjson.dumps(notes).decode()}'
+                self._notes = b',"headers":%b}' % orjson.dumps(notes)
             return
         body = message.get("body", b"")
         if self._status == 200:
-            # Every token takes this path, so it calls nothing else.
-            for event in body.split(b"\n\n"):
-                # Comments have no data.
-                text = event.partition(b"\ndata: ")[2]
-                if text and not self._connection.is_gone:
-                    frame = text[:-1].decode() + self._notes + self._tail
-                    self._notes = ""
-                    try:
-                        await self._send({"type": "websocket.send", "text": frame})
-                    except (OSError, RuntimeError):
-                        self._connection.leave()
+            await self.write(body)
             return
         self._body += body
         if not message.get("more_body", False):
             frame = _error_frame(self._status, orjson.loads(self._body), self._headers, self._lane)
             await self._connection.send(frame)
+
+    async def write(self, body: bytes) -> None:
+        """Send the events in a part of a stream's body; a token is one call here."""
+        texts = body[len(_DATA) : -2].split(_BETWEEN)
+        if not body.startswith(_DATA) or body.count(b"\n") != 2 * len(texts):
+            # A middleware has changed the body.
+            texts = _TEXT.findall(body)
+        if not texts or self._connection.is_gone:
+            return
+        if self._notes:
+            texts[0] = texts[0][:-1] + self._notes
+            self._notes = b""
+        if self._end:
+            texts = [text[:-1] + self._end for text in texts]
+        try:
+            if self._joins:
+                await self._send({"type": "websocket.send", TEXTS: texts})
+            else:
+                for text in texts:
+                    await self._send({"type": "websocket.send", "text": text.decode()})
+        except (OSError, RuntimeError):
+            self._connection.leave()
 
     async def fail(self) -> None:
         """Send the error of an unexpected exception."""

@@ -5,11 +5,12 @@ defines the order of chunks for completions, and contract 3.5 for chat.
 
 A reader of encrypted traffic sees the length of each event. `stream_options.include_obfuscation`
 asks for a key `obfuscation` in every chunk, which pads events to the same or similar lengths. Of
-events with a name, only deltas have it.
+events with a type, only deltas have it.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,7 @@ class CompletionEncoder(ChunkEncoder):
 
 # The lengths of events are multiples of it.
 STEP = 16
+_TYPE = re.compile(rb'(?:event: .*\n)?data: \{"type":"([^"]*)"')
 
 
 class ObfuscatedEncoder(ChunkEncoder):
@@ -197,8 +199,8 @@ def padded(data: bytes) -> bytes:
 
 
 def _one(frame: bytes) -> bytes:
-    name, _, _ = frame.partition(b"\n")
-    if not frame.endswith(b"}") or (name.startswith(b"event: ") and not name.endswith(b".delta")):
+    found = _TYPE.match(frame)
+    if not frame.endswith(b"}") or (found and not found[1].endswith(b".delta")):
         return frame + b"\n\n"
     size = STEP - len(frame) % STEP
     text = secrets.token_hex(STEP // 2)[:size].encode()

@@ -210,6 +210,7 @@ class StreamSink(Sink):
     ) -> None:
         self.at_once = answer.show is not None and served.capabilities.late_logprobs
         self._exchange = exchange
+        self._write = exchange.write or exchange.chunk
         self._served = served
         self._answer = answer
         self._frames = frames
@@ -276,7 +277,7 @@ class StreamSink(Sink):
             self._last += data
         elif data:
             comments.idle = SENDING
-            await exchange.chunk(data)
+            await self._write(data)
             comments.idle = 0
 
     @override

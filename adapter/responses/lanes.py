@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -43,6 +43,7 @@ class Create:
 
     Attributes:
         has_succeeded: True if the response was completed, or is incomplete.
+        write: sends the events in a part of the body of the response.
     """
 
     body: dict[str, Any]
@@ -51,6 +52,7 @@ class Create:
     generates: bool
     turns: Turns
     has_succeeded: bool = False
+    write: Callable[[bytes], Awaitable[None]] | None = None
 
     @property
     def previous(self) -> object:

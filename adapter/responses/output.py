@@ -131,9 +131,15 @@ class Event(NamedTuple):
     type: str
     fields: Mapping[str, Any]
 
-    def framed(self, number: int) -> bytes:
-        """Return the event as bytes, with its number."""
+    def framed(self, number: int, is_named: bool = True) -> bytes:
+        """Return the event as bytes, with its number.
+
+        Args:
+            is_named: True for a line with its name, which is its type.
+        """
         body = {"type": self.type, "sequence_number": number, **self.fields}
+        if not is_named:
+            return b"data: %b\n\n" % orjson.dumps(body)
         return b"event: %b\ndata: %b\n\n" % (self.type.encode(), orjson.dumps(body))
 
 

@@ -190,9 +190,13 @@ class ResponseEncoder(ChunkEncoder):
 
     Args:
         draft: the response that the stream is of.
+
+    Attributes:
+        is_named: True if events have a line with their name.
     """
 
     keeps = True
+    is_named = True
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
@@ -210,8 +214,10 @@ class ResponseEncoder(ChunkEncoder):
     @override
     def start(self, index: int) -> bytes:
         self._has_begun = True
-        begun = {"response": self._draft.begun}
-        return b"".join([Event(name, begun).framed(at) for at, name in enumerate(_BEGINNING)])
+        begun, is_named = {"response": self._draft.begun}, self.is_named
+        return b"".join(
+            [Event(name, begun).framed(at, is_named) for at, name in enumerate(_BEGINNING)]
+        )
 
     def cut(self) -> Sequence[Mapping[str, Any]]:
         """Return the items so far; the one that is open is incomplete."""
@@ -275,7 +281,7 @@ class ResponseEncoder(ChunkEncoder):
     def _framed(self, events: Iterable[Event]) -> bytes:
         out: list[bytes] = []
         for event in events:
-            out.append(event.framed(self._number))
+            out.append(event.framed(self._number, self.is_named))
             self._number += 1
         return b"".join(out)
 
@@ -290,7 +296,8 @@ class ResponseEncoder(ChunkEncoder):
         self._kind, self._texts = item.kind, item.texts
         name = item.delta.encode()
         at, after = orjson.dumps(item.at), orjson.dumps(item.after)
-        self._before = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
+        line = b"event: %b\n" % name if self.is_named else b""
+        self._before = b'%bdata: {"type":"%b","sequence_number":' % (line, name)
         self._between = b',%b,"delta":' % at[1:-1]
         self._after = (b"," if item.after else b"") + after[1:] + b"\n\n"
 
@@ -315,9 +322,13 @@ class BackgroundEncoder(ResponseEncoder):
 
 
 class SocketEncoder(ResponseEncoder):
-    """The events of a response over a WebSocket; the first ones may be sent early."""
+    """The events of a response over a WebSocket; the first ones may be sent early.
+
+    Frames have no names, and a body in which each event is one line is split in one step.
+    """
 
     begins_early = True
+    is_named = False
 
     @override
     def start(self, index: int) -> bytes:

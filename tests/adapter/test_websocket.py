@@ -14,11 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
 from latimer.adapter.endpoints import response_socket
+from latimer.adapter.handshake import TEXTS
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.origins import LocalRules
 from latimer.adapter.request_log import RequestLog
 from latimer.adapter.responses import lanes
 from latimer.backends.errors import EngineError
+from starlette.middleware import Middleware
 from starlette.routing import Mount, Router
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
@@ -416,6 +418,70 @@ def test_the_first_events_do_not_wait_for_the_first_token() -> None:
         assert text_of(found[-1]) == "ab"
 
 
+class Commented:
+    """A middleware that adds a comment to each part of a body, and a name to each event."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def changed(message: Any) -> None:
+            if message.get("body"):
+                body = b": first\n\n" + message["body"].replace(b"data: ", b"event: a\ndata: ")
+                message = {**message, "body": body + b": last\n\n"}
+            await send(message)
+
+        await self._app(scope, receive, changed if scope["type"] == "http" else send)
+
+
+def test_a_middleware_may_change_the_stream() -> None:
+    """Events that pass through a middleware are frames, and its comments are not."""
+    app = OpenAIAdapter(Echo("Hello."), middleware=[Middleware(Commented)])
+    with connected(app) as socket:
+        socket.send_json(create())
+        found = events(socket)
+    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    assert text_of(found[-1]) == "Hello."
+
+
+async def test_a_server_that_takes_several_texts_gets_a_burst_at_once() -> None:
+    """Events that were made together are one message there, and elsewhere one message each."""
+    app = OpenAIAdapter(Echo("Hello."), any_model=True)
+    found: list[list[str]] = []
+    for extensions in ({}, {TEXTS: {}}):
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        sent: list[Any] = []
+        ended = asyncio.Event()
+
+        async def send(message: Any, to: list[Any] = sent, last: asyncio.Event = ended) -> None:
+            to.append(message)
+            if "response.completed" in str(message):
+                last.set()
+
+        scope = {"type": "websocket", "path": R, "headers": [], "query_string": b"",
+                 "extensions": extensions}  # fmt: skip
+        task = asyncio.create_task(app(scope, arrived.get, send))
+        await arrived.put({"type": "websocket.connect"})
+        await arrived.put({"type": "websocket.receive", "text": json.dumps(create())})
+        await asyncio.wait_for(ended.wait(), 5)
+        await arrived.put({"type": "websocket.disconnect", "code": 1000})
+        await asyncio.wait_for(task, 5)
+        messages = [one for one in sent if one["type"] == "websocket.send"]
+        texts = [[one["text"].encode()] if "text" in one else one[TEXTS] for one in messages]
+        assert (max(map(len, texts)) > 1) == bool(extensions)
+        found.append([json.loads(text)["type"] for several in texts for text in several])
+    assert found[0] == found[1]
+    await app.aclose()
+
+
+def test_deltas_are_padded_if_a_request_asks_for_it() -> None:
+    """Over a WebSocket, too, deltas have random text at their end, and other events have none."""
+    with connected(OpenAIAdapter(Echo("Hello."))) as socket:
+        socket.send_json(create(stream_options={"include_obfuscation": True}))
+        for one in events(socket):
+            assert ("obfuscation" in one) == one["type"].endswith(".delta")
+
+
 def test_a_connection_ends_after_its_lifetime() -> None:
     """An old connection lets its response end, says why, and closes with 1000."""
     app = OpenAIAdapter(Echo(pause=0.005), any_model=True, websocket_lifetime=0.3)
@@ -472,11 +538,11 @@ VALUES = st.recursive(
 )  # fmt: skip
 OBJECTS = st.dictionaries(NAMES, VALUES, max_size=8)
 CREATES = OBJECTS.map(lambda body: {**create(), **body, "type": "response.create"})
-TEXTS = (OBJECTS | CREATES | VALUES).map(json.dumps) | st.text()
+FRAMES = (OBJECTS | CREATES | VALUES).map(json.dumps) | st.text()
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(TEXTS | st.binary(max_size=20), max_size=6))
+@given(st.lists(FRAMES | st.binary(max_size=20), max_size=6))
 def test_no_frame_breaks_a_connection(frames: list[Any]) -> None:
     """Any frames get known answers, never a 500, and the connection answers a valid one at last."""
     with adapting(Echo("Hello."), max_body=100_000) as socket:

@@ -42,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.checkouts import HERE, package_of
 from benchmarks.fake_engine import FakeEngine
+from benchmarks.load import LAST_FRAMES
 from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
@@ -237,7 +238,10 @@ async def request(app: App, path: str, data: bytes) -> None:
 
 
 class Socket:
-    """A WebSocket in memory, whose client waits for the last event of each response."""
+    """A WebSocket in memory, whose client waits for the last event of each response.
+
+    It takes several texts in one message, as that of `latimer serve` does.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -253,9 +257,10 @@ class Socket:
 
     async def send(self, message: Any) -> None:
         """Receive a message of the app."""
-        text = message.get("text", "")
-        assert not text.startswith('{"type":"error"'), text
-        if text.startswith(('{"type":"response.completed"', '{"type":"response.incomplete"')):
+        # An earlier checkout sends one text in each message.
+        texts = message.get(TEXTS) or [message.get("text", "").encode()]
+        assert not texts[0].startswith(b'{"type":"error"'), texts
+        if texts[-1].startswith(LAST_FRAMES):
             self._ended.set_result(None)
 
     def tell(self, message: Any) -> None:
@@ -320,6 +325,7 @@ async def connected(app: App) -> AsyncIterator[Socket]:
     """Open a WebSocket of responses."""
     socket = Socket()
     scope = {**scope_of(RESPONSES), "type": "websocket", "scheme": "ws", "subprotocols": []}
+    scope["extensions"] = {TEXTS: {}}
     task = asyncio.ensure_future(app(scope, socket.receive, socket.send))
     yield socket
     socket.tell({"type": "websocket.disconnect", "code": 1000})
@@ -355,6 +361,8 @@ PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 # What is counted for an app without an engine only, as a stream.
 RESPONSES = "/v1/responses"
 STREAMED = ("streamed response", "response over a WebSocket")
+# The message of a server that takes several texts.
+TEXTS = "latimer.texts"
 # The apps whose messages are counted, too.
 MESSAGES = {"messages": "/v1/messages"}
 WITH_MESSAGES = ("", "over llama-server: ")

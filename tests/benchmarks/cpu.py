@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.checkouts import CORES, HERE, on_core, served
 from benchmarks.fake_engine import fake_engine
-from benchmarks.load import Client, chat, completion, http
+from benchmarks.load import LAST_FRAMES, Client, chat, completion, http
 from latimer.adapter.limits.config import digest_of
 
 WARM_UP = 400
@@ -79,7 +79,6 @@ HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
-LAST_FRAMES = (b'{"type":"response.completed"', b'{"type":"response.incomplete"')
 
 
 class Framed(Counted):

@@ -11,6 +11,8 @@ from benchmarks.fake_engine import INTERVAL, LAST
 
 # Seconds over which paced streams start.
 RAMP = 2.0
+# The starts of the last frame of a response over a WebSocket.
+LAST_FRAMES = (b'{"type":"response.completed"', b'{"type":"response.incomplete"')
 
 
 class Client(asyncio.Protocol):

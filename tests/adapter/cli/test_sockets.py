@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latimer.adapter.cli.sockets import PIECE, Splitter
+from latimer.adapter.cli.protocol import Protocol
+from latimer.adapter.cli.sockets import PIECE, SocketProtocol, Splitter
+from latimer.adapter.handshake import TEXTS
 from support.frames import R, answered, create, is_last, text_of
 from support.servers import begun
 from support.workers import double, workers
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
+from websockets.protocol import Protocol as WebSocketParser
+from websockets.protocol import Side
 from websockets.server import ServerProtocol
 
 HANDSHAKE = (
@@ -73,6 +83,51 @@ def test_a_split_frame_is_the_same_message(sizes: list[tuple[int, bool]], step: 
             found.append((frame.opcode is Opcode.PING, whole))
             whole = b""
     assert found == messages
+
+
+@given(
+    st.sampled_from([0x81, 0x01, 0x82, 0x88, 0x89, 0xC1, 0x80]),
+    st.sampled_from([0, 1, 125, 126, 127, 300, 16_376, 16_377, PIECE]),
+    st.sampled_from(["short", "16 bits", "64 bits", "unmasked", "cut", "followed"]),
+)
+def test_a_text_that_needs_no_parser_is_that_of_the_parser(
+    first: int, size: int, form: str
+) -> None:
+    """Only a small masked text that is all that has arrived is read without the parser."""
+    mask, text = os.urandom(4), os.urandom(size)
+    length = bytes((0x80 | min(size, 125),))
+    if form == "64 bits" or size > 0xFFFF:
+        length = b"\xff" + size.to_bytes(8)
+    elif form == "16 bits" or size > 125:
+        length = b"\xfe" + size.to_bytes(2)
+    data = bytes((first,)) + length + mask + text
+    if form == "unmasked":
+        data = bytes((first, length[0] & 0x7F)) + length[1:] + text
+    elif form == "cut":
+        data = data[:-1]
+    elif form == "followed":
+        data *= 2
+    found = Splitter(MOST).whole(data)
+    is_text = first == 0x81 and form not in ("unmasked", "cut", "followed")
+    assert (found is not None) == (is_text and length[:1] != b"\xff" and len(data) <= 16_384)
+    if found is not None:
+        (frame,) = parsed([data]).events_received()
+        assert isinstance(frame, Frame)
+        assert (frame.opcode, frame.fin, frame.data) == (Opcode.TEXT, True, found)
+
+
+def test_a_text_between_fragments_is_for_the_parser() -> None:
+    """A text that may belong to a frame before it is not read without the parser."""
+    frame = Frame(Opcode.TEXT, b"{}").serialize(mask=True)
+    for before in (
+        frame[:1],
+        frame[:-1],
+        Frame(Opcode.TEXT, os.urandom(PIECE)).serialize(mask=True)[:-1],
+    ):
+        splitter = Splitter(MOST)
+        assert b"".join(splitter.split(before)) is not None
+        assert splitter.whole(frame) is None
+    assert Splitter(1).whole(frame) is None
 
 
 def test_a_frame_beyond_the_limit_is_refused_by_its_head() -> None:
@@ -261,6 +316,119 @@ def test_a_client_that_does_not_read_is_held_back(opcode: Opcode) -> None:
                 while sent < 200 << 20:
                     sent += client.send(data)
             assert resident(process.pid) - memory < 32 << 20
+
+
+class Written(asyncio.Transport):
+    """A transport that keeps what is written, and whether it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.is_read = True
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        """Keep data."""
+        self.writes.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        """Return True after the end."""
+        return self.is_closed
+
+    def close(self) -> None:
+        """End the connection."""
+        self.is_closed = True
+
+    def pause_reading(self) -> None:
+        """Note that nothing is read."""
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        """Note that it is read."""
+        self.is_read = True
+
+
+@contextlib.asynccontextmanager
+async def held() -> AsyncIterator[tuple[SocketProtocol, Written]]:
+    """Yield an open connection, of which only the caller reads and sends messages."""
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert TEXTS in scope["extensions"]
+        assert (await receive())["type"] == "websocket.connect"
+        await send({"type": "websocket.accept"})
+        await ended.wait()
+
+    config = uvicorn.Config(app, http=Protocol, ws="none", log_config=None)
+    config.load()
+    protocol, transport = SocketProtocol(config, ServerState(), {}, closed=list), Written()
+    protocol.connection_made(transport)
+    protocol.data_received(HANDSHAKE)
+    while not protocol.handshake_complete:
+        await asyncio.sleep(0)
+    transport.writes.clear()
+    yield protocol, transport
+    ended.set()
+    await asyncio.gather(*protocol.tasks)
+
+
+async def test_texts_of_one_message_are_frames_in_one_write() -> None:
+    """A server writes several frames at once, of any length, and a client reads the texts."""
+    async with held() as (protocol, transport):
+        texts = [b"x" * size for size in (0, 1, 125, 126, 127, 65_535, 65_536, 1 << 20, 0)]
+        await protocol.send({"type": "websocket.send", TEXTS: texts})
+        (data,) = transport.writes
+        client = WebSocketParser(Side.CLIENT, max_size=None)
+        client.receive_data(data)
+        found = client.events_received()
+        assert [frame.data for frame in found if isinstance(frame, Frame)] == texts
+        assert {frame.opcode for frame in found if isinstance(frame, Frame)} == {Opcode.TEXT}
+
+
+async def test_a_full_transport_holds_the_producer() -> None:
+    """Nothing is sent to a client that does not read, until it reads or the connection is lost."""
+    async with held() as (protocol, transport):
+        for goes_on in (True, False):
+            protocol.pause_writing()
+            sending = asyncio.create_task(protocol.send({"type": "websocket.send", TEXTS: [b"{}"]}))
+            await asyncio.sleep(0.01)
+            assert (transport.writes, sending.done()) == ([], False)
+            if goes_on:
+                protocol.resume_writing()
+                await sending
+                assert transport.writes == [b"\x81\x02{}"]
+                transport.writes.clear()
+        transport.close()
+        protocol.connection_lost(ConnectionError())
+        with pytest.raises(ClientDisconnected):
+            await sending
+        assert transport.writes == []
+
+
+async def test_a_text_within_a_message_is_an_error() -> None:
+    """A text after the first fragment of another one closes the connection (RFC 6455, 5.4)."""
+    async with held() as (protocol, transport):
+        protocol.data_received(Frame(Opcode.TEXT, b"{", fin=False).serialize(mask=True))
+        protocol.data_received(Frame(Opcode.TEXT, b"{}").serialize(mask=True))
+        assert (await protocol.receive())["code"] == 1002
+        assert transport.is_closing()
+
+
+async def test_reading_pauses_only_for_an_app_that_is_behind() -> None:
+    """A frame that the app waits for does not pause reading, and one that it leaves does."""
+    async with held() as (protocol, transport):
+        frame = Frame(Opcode.TEXT, b"{}").serialize(mask=True)
+        receiving = asyncio.create_task(protocol.receive())
+        await asyncio.sleep(0)
+        protocol.data_received(frame)
+        assert transport.is_read
+        assert (await receiving)["text"] == "{}"
+        protocol.data_received(frame)
+        protocol.data_received(frame * 3)
+        assert not transport.is_read
+        for _ in range(4):
+            assert (await protocol.receive())["text"] == "{}"
+        assert transport.is_read
 
 
 @pytest.mark.parametrize(

@@ -275,9 +275,16 @@ async def test_one_text_many_times_is_too_long(
 async def test_time_is_limited(started: list[subprocess.Popen[bytes]]) -> None:
     """A reader that takes too long is killed, and the time is that of all files together."""
     pdfs = [Pdf("a", pdf_url(pdf("In time"))), Pdf("b", pdf_url(ENDLESS))]
-    with pytest.raises(InvalidRequest) as caught:
-        await read_pdfs(pdfs, "", 0.6)
-    assert (caught.value.param, caught.value.code) == ("b", "file_too_large")
+    # On a busy machine the first file alone can take longer than that.
+    for seconds in (0.6, 2.4, 9.6):
+        started.clear()
+        with pytest.raises(InvalidRequest) as caught:
+            await read_pdfs(pdfs, "", seconds)
+        assert caught.value.code == "file_too_large"
+        assert started[-1].returncode == -signal.SIGKILL
+        if caught.value.param == "b":
+            break
+    assert caught.value.param == "b"
     assert [process.returncode for process in started] == [0, -signal.SIGKILL]
 
 

@@ -17,7 +17,7 @@ from .messages import ask, blocks, send, total, user
 from .messages import said as said_by
 from .messages_tools import ANY
 from .messages_tools import WEATHER as SKY
-from .models import context_of
+from .models import too_long
 from .responses import WEATHER as FORECAST
 from .responses import R, items_in, respond, whole
 from .tools import ASK, WEATHER
@@ -200,20 +200,11 @@ FULL: Mapping[str, Mapping[str, str]] = {
         "goose": r"too long", "opencode": r"(?i)prompt is too long",
     },
 }  # fmt: skip
-# The words of a prompt where no context length is listed: more than any, and a short enough body.
-WORDS = 2_000_000
-
-
-async def _too_long(api: Api) -> str:
-    """Return a text with twice as many words as the context has tokens."""
-    listed = (await api.get("/models")).ok()["data"]
-    sizes = [context_of(model) for model in listed if model.get("id") == api.model]
-    return "a b " * (sizes[0] + 100 if sizes and sizes[0] else WORDS // 2)
 
 
 def _overflowing(api: str) -> Body:
     async def run(target: Api) -> None:
-        text = await _too_long(target)
+        text = await too_long(target)
         for stream in (False, True):
             if api == "messages":
                 reply = await send(target, messages=[user(text)], stream=stream)

@@ -9,6 +9,7 @@ from typing import Any
 from ..check import Body, check, expect
 from ..target import Api
 from .messages import VERSION, M, body_of, expect_error, send, user
+from .models import too_long
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _TOO_LONG = re.compile(r"prompt is too long: (\d+) tokens > (\d+) maximum")
@@ -72,8 +73,9 @@ async def unknown_model(api: Api) -> None:
        "with stream true.",
        "must", "M2.3 M13.43")  # fmt: skip
 async def context(api: Api) -> None:
+    text = await too_long(api)
     for stream in (False, True):
-        reply = await send(api, messages=[user("a b " * 1_000_000)], stream=stream)
+        reply = await send(api, messages=[user(text)], stream=stream)
         found = expect_error(reply, 400, "invalid_request_error")
         match = _TOO_LONG.fullmatch(found)
         valid = match is not None and int(match[1]) > int(match[2])

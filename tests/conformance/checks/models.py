@@ -10,6 +10,9 @@ from urllib.parse import quote
 from ..check import Skip, check, expect
 from ..target import Api
 
+# The words of a prompt where no context length is listed: more than any, and a short enough body.
+_WORDS = 2_000_000
+
 
 async def _listed(api: Api) -> list[Any]:
     models: list[Any] = (await api.get("/models")).ok()["data"]
@@ -98,6 +101,16 @@ def _has_text(model: Mapping[str, Any]) -> bool:
     kinds = model.get("architecture")
     kinds = kinds if isinstance(kinds, dict) else {}
     return all("text" in kinds.get(f"{way}_modalities", ("text",)) for way in ("input", "output"))
+
+
+async def too_long(api: Api) -> str:
+    """Return a text with twice as many words as the context has tokens.
+
+    Many times more would keep a busy engine from other checks for seconds.
+    """
+    listed = (await api.get("/models")).ok()["data"]
+    sizes = [context_of(model) for model in listed if model.get("id") == api.model]
+    return "a b " * (sizes[0] + 100 if sizes and sizes[0] else _WORDS // 2)
 
 
 @check("models.context-length",
