@@ -22,6 +22,7 @@ import click
 from pydantic import ValidationError
 
 from .check import Check, all_checks
+from .discovery import Unreachable
 from .live import Live, explain, plain, summary
 from .profiles import PROFILES, needed
 from .reports import WRITERS, write
@@ -29,7 +30,7 @@ from .reports.code_scanning import workflow_commands
 from .reports.document import Report, changes, document, schema
 from .reports.formats import render_markdown
 from .reports.run import Run
-from .runner import Settings, Unreachable, judge, resolved
+from .runner import Settings, judge, resolved
 from .target import SILENCE
 
 # The exit code of a run that ended before all checks.
@@ -78,6 +79,13 @@ UNFINISHED = 4
     default=SILENCE,
     metavar="SECONDS",
     help=f"Longest time without bytes in a stream, in seconds. Default: {SILENCE:g}.",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait so long for a server that is starting. Default: 0.",
 )
 @click.option(
     "--time-limit",
@@ -149,6 +157,7 @@ def conform(
     at_once: int,
     breaks: str | None,
     silence: float,
+    wait: float,
     time_limit: float | None,
     limits: str,
     report: Sequence[Path],
@@ -184,7 +193,7 @@ def conform(
         return
     _check_reports(report)
     settings = Settings(_checked(url), model, api_key, model_hint, at_once, breaks, silence,
-                        limits == "openai", time_limit)  # fmt: skip
+                        limits == "openai", time_limit, wait=wait)  # fmt: skip
     run = _run(settings, checks, name, not redact)
     if notes is not None:
         run = replace(run, notes=_notes(notes))
@@ -239,6 +248,11 @@ def _check_reports(report: Sequence[Path]) -> None:
         raise click.UsageError(
             f"--report {misplaced[0]} is in a folder that does not exist. Create it first."
         )
+    locked = [
+        path for path in report if not os.access(path if path.exists() else path.parent, os.W_OK)
+    ]
+    if locked:
+        raise click.UsageError(f"--report {locked[0]} cannot be written. Choose another folder.")
 
 
 def _chosen(
@@ -267,13 +281,14 @@ async def _judged(
     settings: Settings, checks: Sequence[Check], name: str | None, content: bool
 ) -> Run:
     settings = await resolved(settings)
+    url = _without_user(settings.url)
+    click.echo(plain(f"{url} with the model {settings.model}: {len(checks)} checks"))
     live = Live(checks, settings.at_once)
     try:
         verdicts = await judge(settings, checks, live.take)
     finally:
         live.close()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    url = _without_user(settings.url)
     return Run(name or url, url, settings.model or "", today, verdicts, content)
 
 

@@ -54,6 +54,16 @@ class Run:
         """The verdicts on checks before which the run ended."""
         return [verdict for verdict in self.verdicts if not verdict.runs]
 
+    @property
+    def limited(self) -> int:
+        """The number of requests that a rate limit rejected, except in the check of such limits."""
+        return sum(
+            exchange.status == 429
+            for verdict in self.verdicts
+            if verdict.check.id != "concurrency.load"
+            for exchange in verdict.exchanges
+        )
+
     def note(self, verdict: Verdict) -> str:
         """Return the note on a verdict that is not a pass, or an empty string."""
         if verdict.outcome == "pass":
