@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import httpx2
 
@@ -20,6 +23,7 @@ TRIES = 3
 RESTART = 20.0
 # The seconds in which an idle server lists its models, or generates four tokens: else it hangs.
 HANGS = 20.0
+CHECKS = Path(__file__).parent / "checks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,24 @@ async def run(
     return Verdict(check, broken.outcome, broken.detail, tries, 0, broken.seconds, broken.exchanges)
 
 
+def _misfit(error: Exception) -> str:
+    """Return what is wrong with a response, by the error that a check met when it read it."""
+    words = " ".join(str(error).split())[:200]
+    if isinstance(error, KeyError):
+        what = f"the key {words} is missing"
+    elif isinstance(error, IndexError):
+        what = "a list has too few elements"
+    elif isinstance(error, TypeError | AttributeError):
+        what = f"a value is null or has another type ({words})"
+    elif isinstance(error, json.JSONDecodeError):
+        what = f"a text that must be JSON is {error.doc[:200]!r}"
+    else:
+        what = f"got {type(error).__name__}: {words}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame.line for frame in frames if CHECKS in Path(frame.filename).parents and frame.line]
+    return f"{what}, where the check reads `{own[-1].strip()}`" if own else what
+
+
 async def _once(check: Check, api: Api, patience: float) -> Verdict:
     start = time.monotonic()
     outcome: Outcome = "pass"
@@ -241,7 +263,7 @@ async def _once(check: Check, api: Api, patience: float) -> Verdict:
     except (httpx2.HTTPError, OSError, asyncio.IncompleteReadError) as error:
         outcome, detail = "fail", f"expected a complete response, but got {error!r}"
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        outcome, detail = "fail", f"expected the documented format, but got {error!r}"
+        outcome, detail = "fail", f"expected the documented format, but {_misfit(error)}"
     passes = int(outcome == "pass")
     seconds = time.monotonic() - start
     return Verdict(check, outcome, detail, 1, passes, seconds, tuple(api.exchanges))

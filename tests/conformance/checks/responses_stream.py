@@ -250,7 +250,11 @@ async def obfuscation(api: Api) -> None:
         deltas = of_type(events, "output_text.delta")
         given = [event.get("obfuscation") or "" for event in deltas]
         padded = {isinstance(padding, str) and padding != "" for padding in given}
-        expect(padded == {asked}, f"{options}: expected {asked}, but got {given}")
+        expect(
+            padded == {asked},
+            f"{options}: expected {'text' if asked else 'nothing'} as "
+            f"obfuscation of each delta, but got {given}",
+        )
     deltas = of_type(await stream(api, max_output_tokens=16), "output_text.delta")
     if any(event.get("obfuscation") for event in deltas):
         raise Diverges("the deltas are padded by default")
