@@ -120,8 +120,8 @@ UNFINISHED = 4
     "--changed-since",
     type=click.Path(exists=True, path_type=Path),
     metavar="REPORT",
-    help="Print the verdicts that differ from a JSON report. The exit code is 1 only if a check is "
-    "broken that was not.",
+    help="Print the verdicts that differ from a JSON report. Only checks that were not broken "
+    "there are annotated and explained, and make the exit code 1.",
 )
 @click.option(
     "--explain",
@@ -195,6 +195,8 @@ def conform(
     settings = Settings(_checked(url), model, api_key, model_hint, at_once, breaks, silence,
                         limits == "openai", time_limit, wait=wait)  # fmt: skip
     run = _run(settings, checks, name, not redact)
+    if before is not None:
+        run = replace(run, known={check.id for check in before.checks if check.is_broken})
     if notes is not None:
         run = replace(run, notes=_notes(notes))
     if explains:
@@ -216,11 +218,11 @@ def _run(settings: Settings, checks: Sequence[Check], name: str | None, content:
 
 def _exit_code(run: Run, before: Report | None) -> int:
     """Return the exit code of a run; after another one, only new failures count."""
-    broken = {verdict.check.id for verdict in run.broken_musts}
+    broken = [verdict.check.id for verdict in run.new if verdict.check.level == "must"]
     if before is not None:
         ran = {verdict.check.id for verdict in run.verdicts} - {one.check.id for one in run.left}
         _compare(before.of(ran), document(run).of(ran))
-        broken -= {check.id for check in before.checks if check.is_broken}
+        click.echo(f"new failures of must checks: {', '.join(broken) or 'none'}")
     return 1 if broken else UNFINISHED if run.left else 0
 
 

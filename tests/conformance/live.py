@@ -70,10 +70,9 @@ def plain(text: str) -> str:
 
 
 def explain(run: Run) -> None:
-    """Print each broken check: its clause, the request, the response, and the peers' verdicts."""
-    for verdict in run.verdicts:
-        if verdict.broken:
-            click.echo(plain(f"\n{explanation(run, verdict)}"))
+    """Print each newly broken check: its clause, the exchange, and the peers' verdicts."""
+    for verdict in run.new:
+        click.echo(plain(f"\n{explanation(run, verdict)}"))
 
 
 def summary(run: Run) -> None:

@@ -264,11 +264,16 @@ def test_only_new_failures_count_since_a_report(url: str, tmp_path: Path) -> Non
     assert CliRunner().invoke(conform, [*arguments, "--report", str(before)]).exit_code == 1
     done = CliRunner().invoke(conform, [*arguments, "--changed-since", str(before)])
     assert done.exit_code == 0, done.output
-    assert "0 verdicts differ" in done.output
+    assert "0 verdicts differ\nnew failures of must checks: none" in done.output
+    done = CliRunner().invoke(
+        conform, [*arguments, "--changed-since", str(before), "--annotations"]
+    )
+    assert "::error" not in done.output
     before.write_text(before.read_text().replace('"verdict": "fail"', '"verdict": "pass"'))
     done = CliRunner().invoke(conform, [*arguments, "--changed-since", str(before)])
     assert done.exit_code == 1
     assert "completions.object: pass -> fail" in done.output
+    assert "new failures of must checks: completions.object" in done.output
 
 
 def test_a_failure_is_explained(url: str) -> None:
