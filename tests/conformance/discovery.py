@@ -52,7 +52,8 @@ def connect(url: str, key: str | None) -> httpx2.AsyncClient:
 async def find(url: str, model: str | None, key: str | None, wait: float) -> tuple[str, str]:
     """Return the base URL with its `/v1`, and the model that requests name.
 
-    A base URL without `/v1` gets one if the server has its models there only.
+    A base URL without `/v1` gets one if the server has its models there: some have paths of their
+    own at the other place.
 
     Args:
         model: the model's name; None for the first that `/models` lists.
@@ -74,7 +75,7 @@ async def find(url: str, model: str | None, key: str | None, wait: float) -> tup
 async def _find(url: str, model: str | None, key: str | None) -> tuple[str, str]:
     short = url.rstrip("/")
     replies = []
-    for one in (short, f"{short}/v1"):
+    for one in (short,) if short.endswith("/v1") else (f"{short}/v1", short):
         async with connect(one, key) as client:
             reply = await _asked(url, client.get("models", timeout=LISTED))
             with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
@@ -112,10 +113,14 @@ def _words(error: Exception) -> str:
 
 
 def _is_api(reply: httpx2.Response) -> bool:
-    """Return True if a reply to a chat request is one of an API: a result, or an error object."""
+    """Return True if a reply to a chat request is one of an API: a result, or an error object.
+
+    An unknown path may have an error object as well, but then the other place is asked, too.
+    """
     with contextlib.suppress(ValueError):
         body = reply.json()
-        return isinstance(body, dict) and not {"choices", "error"}.isdisjoint(body)
+        known = {"choices"} if reply.status_code == 404 else {"choices", "error"}
+        return isinstance(body, dict) and not known.isdisjoint(body)
     return False
 
 
