@@ -491,3 +491,6 @@ async def input_items_same(api: Api) -> None:
         for item in items:
             complete = item["type"] == "message" and item["status"] == "completed" and item["id"]
             expect(complete, f"expected a completed message with an id, but got {item}")
+            texts = [part for part in item["content"] if part["type"] == "output_text"]
+            lists = [part.get(name) for part in texts for name in ("annotations", "logprobs")]
+            expect(lists == [[]] * len(lists), f"expected empty lists in parts, but got {item}")

@@ -314,6 +314,7 @@ STATE = {
     "tokens-no-tools": ignores("tools", at=TOKENS),
     "tokens-no-chain": ignores("previous_response_id", at=TOKENS),
     "items-short": reply(put("data.*.content", "Hello"), at=LISTED),
+    "items-no-lists": reply(drop("data.*.content.*.logprobs"), at=LISTED),
     "items-same-id": reply(put("data.*.id", "msg_0"), at=LISTED),
     "items-ascending": query(lambda found: {"order": "asc", **found}),
     "reference-dropped": request(drop("input.*[type=item_reference]")),
