@@ -285,7 +285,7 @@ value of another type. It cuts, lengthens or empties a text. It takes elements f
 them or turns them round. It rounds a number to three digits, or changes its sign. The server with \
 one edit is judged by all checks; the edit is caught if one of them fails.
 
-`cd tests && python -m suite.mutations --json ../all.json` makes the edits in ten minutes, \
+`cd tests && python -m suite.mutations --json ../all.json` makes the edits in five to ten minutes, \
 `--part 1/4` a quarter of them, and `python -m suite.mutations --page ../all.json` this page.
 """
 
