@@ -22,6 +22,7 @@ import click
 from pydantic import ValidationError
 
 from .check import Check, all_checks
+from .discovery import Unreachable
 from .live import Live, explain, plain, summary
 from .profiles import PROFILES, needed
 from .reports import WRITERS, write
@@ -29,7 +30,7 @@ from .reports.code_scanning import workflow_commands
 from .reports.document import Report, changes, document, schema
 from .reports.formats import render_markdown
 from .reports.run import Run
-from .runner import Settings, Unreachable, judge, resolved
+from .runner import Settings, judge, resolved
 from .target import SILENCE
 
 # The exit code of a run that ended before all checks.
@@ -80,6 +81,13 @@ UNFINISHED = 4
     help=f"Longest time without bytes in a stream, in seconds. Default: {SILENCE:g}.",
 )
 @click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait so long for a server that is starting. Default: 0.",
+)
+@click.option(
     "--time-limit",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
@@ -112,8 +120,8 @@ UNFINISHED = 4
     "--changed-since",
     type=click.Path(exists=True, path_type=Path),
     metavar="REPORT",
-    help="Print the verdicts that differ from a JSON report. The exit code is 1 only if a check is "
-    "broken that was not.",
+    help="Print the verdicts that differ from a JSON report. Only checks that were not broken "
+    "there are annotated and explained, and make the exit code 1.",
 )
 @click.option(
     "--explain",
@@ -149,6 +157,7 @@ def conform(
     at_once: int,
     breaks: str | None,
     silence: float,
+    wait: float,
     time_limit: float | None,
     limits: str,
     report: Sequence[Path],
@@ -184,8 +193,10 @@ def conform(
         return
     _check_reports(report)
     settings = Settings(_checked(url), model, api_key, model_hint, at_once, breaks, silence,
-                        limits == "openai", time_limit)  # fmt: skip
+                        limits == "openai", time_limit, wait=wait)  # fmt: skip
     run = _run(settings, checks, name, not redact)
+    if before is not None:
+        run = replace(run, known={check.id for check in before.checks if check.is_broken})
     if notes is not None:
         run = replace(run, notes=_notes(notes))
     if explains:
@@ -207,11 +218,11 @@ def _run(settings: Settings, checks: Sequence[Check], name: str | None, content:
 
 def _exit_code(run: Run, before: Report | None) -> int:
     """Return the exit code of a run; after another one, only new failures count."""
-    broken = {verdict.check.id for verdict in run.broken_musts}
+    broken = [verdict.check.id for verdict in run.new if verdict.check.level == "must"]
     if before is not None:
         ran = {verdict.check.id for verdict in run.verdicts} - {one.check.id for one in run.left}
         _compare(before.of(ran), document(run).of(ran))
-        broken -= {check.id for check in before.checks if check.is_broken}
+        click.echo(f"new failures of must checks: {', '.join(broken) or 'none'}")
     return 1 if broken else UNFINISHED if run.left else 0
 
 
@@ -239,6 +250,11 @@ def _check_reports(report: Sequence[Path]) -> None:
         raise click.UsageError(
             f"--report {misplaced[0]} is in a folder that does not exist. Create it first."
         )
+    locked = [
+        path for path in report if not os.access(path if path.exists() else path.parent, os.W_OK)
+    ]
+    if locked:
+        raise click.UsageError(f"--report {locked[0]} cannot be written. Choose another folder.")
 
 
 def _chosen(
@@ -267,13 +283,14 @@ async def _judged(
     settings: Settings, checks: Sequence[Check], name: str | None, content: bool
 ) -> Run:
     settings = await resolved(settings)
+    url = _without_user(settings.url)
+    click.echo(plain(f"{url} with the model {settings.model}: {len(checks)} checks"))
     live = Live(checks, settings.at_once)
     try:
         verdicts = await judge(settings, checks, live.take)
     finally:
         live.close()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    url = _without_user(settings.url)
     return Run(name or url, url, settings.model or "", today, verdicts, content)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import click
 
 from .check import Check, Verdict
-from .peers import published
 from .profiles import NOT_JUDGED, PROFILES, works
+from .reports.explanation import explanation
 from .reports.run import OUTCOMES, Run
 
 COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magenta",
@@ -70,21 +70,9 @@ def plain(text: str) -> str:
 
 
 def explain(run: Run) -> None:
-    """Print each broken check: its clause, the request, the response, and the peers' verdicts."""
-    for verdict in run.verdicts:
-        if not verdict.broken:
-            continue
-        check = verdict.check
-        lines = [f"\n{check.id} ({check.level}, contract {check.source})", check.promise]
-        lines.append(f"{verdict.outcome} in {verdict.runs} runs: {verdict.detail[:500]}")
-        if check.chance:
-            lines.append(f"by chance, in one run: {check.chance}")
-        if verdict.exchanges:
-            exchange = verdict.exchanges[-1]
-            lines += ["$ " + run.command(exchange), f"HTTP {exchange.status}", run.reply(exchange)]
-        peers = published().get(check.id, {})
-        lines += [f"  {name}: {words}" for name, words in peers.items()]
-        click.echo(plain("\n".join(lines)))
+    """Print each newly broken check: its clause, the exchange, and the peers' verdicts."""
+    for verdict in run.new:
+        click.echo(plain(f"\n{explanation(run, verdict)}"))
 
 
 def summary(run: Run) -> None:
@@ -104,5 +92,10 @@ def summary(run: Run) -> None:
     click.echo()
     counts = ", ".join(f"{run.counts[one]} {one}" for one in OUTCOMES if run.counts[one])
     click.echo(f"{len(run.verdicts)} checks: {counts}")
+    if run.limited:
+        click.echo(
+            f"Requests with status 429: {run.limited}. The server limits their rate. --at-once 1 "
+            "sends fewer at a time."
+        )
     if run.left:
         click.echo(f"{len(run.left)} of them did not run: {run.left[0].detail}")

@@ -10,7 +10,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("openai conformance")
     group.addoption("--openai-url", help="Base URL of the server to test, including /v1.")
     group.addoption("--openai-model", help="Model to request. Default: the first in /models.")
-    group.addoption("--openai-key", help="API key, sent as a bearer token.")
+    group.addoption(
+        "--openai-key", help="API key, sent as a bearer token. Default: OPENAI_API_KEY."
+    )
     group.addoption(
         "--openai-hint",
         choices=["demo"],

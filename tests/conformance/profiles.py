@@ -31,9 +31,9 @@ _TOOLS_STREAM = (
 )  # fmt: skip
 _AGENTS = tuple(
     f"agents.{name}"
-    for name in ("aider", "claude-code-chat", "cline", "codex-chat", "continue", "goose",
-                 "opencode", "qwen-code", "loop", "loop-stream", "parallel", "cancelled",
-                 "overflow")
+    for name in ("aider", "claude-code-chat", "cline", "codex-chat", "continue", "copilot", "crush",
+                 "goose", "opencode", "qwen-code", "roo-code", "zed", "loop", "loop-stream",
+                 "parallel", "cancelled", "overflow")
 )  # fmt: skip
 _ERRORS = ("errors.keys", "errors.code-type", "errors.missing-messages", "errors.stream")
 

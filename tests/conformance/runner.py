@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import httpx2
 
 from .check import Check, Diverges, Fail, Outcome, Skip, Unsupported, Verdict
+from .discovery import Unreachable, connect, find, seconds_for_tokens
 from .target import SILENCE, Api
 
 # The number of times that a check runs before it counts as failed.
 TRIES = 3
 # The seconds for which a server that refuses connections may be restarting.
 RESTART = 20.0
+# The seconds in which an idle server lists its models, or generates four tokens: else it hangs.
+HANGS = 20.0
+CHECKS = Path(__file__).parent / "checks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Settings:
         hosted: True if the server must have the limits of OpenAI's service.
         most: the seconds that the whole run may take; None for any.
         restart: the seconds after which a server that refuses connections has ended.
+        wait: the seconds for which the server may still be starting.
     """
 
     url: str
@@ -47,48 +54,21 @@ class Settings:
     hosted: bool = False
     most: float | None = None
     restart: float = RESTART
-
-
-class Unreachable(Exception):
-    """A server that cannot be judged: it does not respond, or lists no model."""
+    wait: float = 0.0
 
 
 class _Gone(Exception):
-    """A server that has ended during the run."""
-
-
-def _client(settings: Settings) -> httpx2.AsyncClient:
-    headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
-    limits = httpx2.Limits(max_connections=None)
-    return httpx2.AsyncClient(
-        base_url=settings.url.rstrip("/") + "/", headers=headers, timeout=60, limits=limits
-    )
+    """A server that has ended during the run, or hangs."""
 
 
 async def resolved(settings: Settings) -> Settings:
     """Return settings with the model that requests name, and with the `/v1` of the base URL.
 
-    A base URL without `/v1` gets one if the server has its models there only.
-
     Raises:
-        Unreachable: the server does not respond, or lists no model.
+        Unreachable: the server does not respond, lists no model, or has another purpose.
     """
-    longer = replace(settings, url=settings.url.rstrip("/") + "/v1")
-    for one in (settings, longer):
-        async with _client(one) as client:
-            try:
-                reply = await client.get("models")
-            except httpx2.HTTPError as error:
-                reason = str(error).rstrip(".") or type(error).__name__
-                raise Unreachable(f"{settings.url} does not respond: {reason}.") from error
-        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
-            first = str(reply.json()["data"][0]["id"])
-            return replace(one, model=settings.model or first)
-    if settings.model is None:
-        if reply.status_code in (401, 403):
-            raise Unreachable(f"{settings.url}/models needs a key. Send one with --api-key.")
-        raise Unreachable(f"{settings.url}/models lists no model. Name one with --model.")
-    return settings
+    url, model = await find(settings.url, settings.model, settings.key, settings.wait)
+    return replace(settings, url=url, model=model)
 
 
 @asynccontextmanager
@@ -100,7 +80,7 @@ async def connected(settings: Settings) -> AsyncIterator[tuple[httpx2.AsyncClien
     """
     if settings.model is None:
         settings = await resolved(settings)
-    async with _client(settings) as client:
+    async with connect(settings.url, settings.key) as client:
         yield client, settings.model or ""
 
 
@@ -147,11 +127,15 @@ class _Turn:
         self._settings, self._client, self._model = settings, client, model
         self._report = report
         self._wrong: dict[str, str] = {}
+        # The factor by which time limits are extended.
         self._patience = 1.0
+        self._running: set[str] = set()
 
     async def take(self, checks: Sequence[Check]) -> None:
         """Run checks: many at a time, then one by one those that must run alone."""
-        self._patience = await _patience(self._client, self._model, self._settings.at_once)
+        spent = await seconds_for_tokens(self._client, self._model)
+        # The queue of a slow engine is not a fault.
+        self._patience = max(1.0, 5.0 * self._settings.at_once * spent)
         turns = asyncio.Semaphore(self._settings.at_once)
 
         async def one(check: Check) -> None:
@@ -180,36 +164,44 @@ class _Turn:
         )  # fmt: skip
 
     async def _run(self, check: Check) -> None:
+        self._running.add(check.id)
         verdict = await run(check, self._api, self._patience)
         if verdict.broken:
-            await self._ask(check)
+            await self._ask(verdict.outcome == "timeout")
+        self._running.discard(check.id)
         self.verdicts[check.id] = verdict
         self._report(verdict)
 
-    async def _ask(self, check: Check) -> None:
-        """Raise `_Gone` if the server has refused connections for too long."""
+    async def _ask(self, hung: bool) -> None:
+        """Raise `_Gone` if the server has refused connections for too long, or answers nothing.
+
+        Args:
+            hung: ask for tokens, too.
+        """
         end = time.monotonic() + self._settings.restart
+        limit = HANGS * self._patience
         while True:
             try:
-                await self._client.get("models")
+                await self._client.get("models", timeout=limit)
+                if hung:
+                    await seconds_for_tokens(self._client, self._model, limit)
             except httpx2.ConnectError as error:
                 if time.monotonic() > end:
-                    words = f"the server has ended: {error} (seen in {check.id})"
-                    raise _Gone(words) from None
+                    raise self._gone(f"the server has ended: {error}") from None
                 await asyncio.sleep(0.2)
+            except httpx2.ReadTimeout:
+                words = f"the server does not answer GET /models within {limit:.0f} s"
+                raise self._gone(words) from None
+            except Unreachable as error:
+                raise self._gone(str(error)) from None
             except httpx2.HTTPError:
                 return
             else:
                 return
 
-
-async def _patience(client: httpx2.AsyncClient, model: str, at_once: int) -> float:
-    """Return the factor by which time limits are extended: a slow engine's queue is not a fault."""
-    start = time.monotonic()
-    body = {"model": model, "prompt": "Hello", "max_tokens": 4}
-    with contextlib.suppress(httpx2.HTTPError):
-        await client.post("completions", json=body)
-    return max(1.0, 5.0 * at_once * (time.monotonic() - start))
+    def _gone(self, words: str) -> _Gone:
+        """Return an error that names the checks that run: one of them may have caused it."""
+        return _Gone(f"{words} (while these ran: {', '.join(sorted(self._running))})")
 
 
 async def run(
@@ -231,16 +223,35 @@ async def run(
     return Verdict(check, broken.outcome, broken.detail, tries, 0, broken.seconds, broken.exchanges)
 
 
+def _misfit(error: Exception) -> str:
+    """Return what is wrong with a response, by the error that a check met when it read it."""
+    words = " ".join(str(error).split())[:200]
+    if isinstance(error, KeyError):
+        what = f"the key {words} is missing"
+    elif isinstance(error, IndexError):
+        what = "a list has too few elements"
+    elif isinstance(error, TypeError | AttributeError):
+        what = f"a value is null or has another type ({words})"
+    elif isinstance(error, json.JSONDecodeError):
+        what = f"a text that must be JSON is {error.doc[:200]!r}"
+    else:
+        what = f"got {type(error).__name__}: {words}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame.line for frame in frames if CHECKS in Path(frame.filename).parents and frame.line]
+    return f"{what}, where the check reads `{own[-1].strip()}`" if own else what
+
+
 async def _once(check: Check, api: Api, patience: float) -> Verdict:
     start = time.monotonic()
     outcome: Outcome = "pass"
     detail = ""
     limit = check.seconds * patience
     try:
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(limit) as api.clock:
             await check.run(api)
-    except TimeoutError:
-        outcome, detail = "timeout", f"expected a response within {limit:.0f} s, but got none"
+    except (TimeoutError, httpx2.TimeoutException):
+        spent = time.monotonic() - start
+        outcome, detail = "timeout", f"expected a response within {spent:.0f} s, but got none"
     except Unsupported as error:
         outcome, detail = "unsupported", str(error)
     except Diverges as error:
@@ -252,7 +263,7 @@ async def _once(check: Check, api: Api, patience: float) -> Verdict:
     except (httpx2.HTTPError, OSError, asyncio.IncompleteReadError) as error:
         outcome, detail = "fail", f"expected a complete response, but got {error!r}"
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        outcome, detail = "fail", f"expected the documented format, but got {error!r}"
+        outcome, detail = "fail", f"expected the documented format, but {_misfit(error)}"
     passes = int(outcome == "pass")
     seconds = time.monotonic() - start
     return Verdict(check, outcome, detail, 1, passes, seconds, tuple(api.exchanges))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -19,6 +20,8 @@ from .published import chunk_problem, problem
 BASIC = {"/completions", "/chat/completions"}
 # The seconds for which a stream may send nothing, by default: proxies often end it after 30.
 SILENCE = 20.0
+# How often a request is sent again after status 429, and the longest wait, as in OpenAI's client.
+AGAIN, LONGEST = 5, 60.0
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
@@ -150,12 +153,15 @@ class Api:
         self.silence = silence
         self.hosted = hosted
         self.exchanges: list[Exchange] = []
+        # The time limit of the check, which waits for a rate limit extend.
+        self.clock: asyncio.Timeout | None = None
 
     @property
     def address(self) -> tuple[str, int, str]:
         """The host, port and path prefix, for raw connections."""
         parts = urlsplit(str(self.client.base_url))
-        return parts.hostname or "", parts.port or 80, parts.path.rstrip("/")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return parts.hostname or "", port, parts.path.rstrip("/")
 
     def demo(self) -> None:
         """Skip the check unless the demo model answers."""
@@ -182,27 +188,46 @@ class Api:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         sent: Mapping[str, Any] | None = None,
+        waits: bool = True,
     ) -> Reply:
-        """Send bytes unchanged."""
+        """Send bytes unchanged.
+
+        Args:
+            waits: send again after a rejection that names a `retry-after`.
+        """
         given = {"content-type": "application/json", **(headers or {})} if body is not None else {}
         all_headers = {**given, **(headers or {})}
+        for number in range(AGAIN + 1):
+            reply = await self._sent(method, path, body, all_headers)
+            pause = _pause(reply.headers) if reply.status_code == 429 and waits else None
+            if pause is None or number == AGAIN:
+                break
+            if self.clock is not None and (end := self.clock.when()) is not None:
+                self.clock.reschedule(end + pause)
+            await asyncio.sleep(pause)
+        return Reply(reply.status_code, reply.headers, reply.content, path, sent or {})
+
+    async def _sent(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> httpx2.Response:
+        """Send a request, and record it with its reply."""
         where = path.lstrip("/")
         try:
-            reply = await self.client.request(method, where, content=body, headers=all_headers)
+            reply = await self.client.request(method, where, content=body, headers=headers)
         except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
             # The server may just have closed a kept-alive connection. Clients retry once, too.
-            reply = await self.client.request(method, where, content=body, headers=all_headers)
-        data = reply.content
+            reply = await self.client.request(method, where, content=body, headers=headers)
         self.exchanges.append(
             Exchange(
-                method, path, body or b"", reply.status_code, reply.headers.multi_items(), data
+                method, path, body or b"", reply.status_code, reply.headers.multi_items(),
+                reply.content,
             )
-        )
-        return Reply(reply.status_code, reply.headers, data, path, sent or {})
+        )  # fmt: skip
+        return reply
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
+    async def post(self, path: str, body: Mapping[str, Any], waits: bool = True) -> Reply:
         """Send JSON, and record a reply that violates OpenAI's published types."""
-        reply = await self.send("POST", path, json.dumps(body).encode(), sent=body)
+        reply = await self.send("POST", path, json.dumps(body).encode(), sent=body, waits=waits)
         if reply.status == 200 and not body.get("stream"):
             # A check that reads a body reports invalid JSON itself.
             with contextlib.suppress(ValueError):
@@ -250,6 +275,16 @@ class Api:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return await self.stream("/chat/completions", {"messages": messages, **body})
+
+
+def _pause(headers: httpx2.Headers) -> float | None:
+    """Return the seconds after which a rejected request may come again, or None if too many."""
+    try:
+        after = headers.get("retry-after-ms")
+        seconds = float(after) / 1000 if after else float(headers.get("retry-after", "nan"))
+    except ValueError:
+        return None
+    return seconds if 0 < seconds <= LONGEST else None
 
 
 def events(reply: Reply) -> list[Any]:

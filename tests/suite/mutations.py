@@ -192,9 +192,20 @@ def harmless() -> Mapping[str, str]:
 
 
 def reason_of(mutant: Mutant, listed: Mapping[str, str]) -> str:
-    """Return why an edit breaks no clause, or an empty string."""
-    name = str(mutant)
-    return next((why for pattern, why in listed.items() if fnmatchcase(name, pattern)), "")
+    """Return why an edit breaks no clause, or an empty string.
+
+    A pattern may end in the type of the value, such as `(NoneType)`.
+    """
+    names = str(mutant), titled(mutant)
+    found = (
+        why for pattern, why in listed.items() if any(fnmatchcase(one, pattern) for one in names)
+    )
+    return next(found, "")
+
+
+def titled(mutant: Mutant) -> str:
+    """Return the name of a mutant with the type of the value."""
+    return f"{mutant} ({mutant.kind.__name__})"
 
 
 async def survivors(
@@ -274,7 +285,7 @@ value of another type. It cuts, lengthens or empties a text. It takes elements f
 them or turns them round. It rounds a number to three digits, or changes its sign. The server with \
 one edit is judged by all checks; the edit is caught if one of them fails.
 
-`cd tests && python -m suite.mutations --json ../all.json` makes the edits in ten minutes, \
+`cd tests && python -m suite.mutations --json ../all.json` makes the edits in five to ten minutes, \
 `--part 1/4` a quarter of them, and `python -m suite.mutations --page ../all.json` this page.
 """
 
@@ -320,7 +331,7 @@ async def main(words: Sequence[str]) -> int:
 
     def say(mutant: Mutant, check: str | None) -> None:
         group = f"{TITLES[mutant.hook]} {mutant.at}".strip()
-        name = f"{mutant} ({mutant.kind.__name__})"
+        name = titled(mutant)
         results[name] = Result(group, check or "", reason_of(mutant, listed))
         if not check and not results[name].reason:
             sys.stdout.write(f"survives: {name}\n")

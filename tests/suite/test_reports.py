@@ -25,6 +25,7 @@ from latimer.conformance.reports.document import schema
 from latimer.conformance.reports.run import Run
 from latimer.conformance.runner import Settings, judge
 from latimer.conformance.target import Api, Exchange
+from suite.faults.edits import drop, reply
 from suite.server import Server
 from support.servers import serving
 
@@ -72,6 +73,20 @@ def test_every_format_is_written(tmp_path: Path, suffix: str) -> None:
     if suffix == ".html":
         assert "<script>\n" in text
         assert "\x00\xff<script>" not in text
+
+
+def test_a_failure_in_junit_is_explained(tmp_path: Path) -> None:
+    """A failure has its reason as message, and the clause, the command and the reply as text."""
+    write(RUN, tmp_path / "report.xml")
+    suites = xml.dom.minidom.parse(str(tmp_path / "report.xml")).documentElement  # noqa: S318
+    assert suites is not None
+    counts = {name: suites.getAttribute(name) for name in ("tests", "failures", "skipped")}
+    assert counts == {"tests": "5", "failures": "2", "skipped": "2"}
+    failure = suites.getElementsByTagName("failure")[0]
+    assert failure.getAttribute("message") == "fail: expected | <b>, got \ufffd"
+    text = "".join(node.data for node in failure.childNodes)
+    for words in ("OpenAI's published specification", "$ curl -sS -X POST", "HTTP 200"):
+        assert words in text
 
 
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
@@ -249,19 +264,32 @@ def test_only_new_failures_count_since_a_report(url: str, tmp_path: Path) -> Non
     assert CliRunner().invoke(conform, [*arguments, "--report", str(before)]).exit_code == 1
     done = CliRunner().invoke(conform, [*arguments, "--changed-since", str(before)])
     assert done.exit_code == 0, done.output
-    assert "0 verdicts differ" in done.output
+    assert "0 verdicts differ\nnew failures of must checks: none" in done.output
+    done = CliRunner().invoke(
+        conform, [*arguments, "--changed-since", str(before), "--annotations"]
+    )
+    assert "::error" not in done.output
     before.write_text(before.read_text().replace('"verdict": "fail"', '"verdict": "pass"'))
     done = CliRunner().invoke(conform, [*arguments, "--changed-since", str(before)])
     assert done.exit_code == 1
     assert "completions.object: pass -> fail" in done.output
+    assert "new failures of must checks: completions.object" in done.output
 
 
 def test_a_failure_is_explained(url: str) -> None:
     """`--explain` prints the clause, a command, the response and the verdicts on other servers."""
     arguments = [url, "--only", "completions.object", "--model", "nobody", "--explain"]
     out = CliRunner().invoke(conform, arguments).output
-    for words in ("(must, contract ", "$ curl -sS", "HTTP 404", "its own /v1: "):
+    for words in ("(must, contract ", "$ curl -sS", "HTTP 404", "x-request-id: ", "its own /v1: "):
         assert words in out
+
+
+def test_a_key_that_is_missing_is_named() -> None:
+    """A response without a key that a check needs is described by the key and its place."""
+    fault = reply(drop("choices.*.logprobs.text_offset"))
+    with serving(lambda: Server(fault)) as address:
+        done = CliRunner().invoke(conform, [f"{address}/v1", "--only", "logprobs.offset-base"])
+    assert "the key 'text_offset' is missing, where the check reads `" in done.output
 
 
 def test_the_path_v1_may_be_left_out(url: str) -> None:

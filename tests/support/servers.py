@@ -170,13 +170,16 @@ def restarted_llama_server(model: Path, note: Path, *options: str) -> Iterator[t
 
 
 @contextlib.contextmanager
-def serving(make_app: Callable[[], Any], http: Any = Protocol) -> Iterator[str]:
+def serving(
+    make_app: Callable[[], Any], http: Any = Protocol, port: int | None = None
+) -> Iterator[str]:
     """Serve an ASGI app with uvicorn in a thread with its own event loop; yield its address.
 
     Args:
         http: the protocol: that of `latimer serve`, or `auto` for uvicorn's own.
+        port: the port; None for a free one.
     """
-    port = free_port()
+    port = port or free_port()
     ws: Any = "none" if http is Protocol else "auto"
     server = uvicorn.Server(
         uvicorn.Config(

@@ -31,9 +31,13 @@ CHAT: Mapping[str, str] = {
     "cline": "tools in the text, an empty answer, and messages of one role in a row",
     "codex": "developer messages between results, and parallel calls",
     "continue": "empty arguments, blank content, and an assistant message first",
+    "copilot": "marks of its own on messages, empty results, and a tool without parameters",
+    "crush": "a reminder before the question, and reasoning without content",
     "goose": "tools of MCP servers, and malformed arguments",
     "opencode": "three system messages, a request for a title, and parallel calls",
     "qwen-code": "truncated, empty or list arguments, and reasoning",
+    "roo-code": "strict tools with nested parameters, and a user message after each result",
+    "zed": "answers and results in parts, calls with null as content, and a title without tools",
 }
 # What lengthens each text of a conversation, if it is read.
 MORE = " and so on, until the evening comes, and the night, and another long day of work,"

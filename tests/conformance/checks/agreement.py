@@ -416,8 +416,8 @@ async def replay_same(api: Api) -> None:
     texts = ["".join(e["delta"] for e in of_type(one, "output_text.delta"))
              for one in (events, replayed)]  # fmt: skip
     expect(texts[0] == texts[1], f"expected {texts[0]!r}, but got {texts[1]!r}")
-    for kind in ("output_item.added", "content_part.added", "output_text.done",
-                 "content_part.done", "output_item.done"):  # fmt: skip
+    for kind in ("created", "in_progress", "output_item.added", "content_part.added",
+                 "output_text.done", "content_part.done", "output_item.done"):  # fmt: skip
         found = [_unnumbered(of_type(one, kind)) for one in (events, replayed)]
         expect(found[0] == found[1], f"{kind}: expected {found[0]}, but got {found[1]}")
     place = ("item_id", "output_index", "content_index")
@@ -455,8 +455,8 @@ async def conversation_same(api: Api) -> None:
 
 async def _items_same(api: Api, name: str, conversation: Any) -> None:
     path = f"/conversations/{name}/items"
-    data = json.dumps({"items": [SAID]}).encode()
-    added = (await api.send("POST", path, data, sent={"items": [SAID]})).ok()
+    data = json.dumps({"items": [SAID, HELLO]}).encode()
+    added = (await api.send("POST", path, data, sent={"items": [SAID, HELLO]})).ok()
     listed = await items_of(api, name)
     expect(listed["data"][1:] == added["data"], f"expected {added}, but got {listed}")
     for one in (added, listed):
@@ -464,7 +464,7 @@ async def _items_same(api: Api, name: str, conversation: Any) -> None:
         found = one["object"], one["first_id"], one["last_id"], one["has_more"]
         wanted = "list", items[0]["id"], items[-1]["id"], False
         expect(found == wanted, f"expected {wanted}, but got {found}")
-    for item, sent in zip(listed["data"], (HELLO, SAID), strict=True):
+    for item, sent in zip(listed["data"], (HELLO, SAID, HELLO), strict=True):
         one = (await api.get(f"{path}/{item['id']}")).ok()
         expect(one == item, f"expected {item}, but got {one}")
         text = "".join(part["text"] for part in item["content"])
@@ -491,3 +491,6 @@ async def input_items_same(api: Api) -> None:
         for item in items:
             complete = item["type"] == "message" and item["status"] == "completed" and item["id"]
             expect(complete, f"expected a completed message with an id, but got {item}")
+            texts = [part for part in item["content"] if part["type"] == "output_text"]
+            lists = [part.get(name) for part in texts for name in ("annotations", "logprobs")]
+            expect(lists == [[]] * len(lists), f"expected empty lists in parts, but got {item}")

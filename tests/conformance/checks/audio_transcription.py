@@ -74,7 +74,7 @@ def expect_alike(found: str, wanted: str, what: str) -> None:
 
 
 @check("audio.transcription",
-       "A transcription is an object with the text, and usage in seconds or tokens.",
+       "A transcription is an object with the text, and its usage adds up.",
        "must", "A3 A9.24")  # fmt: skip
 async def as_json(api: Api) -> None:
     reply = await transcribe(api)
@@ -97,6 +97,17 @@ def expect_counted(usage: Any) -> None:
     counts = [usage.get(f"{kind}_tokens") for kind in ("input", "output", "total")]
     fine = all(type(count) is int for count in counts) and counts[0] + counts[1] == counts[2]
     expect(fine, f"expected counts that add up, but got {usage}")
+
+
+@check("audio.transcription-usage",
+       "A transcription as JSON or verbose JSON has usage, in seconds or tokens.",
+       "should", "A3 A9.24")  # fmt: skip
+async def usage(api: Api) -> None:
+    replies = [await transcribe(api), await _timed(api, "verbose_json")]
+    for reply in filter(None, replies):
+        found = reply.json().get("usage")
+        expect(isinstance(found, dict), f"expected usage, but got {reply.text[:200]}")
+        expect_counted(found)
 
 
 @check("audio.words-heard", "A spoken sentence is transcribed with most of its words.",
@@ -208,8 +219,9 @@ def expect_verbose(found: Any, task: str) -> None:
         missing = [key for key in SEGMENT if key not in segment]
         expect(not missing, f"expected {', '.join(missing)} in a segment, but got {segment}")
         expect(segment["id"] == number, f"expected id {number}, but got {segment['id']}")
-        counts = (segment["seek"], *segment["tokens"])
-        sane = segment["avg_logprob"] <= 0 <= segment["no_speech_prob"] <= 1 and min(counts) >= 0
+        counts = (segment["seek"], segment["compression_ratio"], *segment["tokens"])
+        shares = (segment["no_speech_prob"], segment["temperature"])
+        sane = segment["avg_logprob"] <= 0 <= min(*shares, *counts) and max(shares) <= 1
         expect(sane, f"expected possible numbers in a segment, but got {segment}")
     expect_rising([(one["start"], one["end"]) for one in segments])
     joined = "".join(one["text"] for one in segments)

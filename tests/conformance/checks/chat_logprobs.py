@@ -92,13 +92,17 @@ async def top(api: Api) -> None:
 
 
 @check("chat_logprobs.twenty",
-       "With top_logprobs 20, a chat completion returns up to 20 alternatives, and more than 5.",
+       "With top_logprobs 20, a chat completion returns up to 20 alternatives, and more than 5, "
+       "each with token, logprob and bytes.",
        "must", "10.42 [GUID]")  # fmt: skip
 async def twenty(api: Api) -> None:
     _text, found = await _entries(api, top_logprobs=20)
     counts = {len(entry["top_logprobs"]) for entry in found}
     expect(max(counts) <= 20, f"expected at most 20 alternatives, but got {counts}")
     expect(max(counts) > 5, f"expected 20 alternatives, but got {counts}")
+    for one in (one for entry in found for one in entry["top_logprobs"]):
+        missing = ENTRY - {"top_logprobs"} - one.keys()
+        expect(not missing, f"expected {sorted(missing)} in an alternative, but got {one}")
 
 
 @check("chat_logprobs.finite",

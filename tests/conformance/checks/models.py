@@ -133,7 +133,8 @@ async def context_exact(api: Api) -> None:
     messages = [{"role": "user", "content": "a b " * (2 * length)}]
     body = {"model": api.model, "messages": messages, "max_tokens": 1}
     error = (await api.post("/chat/completions", body)).error(400)
-    expect(error["code"] == "context_length_exceeded", f"expected that code, but got {error}")
+    code = "context_length_exceeded"
+    expect(error["code"] == code, f"expected the code {code}, but got {error}")
     found = re.search(r"maximum context length is (\d+)", error["message"])
     expect(found and int(found[1]) == length,
            f"expected the context length {length} in the message, but got {error}")  # fmt: skip

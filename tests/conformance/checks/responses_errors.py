@@ -95,8 +95,10 @@ def _promise(wrong: Wrong) -> str:
     shown = json.dumps({name: value for name, value in wrong.changes.items() if value != ABSENT})
     if wrong.name.endswith("-missing") and ABSENT in wrong.changes.values():
         shown = f"no {wrong.named}"
-    if len(shown) > 90:
+    if wrong.name == "metadata-pairs":
         shown = "more than 16 pairs of metadata"
+    elif len(shown) > 90:
+        shown = f"{shown[:88]}…"
     codes = " or ".join(map(str, wrong.statuses))
     what = f"whose param is {wrong.named}" if wrong.exact else f"that names {wrong.named!r}"
     more = f" and whose code is {wrong.code}" if wrong.code else ""

@@ -5,7 +5,7 @@ The checks ask for reasoning by `effort`, and skip if the model gives none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..check import Skip, check, expect
@@ -42,6 +42,14 @@ async def _events(api: Api, **body: Any) -> list[Any]:
     return events
 
 
+def _expect_stated(made: Any, asked: Mapping[str, str]) -> None:
+    """Raise `Fail` unless a Response states the effort and the summary of its request."""
+    found = made["reasoning"]
+    same = {"effort", "summary"} <= found.keys() and found["effort"] == asked["effort"]
+    told = bool(found.get("summary")) == ("summary" in asked)
+    expect(same and told, f"expected {asked} in reasoning, but got {found}")
+
+
 def _text(item: Any) -> str:
     return "".join(part["text"] for part in item["content"])
 
@@ -52,6 +60,7 @@ def _text(item: Any) -> str:
        "must", "R4 R10.39")  # fmt: skip
 async def reasoning(api: Api) -> None:
     made, item = await _reasoned(api)
+    _expect_stated(made, EFFORT)
     kinds = [one["type"] for one in made["output"]]
     expect(kinds[0] == "reasoning", f"expected the reasoning first, but got {kinds}")
     expect(item["summary"] == [], f"expected an empty summary, but got {item['summary']}")
@@ -78,10 +87,9 @@ def _order(events: Sequence[Any], item: str) -> list[str]:
        "must", "R5.3 R10.39")  # fmt: skip
 async def reasoning_stream(api: Api) -> None:
     events = await _events(api)
-    asked = [
-        event["response"]["reasoning"].get("effort") for event in events if "response" in event
-    ]
-    expect({*asked} == {EFFORT["effort"]}, f"expected the effort in each Response, but got {asked}")
+    for event in events:
+        if "response" in event:
+            _expect_stated(event["response"], EFFORT)
     item = of_type(events, "output_item.done")[0]["item"]
     order = ["output_item.added", "content_part.added", "reasoning_text.delta",
              "reasoning_text.done", "content_part.done", "output_item.done"]  # fmt: skip
@@ -117,6 +125,9 @@ async def accumulator_reasoning(api: Api) -> None:
        "must", "R9.4 R10.40 [AISDK]")  # fmt: skip
 async def reasoning_summary(api: Api) -> None:
     events = await _events(api, reasoning=SUMMARY)
+    for event in events:
+        if "response" in event:
+            _expect_stated(event["response"], SUMMARY)
     item = of_type(events, "output_item.done")[0]["item"]
     told = [part["text"] for part in item["summary"]]
     expect(told, f"expected a summary, but got {str(item)[:300]}")

@@ -161,6 +161,8 @@ async def filtered(api: Api) -> None:
         found = await listed_with(api, uuid.uuid4().hex)
         expect(found["data"] == [], f"expected an empty list, but got {_ids(found)}")
         expect(found["has_more"] is False, f"expected has_more false, but got {found['has_more']}")
+        ends = [found["first_id"], found["last_id"]]
+        expect(ends in ([None, None], ["", ""]), f"expected no ids, but got {ends}")
 
 
 @check("stored.filter-model", "The list of stored chat completions can be filtered by model.",

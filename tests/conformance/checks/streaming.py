@@ -150,6 +150,17 @@ async def concat_completion(api: Api) -> None:
     expect(text == whole, f"expected {whole!r}, but got {text!r}")
 
 
+@check("streaming.choice-keys",
+       "Each choice of a streamed completion has text, index, logprobs and finish_reason, which "
+       "may be null.",
+       "should", "2.7 [DD]")  # fmt: skip
+async def choice_keys(api: Api) -> None:
+    for chunk in await api.complete_stream("1, 2, 3,", max_tokens=4):
+        for choice in chunk["choices"]:
+            missing = {"text", "index", "logprobs", "finish_reason"} - choice.keys()
+            expect(not missing, f"expected {sorted(missing)} in a choice, but got {choice}")
+
+
 @check("streaming.in-pieces", "A long answer is streamed in several chunks.",
        "must", "3.5", alone=True)  # fmt: skip
 async def in_pieces(api: Api) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..check import Level, Verdict
+from .explanation import origin
 from .run import Run
 
 # SARIF's words for the levels of checks (SARIF 2.1.0, 3.27.10).
@@ -20,7 +21,7 @@ def render_sarif(run: Run) -> str:
         {
             "id": verdict.check.id,
             "shortDescription": {"text": verdict.check.promise},
-            "help": {"text": f"Contract {verdict.check.source}"},
+            "help": {"text": f"From {origin(verdict.check)}"},
             "defaultConfiguration": {"level": _LEVELS[verdict.check.level]},
         }
         for verdict in run.verdicts
@@ -30,7 +31,13 @@ def render_sarif(run: Run) -> str:
     document = {
         "$schema": _SCHEMA,
         "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
+        "runs": [
+            {
+                "tool": {"driver": driver},
+                "invocations": [{"executionSuccessful": not run.left}],
+                "results": results,
+            }
+        ],
     }
     return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 
@@ -45,7 +52,10 @@ def _result(run: Run, verdict: Verdict) -> dict[str, Any]:
         "message": {"text": f"{check.promise} {verdict.outcome}: {verdict.detail}"},
         "locations": [
             {
-                "physicalLocation": {"artifactLocation": {"uri": path.partition("?")[0]}},
+                "physicalLocation": {
+                    "artifactLocation": {"uri": path.partition("?")[0]},
+                    "region": {"startLine": 1},
+                },
                 "logicalLocations": [{"fullyQualifiedName": f"{run.name}: {check.id}"}],
             }
         ],
@@ -54,15 +64,14 @@ def _result(run: Run, verdict: Verdict) -> dict[str, Any]:
 
 
 def workflow_commands(run: Run) -> Iterator[str]:
-    """Yield a workflow command of GitHub for each broken check.
+    """Yield a workflow command of GitHub for each check that is newly broken.
 
-    A `must` check is an error, any other one a warning.
+    A `must` check is an error, any other one a warning. GitHub shows ten of each.
     """
-    for verdict in run.verdicts:
-        if verdict.broken:
-            kind = "error" if verdict.check.level == "must" else "warning"
-            title = _escaped(verdict.check.id).replace(":", "%3A").replace(",", "%2C")
-            yield f"::{kind} title={title}::{_escaped(f'{verdict.check.promise} {verdict.detail}')}"
+    for verdict in run.new:
+        kind = "error" if verdict.check.level == "must" else "warning"
+        title = _escaped(verdict.check.id).replace(":", "%3A").replace(",", "%2C")
+        yield f"::{kind} title={title}::{_escaped(f'{verdict.check.promise} {verdict.detail}')}"
 
 
 def _escaped(text: str) -> str:

@@ -6,6 +6,7 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from ..profiles import PROFILES, works
+from .explanation import explanation
 from .run import OUTCOMES, Run
 
 
@@ -53,29 +54,41 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 def render_junit(run: Run) -> str:
     """Return the run as JUnit XML.
 
-    A broken `must` check is a failure. Any other check that did not pass is skipped, with its
-    reason.
+    A broken `must` check is a failure, with what its author needs. Any other check that did not
+    pass is skipped, with its reason.
     """
     failed = len(run.broken_musts)
+    skipped = len(run.verdicts) - failed - run.counts["pass"]
+    total = sum(verdict.seconds for verdict in run.verdicts)
+    counts = (
+        f'tests="{len(run.verdicts)}" failures="{failed}" errors="0" skipped="{skipped}" '
+        f'time="{total:.3f}"'
+    )
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
-        f"<testsuite name={quoteattr(run.name)} tests={quoteattr(str(len(run.verdicts)))} "
-        f"failures={quoteattr(str(failed))} timestamp={quoteattr(run.date)}>",
+        f'<testsuites name="latimer conform" {counts}>',
+        f"<testsuite name={quoteattr(run.name)} {counts} "
+        f"timestamp={quoteattr(f'{run.date}T00:00:00')}>",
     ]
     for verdict in run.verdicts:
         check = verdict.check
-        detail = escape(_FORBIDDEN.sub("\ufffd", verdict.detail))
         head = (
             f"  <testcase classname={quoteattr(check.group)} name={quoteattr(check.id)} "
             f'time="{verdict.seconds:.3f}"'
         )
+        reason = quoteattr(_allowed(f"{verdict.outcome}: {verdict.detail}"))
         if verdict.outcome == "pass":
             lines.append(head + "/>")
         elif verdict.broken and check.level == "must":
-            lines.append(f"{head}><failure>{detail}</failure></testcase>")
+            text = escape(_allowed(explanation(run, verdict)))
+            lines.append(f"{head}><failure message={reason}>{text}</failure></testcase>")
         else:
-            lines.append(f"{head}><skipped>{verdict.outcome}: {detail}</skipped></testcase>")
-    return "\n".join([*lines, "</testsuite>"]) + "\n"
+            lines.append(f"{head}><skipped message={reason}/></testcase>")
+    return "\n".join([*lines, "</testsuite>", "</testsuites>"]) + "\n"
+
+
+def _allowed(text: str) -> str:
+    return _FORBIDDEN.sub("\ufffd", text)
 
 
 def render_badge(run: Run) -> str:

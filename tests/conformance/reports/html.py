@@ -9,6 +9,7 @@ from ..check import Verdict
 from ..peers import published
 from ..profiles import NOT_JUDGED, PROFILES, works
 from ..target import Exchange
+from .explanation import headers, origin
 from .run import OUTCOMES, Run
 
 
@@ -57,7 +58,7 @@ def _profile(name: str, run: Run) -> str:
 def _check(run: Run, verdict: Verdict) -> str:
     check = verdict.check
     is_open = " open" if verdict.broken and check.level == "must" and len(run.verdicts) < 40 else ""
-    body = [f"<p>{escape(check.promise)}</p><p class=source>{escape(check.source)}</p>"]
+    body = [f"<p>{escape(check.promise)}</p><p class=source>{escape(origin(check))}</p>"]
     if verdict.outcome == "flaky":
         body.append(f"<p>The check passed in {verdict.passes} of {verdict.runs} runs.</p>")
     if verdict.detail:
@@ -79,6 +80,7 @@ def _check(run: Run, verdict: Verdict) -> str:
 def _exchange(run: Run, exchange: Exchange) -> str:
     return (
         f"<h4>{escape(exchange.method)} {escape(exchange.path)} → {exchange.status}</h4>"
-        f"<pre>{escape(run.request(exchange))}</pre><pre>{escape(run.reply(exchange))}</pre>"
+        f"<pre>{escape(run.request(exchange))}</pre>"
+        f"<pre>{escape(chr(10).join([*headers(exchange), '', run.reply(exchange)]))}</pre>"
         f"<pre class=command>{escape(run.command(exchange))}</pre>"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -29,6 +29,7 @@ class Run:
         date: the day of the run, such as 2026-01-31.
         content: True if reports show prompts and answers. They never show keys.
         notes: explanations of verdicts, by id or pattern of checks; the first match applies.
+        known: the ids of checks that were broken in an earlier run.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Run:
     verdicts: Sequence[Verdict]
     content: bool = True
     notes: Mapping[str, str] = field(default_factory=dict)
+    known: Collection[str] = ()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -50,9 +52,24 @@ class Run:
         return [v for v in self.verdicts if v.broken and v.check.level == "must"]
 
     @property
+    def new(self) -> list[Verdict]:
+        """The verdicts that are broken, and were not in the earlier run."""
+        return [v for v in self.verdicts if v.broken and v.check.id not in self.known]
+
+    @property
     def left(self) -> list[Verdict]:
         """The verdicts on checks before which the run ended."""
         return [verdict for verdict in self.verdicts if not verdict.runs]
+
+    @property
+    def limited(self) -> int:
+        """The number of requests that a rate limit rejected, except in the check of such limits."""
+        return sum(
+            exchange.status == 429
+            for verdict in self.verdicts
+            if verdict.check.id != "concurrency.load"
+            for exchange in verdict.exchanges
+        )
 
     def note(self, verdict: Verdict) -> str:
         """Return the note on a verdict that is not a pass, or an empty string."""

@@ -58,6 +58,15 @@ FAULTS = {
         has("messages.*[role=assistant].content", ""), CHAT, 400),
     "agent-blank-content-refused": refuses(has("messages.*[tool_calls].content", " "), CHAT, 400),
     "agent-results-swapped-refused": refuses(_swapped, CHAT, 400),
+    "agent-marks-refused": refuses(has("messages.*.copilot_cache_control"), CHAT, 400),
+    "agent-assistant-parts-refused": refuses(
+        has("messages.*[role=assistant].content", list), CHAT, 400),
+    "agent-reasoning-alone-refused": refuses(
+        has("messages.*[tool_calls]", lambda found: "content" not in found), CHAT, 400),
+    "agent-strict-parameters-refused": refuses(
+        has("tools.*.function[strict].parameters.properties.*.properties"), CHAT, 400),
+    "agent-nullable-refused": refuses(
+        has("tools.*.function.parameters.properties.*.nullable"), CHAT, 400),
     "agent-namespace-refused": refuses(has("tools.*.type", "namespace"), R, 400),
     "agent-client-metadata-refused": refuses(has("client_metadata"), R, 400),
     "agent-item-ids-refused": refuses(has("input.*.id", saying("msg_0")), R, 400),

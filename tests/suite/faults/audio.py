@@ -281,6 +281,7 @@ TRANSCRIPTION_FAULTS = {
     "text-list": _text("json", turn("text", lambda text: [text])),
     "usage-free": _text("json", put("usage.seconds", 60)),
     "usage-text": _text("json", put("usage.seconds", "2")),
+    "usage-missing": _text("json", drop("usage")),
     "usage-type": _text("json", drop("usage.type")),
     "usage-tokens": _text("json", put("usage", {"type": "tokens", "input_tokens": 1,
                                                 "output_tokens": 1, "total_tokens": 1})),
@@ -305,6 +306,9 @@ TRANSCRIPTION_FAULTS = {
     "vtt-words": _text("vtt", lambda text: text.replace("cat", "dog")),
     "verbose-as-json": _form(lambda body: LIST not in body and (
         body.get("response_format") == "verbose_json"), response_format="json"),
+    "verbose-no-usage": _verbose(drop("usage")),
+    "verbose-ratio": _verbose(put("segments.*.compression_ratio", -1.2)),
+    "verbose-temperature": _verbose(put("segments.*.temperature", -0.2)),
     "verbose-task": _verbose(put("task", "listen")),
     "verbose-code": _verbose(put("language", "en")),
     "verbose-duration": _verbose(put("duration", 60.0)),

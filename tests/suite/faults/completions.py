@@ -224,6 +224,9 @@ LOGPROBS = {
     "infinite-logprobs": reply(_odds(lambda one: -99999.0)),
     "zero-is-off": valid(drop("logprobs"), at=COMPLETIONS, when=has("logprobs", 0)),
     "short-top": reply(turn(f"{LEGACY}.top_logprobs", lambda tops: tops and tops[:-1])),
+    "stream-untold-logprobs": chunks(turn("*.choices.*", lambda choice: {
+        name: choice[name] for name in choice if choice[name] is not None or name != "logprobs"}),
+        at=COMPLETIONS),
     "stream-loses-a-token": chunks(turn(f"*.{LEGACY}[tokens]", lambda found: (
         _without_entry(found, 0) if found["tokens"][0] == " " else found))),
     "logprobs-after-bias": reply(_odds(lambda one: max(one, -0.001))),
@@ -281,6 +284,8 @@ CHAT_LOGPROBS = {
     "chat-logprobs-legacy": reply(turn(LEGACY, lambda found: (
         found and {"tokens": [], "token_logprobs": []})), at=CHAT),
     "chat-logprobs-no-refusal": both(drop(f"{LEGACY}.refusal")),
+    "chat-bytes-untold": both(turn(f"{ENTRIES}.*.top_logprobs.*", lambda one: {
+        name: one[name] for name in one if one[name] is not None})),
     "chat-bytes-null": both(put(f"{ENTRIES}.*.bytes", None)),
     "chat-bytes-of-text": both(turn(f"{ENTRIES}.*", lambda entry: (
         {**entry, "bytes": list(entry["token"].encode())}))),

@@ -184,6 +184,9 @@ TOOLS = {
         {"type": "reasoning_text", "text": "<think>Yes.</think>"}])),
     "reasoning-dropped": request(drop("input.*[type=reasoning]")),
     "summary-ignored": valid(put("reasoning.summary", None)),
+    "effort-untold": _reply(turn("reasoning", lambda found: (
+        {**found, "effort": None} if found else found))),
+    "logprobs-twice": _reply(turn("output.*.content.*.logprobs", lambda found: found + found[-1:])),
     "always-sealed": _reply(put(f"{REASONING}.encrypted_content", "sealed:Yes.")),
     "sealed-ignored": request(turn("input", lambda found: (
         [item for item in found if not _sealed(item)] if isinstance(found, list) else found))),
@@ -249,6 +252,7 @@ STREAMS = {
     "cut-early": events(_unended),
     "part-no-lists": events(drop("*.part.annotations")),
     "never-padded": ignores("stream_options", at=R),
+    "padded-by-number": events(turn("*.obfuscation", len)),
     "always-padded": valid(put("stream_options", {"include_obfuscation": True}), at=R),
     "not-added": events(drop(_event("output_item.added"))),
     "stream-error-200": error(status=200, when=has("sent[stream].input")),
@@ -264,6 +268,8 @@ STREAMS = {
     "stored-late": Fault(late=0.2),
     "aborted-stored": Fault(keeps_aborted=True),
     "replay-cut": Fault(replay=lambda found: found[:-1]),
+    "replay-begins-ended": Fault(replay=lambda found: (
+        put(f"{_event('created')}.response", found[-1]["response"])(found))),
 }  # fmt: skip
 
 # Stored responses, and conversations.
@@ -308,6 +314,7 @@ STATE = {
     "tokens-no-tools": ignores("tools", at=TOKENS),
     "tokens-no-chain": ignores("previous_response_id", at=TOKENS),
     "items-short": reply(put("data.*.content", "Hello"), at=LISTED),
+    "items-no-lists": reply(drop("data.*.content.*.logprobs"), at=LISTED),
     "items-same-id": reply(put("data.*.id", "msg_0"), at=LISTED),
     "items-ascending": query(lambda found: {"order": "asc", **found}),
     "reference-dropped": request(drop("input.*[type=item_reference]")),
@@ -321,6 +328,7 @@ CONVERSATIONS = {
     "no-metadata": reply(put("metadata", {}), at="conversation GET"),
     "metadata-kept": reply(put("metadata", {}), at="conversation POST"),
     "items-reversed": reply(turn("data", lambda data: data[::-1]), at="conversation items"),
+    "added-reversed": reply(turn("data", lambda data: data[::-1]), at="conversation added"),
     "not-read": ignores("conversation"),
     "not-deleted": reply(put("deleted", False), at="conversation DELETE"),
     "and-parent": takes(given("conversation", "previous_response_id"), R, conversation=None),

@@ -70,6 +70,7 @@ FAULTS = {
     "store-unknown-400": error(status=400, when=says("No completion")),
     "store-list-object": reply(put("object", "page"), at=LIST),
     "store-list-no-ids": reply(put("first_id", None), put("last_id", None), at=LIST),
+    "store-list-empty-ids": reply(turn("first_id", lambda name: name or "chatcmpl-none"), at=LIST),
     "store-list-no-more": reply(drop("has_more"), at=LIST),
     "store-list-always-more": reply(put("has_more", True), at=LIST),
     "store-filter-ignored": reply(turn("data", lambda data: [
