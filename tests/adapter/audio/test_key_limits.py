@@ -75,7 +75,7 @@ async def test_tokens_of_speech() -> None:
 
 
 async def test_tokens_of_a_transcription() -> None:
-    """The tokens of a library are not counted, and a long prompt is no reason to refuse."""
+    """The tokens of a library are not counted, so a long prompt may be sent again."""
     async with limited(tokens_per_minute=100) as client:
         for _ in range(5):
             assert (await send(client, "transcription", "a" * 200)).status_code == 200
