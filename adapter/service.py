@@ -520,6 +520,7 @@ class Service:
         if self.store is not None:
             await self.store.aclose()
         await self.limits.aclose()
+        await asyncio.to_thread(self.transcripts.close)
         for spoken in (self.speaker, self.transcriber):
             if spoken is not None:
                 await spoken.aclose()

@@ -106,6 +106,14 @@ SOUND_SECONDS = Limit(
     "A small file can keep a decoder busy for hours.",
 )  # fmt: skip
 SOUND_MEMORY = Limit(1_024, "MiB", "the same", "A small file can declare large frames.")
+SOUND_RATE = Limit(
+    384_000, "samples a second", "a recording to transcribe, which has at least 1,000",
+    "At 1 Hz, a file of 7 KB is an hour. Telephones have 8,000, and studios up to 384,000.",
+)  # fmt: skip
+HEARING_SECONDS = Limit(
+    3_600, "seconds", "transcribing a recording with a library (`--transcription`)",
+    "Others wait meanwhile. Then its process is ended, and the next recording has another one.",
+)  # fmt: skip
 FORM_PARTS = Limit(256, "fields", "a form", "OpenAI's have a dozen; each is an object in memory.")
 FORM_TEXT = Limit(
     262_144, "bytes", "a field of a form, except a file", "More than any model reads of a prompt."

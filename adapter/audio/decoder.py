@@ -16,8 +16,12 @@ from typing import IO, Any
 
 RATE = 16_000
 # Why a file has no samples, by the exit status.
-REASONS = {10: "long", 11: "broken", 12: "silent", 13: "format", 14: "empty", 15: "heavy"}
+REASONS = {
+    10: "long", 11: "broken", 12: "silent", 13: "format", 14: "empty", 15: "heavy", 16: "rate",
+}  # fmt: skip
 _STATUS = {reason: status for status, reason in REASONS.items()}
+# The rates that are decoded, in samples a second (`schemas/limits.py` has the reason).
+LOWEST, HIGHEST = 1_000, 384_000
 
 # The containers that are opened. Others can name further files and addresses, which FFmpeg would
 # open as well (playlists and lists of parts).
@@ -109,6 +113,7 @@ def _av(av: Any, source: IO[bytes]) -> Iterator[bytes]:
                     damaged += 1
                     continue
                 for frame in found:
+                    _check_rate(frame.sample_rate)
                     # Gaps and jumps in the times of frames are not filled with silence.
                     frame.pts = None
                     frames += 1
@@ -123,6 +128,12 @@ def _av(av: Any, source: IO[bytes]) -> Iterator[bytes]:
             raise Failed("broken") from error
     if not frames:
         raise Failed("broken" if damaged else "empty")
+
+
+def _check_rate(rate: int) -> None:
+    """Refuse a rate at which a small file would be hours, or which no recorder has."""
+    if not LOWEST <= rate <= HIGHEST:
+        raise Failed("rate")
 
 
 def _samples(frame: Any) -> bytes:
@@ -140,7 +151,8 @@ def _wave(source: IO[bytes]) -> Iterator[bytes]:
         # Compressed samples, and the header of more than two channels.
         raise Failed("format" if "format" in str(error) else "broken") from error
     channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-    if not 1 <= channels <= 32 or width not in (1, 2, 3, 4) or not 1_000 <= rate <= 384_000:
+    _check_rate(rate)
+    if not 1 <= channels <= 32 or width not in (1, 2, 3, 4):
         raise Failed("broken")
     # A second of frames becomes a second of samples.
     while data := file.readframes(rate):

@@ -13,7 +13,7 @@ from ...backends.speech.base import TRANSCRIBED_RATE
 from ...schemas.limits import SOUND, SOUND_MEMORY, SOUND_SECONDS
 from ..errors import InvalidRequest, wrong_value
 from ..service import MOST_RECORDINGS
-from .decoder import REASONS, read_plain
+from .decoder import HIGHEST, LOWEST, REASONS, read_plain
 
 _DECODER = Path(__file__).with_name("decoder.py")
 # Seconds for which a process may decode, since others use the CPU as well.
@@ -98,6 +98,12 @@ def _error(status: int | None, param: str, longest: float) -> InvalidRequest:
             f"the recording takes more than {SOUND_SECONDS.maximum} s or {SOUND_MEMORY.maximum} "
             "MiB to decode. Send a shorter one, or WAV.",
             "audio_too_long",
+        )
+    if reason == "rate":
+        return wrong_value(
+            param,
+            f"the recording states fewer than {LOWEST:,} or more than {HIGHEST:,} samples a "
+            "second. Send it with another rate, such as 16,000.",
         )
     if reason in ("silent", "empty"):
         return wrong_value(param, "the file has no sound. Send a recording.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -126,7 +126,7 @@ class Speech:
         manner: Manner,
         is_whole: bool,
         id_of: Callable[[int], str],
-        keep: Callable[[str, str], int],
+        keep: Callable[[str, str], Awaitable[int]],
     ) -> None:
         self._manner = manner
         self._is_whole = is_whole
@@ -218,7 +218,7 @@ class Speech:
                 line = self._lines[index]
                 if line.is_spoken:
                     await listener.hear(index, await self._rest(line))
-                    line.expires_at = self._keep(self._id_of(index), "".join(line.texts))
+                    line.expires_at = await self._keep(self._id_of(index), "".join(line.texts))
                 await listener.heard(index, line.expires_at)
             elif is_speakable(sentence):
                 await self._say(index, sentence, listener)

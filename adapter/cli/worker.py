@@ -24,6 +24,7 @@ from typing_extensions import override
 from ..app import OpenAIAdapter
 from ..metrics import Metrics
 from ..responses.register import Register
+from ..store.transcripts import Transcripts
 from .protocol import Protocol
 from .relay import Relay, path_of
 from .server import END, Server, end_within
@@ -37,7 +38,8 @@ CONNECTION, RELOAD, DRAIN, STOP = b"c", b"h", b"d", b"e"
 # From the worker: it accepts connections; one has closed; it was asked to end; it has the settings
 # of the file; the requests that run when its drain begins, each with a byte, and their end.
 READY, CLOSED, LEAVES, RELOADED, RUNNING, COUNTED = b"r", b"x", b"q", b"n", b"t", b"."
-REGISTER = "responses"
+# In the shared folder: the responses in the background, and the transcripts of spoken answers.
+REGISTER, TRANSCRIPTS = "responses", "transcripts.db"
 
 
 class Worker:
@@ -141,6 +143,7 @@ class _WorkerServer(Server):
         # The processes with the same store are not those of this server only.
         self._register.others = service.background.elsewhere
         service.background.elsewhere = self._register
+        service.transcripts = Transcripts(self._worker.folder / TRANSCRIPTS)
         if service.store is not None:
             service.store.is_shared = True
         self._around.drain_again(service)

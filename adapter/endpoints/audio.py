@@ -251,8 +251,9 @@ def _event(data: SpeechDelta | SpeechDone) -> bytes:
 
 
 async def list_voices(exchange: Exchange, service: Service) -> None:
-    """List the voices of the server, in the shape that local servers share."""
-    served = await service.first(exchange.grant)
+    """List the voices of the first model that speaks, in the shape that local servers share."""
+    name, grant = await _speaking(exchange, service), exchange.grant
+    served = await (service.first(grant) if name is None else service.resolve(name, grant))
     speaker = await speaker_for(service, served, f"{exchange.method} {exchange.scope['path']}")
     facts = await speaker.facts()
     reply: VoiceList = {"object": "list", "model": facts.name, "voices": voices_of(facts)}

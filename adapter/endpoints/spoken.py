@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,13 +23,11 @@ from ..generation.run import Plan
 from ..generation.sinks import Answer, Result, respond
 from ..request import Exchange
 from ..service import ServedModel, Service
+from ..store.transcripts import audio_id, origin_of
 from .common import party_of
 
 VOICE = "audio.voice"
 _COMPLETION = "chat.completion"
-# The id of the audio of a choice: that of its completion, and two digits for the choice.
-_AUDIO, _CHAT = "audio_", "chatcmpl-"
-_ID = re.compile(rf"{_AUDIO}([0-9a-f]+)([0-9a-f]{{2}})")
 
 
 async def manner_of(request: ChatRequest, service: Service, served: ServedModel) -> Manner:
@@ -115,7 +112,7 @@ def _with_audio(body: Mapping[str, Any], index: int, audio: Mapping[str, str]) -
 
 
 async def _transcript(exchange: Exchange, service: Service, audio: EarlierAudio, index: int) -> str:
-    found = service.transcripts.find(exchange.key, audio.id)
+    found = await service.transcripts.find(exchange.key, audio.id)
     if found is None:
         found = await _stored(exchange, service, audio.id)
     if found is None:
@@ -132,14 +129,14 @@ async def _transcript(exchange: Exchange, service: Service, audio: EarlierAudio,
 
 async def _stored(exchange: Exchange, service: Service, name: str) -> str | None:
     """Return the transcript of a stored completion; None if it is not stored."""
-    match = _ID.fullmatch(name)
-    if service.store is None or match is None:
+    origin = origin_of(name)
+    if service.store is None or origin is None:
         return None
-    stored = await service.store.get(exchange.key, _COMPLETION, f"{_CHAT}{match[1]}")
+    completion, number = origin
+    stored = await service.store.get(exchange.key, _COMPLETION, completion)
     if stored is None or (exchange.grant is not None and not exchange.grant.allows(stored.model)):
         return None
     choices = stored.reply["choices"]
-    number = int(match[2], 16)
     if number >= len(choices):
         return None
     audio = choices[number]["message"].get("audio")
@@ -164,8 +161,7 @@ async def answer_aloud(
         answer: of the same response without speech.
         chunk: the keys that each chunk of a stream has.
     """
-    name = str(chunk["id"]).removeprefix(_CHAT)
-    id_of = partial("{}{}{:02x}".format, _AUDIO, name)
+    id_of = partial(audio_id, str(chunk["id"]))
     keep = partial(service.transcripts.keep, exchange.key)
     async with Speech(manner, not request.stream, id_of, keep) as speech:
         answer.whole = partial(_whole, answer.whole, speech)

@@ -116,6 +116,7 @@ async def updated(exchange: Exchange, service: Service, kind: str, name: str) ->
 async def delete_chat_completion(exchange: Exchange, service: Service, name: str) -> None:
     """Delete a stored chat completion."""
     await delete(exchange, service, COMPLETION, name)
+    await service.transcripts.forget(exchange.key, name)
     reply: Deleted = {"object": "chat.completion.deleted", "id": name, "deleted": True}
     await exchange.reply(200, orjson.dumps(reply))
 

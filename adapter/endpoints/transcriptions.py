@@ -32,7 +32,7 @@ _ARRAYS = frozenset(
         "timestamp_granularities",
     }
 )  # fmt: skip
-_NUMBERS = frozenset({"stream", "temperature"})
+_NUMBERS, _BOOLEANS = frozenset({"temperature"}), frozenset({"stream"})
 # The formats with times, and fields of a valid request that have no effect here.
 _TIMED = frozenset({"srt", "verbose_json", "vtt"})
 _UNUSED = (
@@ -61,7 +61,7 @@ def _body(form: Form) -> dict[str, Any]:
     Raises:
         InvalidRequest: it has no file, or an empty one.
     """
-    body = values_of(form, _ARRAYS, _NUMBERS)
+    body = values_of(form, _ARRAYS, _NUMBERS, _BOOLEANS)
     if "file" not in form.files:
         if "file" in form.texts:
             raise wrong_type("file", "a file with a name", form.texts["file"][0])

@@ -47,6 +47,7 @@ from .loading import MOST_RETRY, not_loaded, wait
 from .place import Job, Place, Sessions, difference, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
 from .replica import NEWEST, Replica
+from .speech import Speaking
 
 log = logging.getLogger("latimer")
 
@@ -70,7 +71,7 @@ LOAD, NEW = 0.25, 2.0
 _ANSWER = 128.0
 
 
-class Pool(Backend):
+class Pool(Speaking):
     """A model that several engines serve.
 
     Args:
@@ -111,8 +112,7 @@ class Pool(Backend):
         self._facts: list[EmbeddingModel | None] = []
         self._answer = _ANSWER
         self._sessions = Sessions()
-        # In a pool that is too large to compare all engines for each call.
-        self._holders: Holders | None = None
+        self._holders: Holders | None = None  # If there are too many to compare for each call.
         self._tasks: dict[object, asyncio.Task[None]] = {}
         self._looked: dict[Replica, float] = {}
         self._silent: dict[Replica, int] = {}

@@ -30,11 +30,12 @@ NAME = "koboldcpp/whisper"
 NOT_STARTED = f"{ENGINE} has no Whisper model. Start it with --whispermodel."
 # Seconds for which it is known that the engine has one.
 HOLDS = 30.0
-# Seconds of a recording in a call. The engine accepts requests of 32 MB, which is 13 minutes. A
-# call cannot be cancelled, and the engine does nothing else meanwhile.
-PIECE = 60.0
-# Whisper needs a little more than a tenth of a second.
-SHORTEST = 0.2
+# Seconds of a recording in a call. The engine cuts longer ones at every thirtieth second, within a
+# word. A call cannot be cancelled, and the engine does nothing else meanwhile.
+PIECE = 30.0
+# Seconds that a call has at least: the engine hears nothing in a second or less, so shorter ones
+# are continued with silence. In less than `SHORTEST` nothing is said.
+LEAST, SHORTEST = 1.5, 0.1
 
 
 class KoboldTranscriber(Transcriber):
@@ -85,6 +86,7 @@ class KoboldTranscriber(Transcriber):
         for samples in cut(recording.samples, PIECE):
             if len(samples) < 32_000 * SHORTEST:
                 continue
+            samples += bytes(max(0, int(32_000 * LEAST) - len(samples)))
             text = (await self._heard(samples, recording)).strip()
             yield Segment(joined(before, text), language=recording.language)
             before = text or before

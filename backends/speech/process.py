@@ -11,7 +11,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..errors import EngineError
+from ...schemas.limits import HEARING_SECONDS
+from ..errors import EngineError, Refused
 from ..queue import QUEUE, AdmissionQueue
 from .base import Recording, Segment, Transcriber, TranscriberFacts, Word, name_of
 from .child import ended, message_of, reason_of, started
@@ -31,10 +32,14 @@ class LibraryTranscriber(Transcriber):
     Args:
         library: its name in `worker.CLASSES`.
         model: the model, as the library names it.
+        longest: the seconds that a transcription may take, without its wait for a turn.
     """
 
-    def __init__(self, library: str, model: str) -> None:
+    def __init__(
+        self, library: str, model: str, longest: float = HEARING_SECONDS.maximum
+    ) -> None:
         self._library = library
+        self._longest = longest
         self._model = model
         self._facts: TranscriberFacts | None = None
         self._turns = AdmissionQueue(QUEUE)
@@ -97,6 +102,33 @@ class LibraryTranscriber(Transcriber):
     async def _segments(
         self, process: Process, recording: Recording
     ) -> AsyncGenerator[Segment, None]:
+        """Yield the segments.
+
+        Raises:
+            Refused: the recording takes too long.
+            EngineError: the library has failed.
+        """
+        until = asyncio.get_running_loop().time() + self._longest
+        try:
+            async with asyncio.timeout_at(until):
+                await self._send(process, recording)
+            while True:
+                async with asyncio.timeout_at(until):
+                    message = await message_of(process, self._library)
+                if "end" in message:
+                    self._process = process
+                    return
+                if "error" in message:
+                    # It has read all of the recording, and waits for the next one.
+                    self._process = process
+                    reason = reason_of(message)
+                    raise EngineError(f"{self._library} failed to transcribe: {reason}")
+                yield _segment_of(message["segment"])
+        except TimeoutError:
+            reason = f"the recording takes more than {self._longest:g} s. Send it in parts."
+            raise Refused("file", self._library, reason) from None
+
+    async def _send(self, process: Process, recording: Recording) -> None:
         samples = recording.samples
         job = {name: getattr(recording, name) for name in _SENT}
         assert process.stdin is not None
@@ -107,16 +139,6 @@ class LibraryTranscriber(Transcriber):
                 await process.stdin.drain()
         except ConnectionError:
             raise EngineError(f"{self._library} ended before it had the recording.") from None
-        while True:
-            message = await message_of(process, self._library)
-            if "end" in message:
-                self._process = process
-                return
-            if "error" in message:
-                # It has read all of the recording, and waits for the next one.
-                self._process = process
-                raise EngineError(f"{self._library} failed to transcribe: {reason_of(message)}")
-            yield _segment_of(message["segment"])
 
 
 def _segment_of(fields: dict[str, Any]) -> Segment:

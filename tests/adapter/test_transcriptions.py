@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from dataclasses import replace
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import httpx2
@@ -14,6 +16,7 @@ from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.request_log import RequestLog
 from latimer.backends.errors import EngineError
 from latimer.backends.speech.base import Segment, TranscriberFacts
+from starlette import formparsers
 from support.clients import client_of
 from support.engines.echo import Echo
 from support.engines.listener import FACTS, SEGMENTS, Listener
@@ -293,6 +296,63 @@ async def test_bodies_that_are_no_form(kind: str, body: bytes) -> None:
     async with client_of(app_of()) as client:
         reply = await client.post(T, content=body, headers={"content-type": kind})
     assert reply.status_code == 400, reply.text
+
+
+WHOLE = (
+    b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--x\r\n'
+    b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n' + HELLO + b"\r\n--x--"
+)
+
+
+@pytest.mark.parametrize("cut", [1, 20, len(WHOLE) - len(HELLO)])
+async def test_a_form_that_is_cut_says_so(cut: int) -> None:
+    """The error is not that a file is missing, but that the last boundary is."""
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    async with client_of(app_of()) as client:
+        whole = await client.post(T, content=WHOLE, headers=kind)
+        reply = await client.post(T, content=WHOLE[:-cut], headers=kind)
+    assert (whole.status_code, reply.status_code) == (200, 400)
+    assert "the body ends before its last boundary" in reply.json()["error"]["message"]
+
+
+async def test_a_form_that_is_cut_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is closed if the rest of its form does not come, or if its client leaves."""
+    opened: list[SpooledTemporaryFile[bytes]] = []
+
+    def spooled(*arguments: Any, **options: Any) -> SpooledTemporaryFile[bytes]:
+        opened.append(SpooledTemporaryFile(*arguments, **options))  # noqa: SIM115
+        return opened[-1]
+
+    monkeypatch.setattr(formparsers, "SpooledTemporaryFile", spooled)
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    async with client_of(app_of()) as client:
+        for body in (WHOLE[:-1], WHOLE):
+            await client.post(T, content=body, headers=kind)
+    for _ in range(100):
+        if len(opened) == 2 and all(one.closed for one in opened):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError([one.closed for one in opened])
+
+
+async def test_a_compressed_form_is_refused() -> None:
+    """The error names the encoding, and says that none is taken."""
+    kind = {"content-type": "multipart/form-data; boundary=x", "content-encoding": "gzip"}
+    async with client_of(app_of()) as client:
+        reply = await client.post(T, content=gzip.compress(WHOLE), headers=kind)
+    assert reply.status_code == 400
+    message = "Unsupported content encoding: 'gzip'. Send the form without 'Content-Encoding'"
+    assert reply.json()["error"]["message"].startswith(message)
+
+
+@pytest.mark.parametrize(("text", "streams"), [("1", True), ("True", True), ("0", False)])
+async def test_booleans_of_forms(text: str, streams: bool) -> None:
+    """`1` and `0` are booleans as well, which some clients write; other texts are an error."""
+    reply = await ask(app_of(), stream=text)
+    assert reply.headers["content-type"].startswith("text/event-stream") is streams
+    error = (await ask(app_of(), stream="yes")).json()["error"]
+    assert error["message"] == "Invalid 'stream': expected 'true' or 'false'."
+    assert error["param"] == "stream"
 
 
 async def test_a_file_as_text() -> None:

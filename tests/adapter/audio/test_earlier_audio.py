@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store.transcripts import SECONDS, Transcripts
+from latimer.adapter.store.transcripts import SECONDS, Transcripts, audio_id
 from support.clients import adapting, client_of
 from support.engines.echo import Echo, ids_of
 from support.engines.model import Model
@@ -155,17 +157,67 @@ async def test_a_stored_follow_up_has_the_transcript() -> None:
     assert messages[1]["audio"] == {"id": name, "transcript": TEXT}
 
 
-def test_transcripts_expire_and_are_bounded() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deleted_answer_is_unknown_at_once(stream: bool) -> None:
+    """Deleting a completion deletes the transcripts of its choices, and no others."""
+    async with adapting(Echo(), speaker=PacedSpeaker(), store="memory") as client:
+        other = await spoken(client, stream, store=True)
+        name = await spoken(client, stream, store=True, n=2)
+        made = f"chatcmpl-{name.removeprefix('audio_')[:-2]}"
+        assert (await client.delete(f"{PATH}/{made}")).status_code == 200
+        for gone in (name, f"{name[:-2]}00"):
+            reply = await client.post(PATH, json=follow_up({"audio": {"id": gone}}))
+            assert reply.json()["error"]["code"] == "audio_not_found"
+        reply = await client.post(PATH, json=follow_up({"audio": {"id": other}}))
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.fixture(params=["memory", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """Return where transcripts are kept."""
+    return tmp_path / "transcripts.db" if request.param == "file" else None
+
+
+async def test_transcripts_expire_and_are_bounded(place: Path | None) -> None:
     """A transcript is known for an hour; beyond the bound, the oldest are forgotten."""
     now = 1_000.0
-    kept = Transcripts(most=2_000, now=lambda: now)
-    assert kept.keep("key", "one", "text") == 1_000 + SECONDS
-    assert kept.find("key", "one") == "text"
-    assert kept.find("", "one") is None
+    kept = Transcripts(place, most=2_000, now=lambda: now)
+    assert await kept.find("key", "one") is None
+    assert await kept.keep("key", "one", "te\ud800xt") == 1_000 + SECONDS
+    assert await kept.find("key", "one") == "te\ud800xt"
+    assert await kept.find("", "one") is None
     now += SECONDS
-    assert kept.find("key", "one") is None
+    assert await kept.find("key", "one") is None
     for number in range(100):
-        kept.keep("key", str(number), "x" * 100)
-    assert [kept.find("key", str(n)) is not None for n in range(95, 100)] == [False] + [True] * 4
-    kept.keep("key", "long", "x" * 2_000)
-    assert kept.find("key", "long") is None
+        await kept.keep("key", str(number), "x" * 100)
+    known = [await kept.find("key", str(number)) is not None for number in range(95, 100)]
+    assert known == [False] + [True] * 4
+    await kept.keep("key", "long", "x" * 2_000)
+    assert await kept.find("key", "long") is None
+    kept.close()
+
+
+async def test_workers_share_transcripts(tmp_path: Path) -> None:
+    """Each knows what the other keeps or forgets; both can keep at the same time."""
+    one, two = (Transcripts(tmp_path / "transcripts.db") for _ in range(2))
+    both = (one, two)
+    assert await two.find("", "audio_a0000") is None
+    names = [audio_id("chatcmpl-a0", number) for number in range(40)]
+    await asyncio.gather(*(both[n % 2].keep("", name, name) for n, name in enumerate(names)))
+    for each in both:
+        assert [await each.find("", name) for name in names] == names
+    await one.forget("", "chatcmpl-a0")
+    assert await two.find("", names[3]) is None
+    for each in both:
+        each.close()
+
+
+async def test_a_speaker_needs_no_place_for_transcripts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the file cannot be written, the answer is spoken, and its id is unknown."""
+    kept = Transcripts(tmp_path / "missing" / "transcripts.db")
+    await kept.keep("", "audio_a000", "text")
+    assert "cannot be kept" in caplog.text
+    assert await kept.find("", "audio_a000") is None
+    await kept.forget("", "chatcmpl-a0")

@@ -21,6 +21,7 @@ import pytest
 from latimer.adapter.audio import decoder
 from latimer.adapter.audio.recording import decoded
 from latimer.adapter.errors import InvalidRequest
+from latimer.schemas import limits
 from support.sounds import HELLO, RATE, tone, wav
 
 SECONDS = 1.5
@@ -130,6 +131,26 @@ async def test_long_recordings() -> None:
     long = encoded("flac", "flac")
     for data in (HELLO, long):
         assert "at most 1 s" in await refusal(data, most=1)
+
+
+RATES = [(1, 16), (999, 16), (1_000, 0), (384_000, 0), (384_001, 16)]
+
+
+@pytest.mark.parametrize(("rate", "status"), RATES)
+async def test_rates_that_no_recording_has(rate: int, status: int) -> None:
+    """A small file that states such a rate could be hours: WAV, with FFmpeg or not, or another."""
+    assert limits.SOUND_RATE.maximum == decoder.HIGHEST
+    data = wav(tone(0.1), rate)
+    if not status:
+        assert await heard(data)
+        assert list(decoder._wave(io.BytesIO(data)))
+        return
+    assert "fewer than 1,000 or more than 384,000 samples a second" in await refusal(data)
+    with pytest.raises(decoder.Failed) as caught:
+        list(decoder._wave(io.BytesIO(data)))
+    assert decoder.REASONS[status] == caught.value.reason == "rate"
+    sound = struct.pack(">4s5I", b".snd", 24, 3_200, 3, rate, 1) + bytes(3_200)
+    assert "samples a second" in await refusal(sound)
 
 
 async def test_videos_without_sound() -> None:

@@ -24,8 +24,10 @@ from latimer.adapter.settings import Settings
 from latimer.adapter.settings_file import WrongSettings
 from support.prometheus import Scrape, scrape
 from support.servers import canned, free_port
+from support.sounds import HELLO
 from support.workers import Running, chat, double, ended, has_ended, streams, workers
 
+LIBRARIES = Path(__file__).parent.parent.parent / "support" / "libraries"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot fork")
 
 # Streams are on connections of their own, so half of them are with each of two workers. The double
@@ -338,6 +340,42 @@ async def test_what_is_stored_is_found_through_any_worker(server: Running) -> No
                     "/v1/responses", json={**response, "previous_response_id": first["id"]}
                 )
                 assert reply.status_code == 200, reply.text
+
+
+@pytest.fixture
+def voice(tmp_path: Path) -> Path:
+    """Return the file of a voice, for the stand-in for Piper."""
+    file = tmp_path / "anna.onnx"
+    file.write_bytes(b"onnx")
+    config = {"language": {"family": "hu"}, "inference": {"length_scale": 1}}
+    Path(f"{file}.json").write_text(json.dumps(config))
+    return file
+
+
+async def test_workers_speak_and_transcribe(engine: str, voice: Path) -> None:
+    """Each has its own library, and the id of an answer's audio is known to all until it goes."""
+    speech = "--speech", f"piper:{voice}", "--transcription", "faster-whisper:base"
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "anna", "format": "wav"}}
+    with workers(engine, *speech, PYTHONPATH=str(LIBRARIES)) as server:
+        async with connections(server) as clients:
+            form = {"model": "whisper-1", "prompt": "Hello."}
+            path = "/v1/audio/transcriptions"
+            heard = [
+                client.post(path, data=form, files={"file": HELLO}, timeout=60)
+                for client in clients
+            ]
+            assert [one.json()["text"] for one in await asyncio.gather(*heard)] == ["Hello."] * 4
+            for store in (False, True):
+                made = await clients[0].post(CHAT, json=chat(4, "quick", store=store, **spoken))
+                audio = made.json()["choices"][0]["message"]["audio"]
+                again = chat(1, "quick")
+                again["messages"].insert(0, {"role": "assistant", "audio": {"id": audio["id"]}})
+                for client in clients:
+                    assert (await client.post(CHAT, json=again)).status_code == 200
+            assert (await clients[1].delete(f"{CHAT}/{made.json()['id']}")).status_code == 200
+            gone = [(await client.post(CHAT, json=again)).status_code for client in clients]
+            assert gone == [400] * 4
+        assert server.end() == ""
 
 
 async def test_limits_hold_over_all_workers(engine: str, redis_url: str, tmp_path: Path) -> None:

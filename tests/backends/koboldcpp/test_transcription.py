@@ -56,13 +56,26 @@ async def test_the_call(fake: FakeKoboldcpp, transcriber: Transcriber) -> None:
 
 
 async def test_long_recordings_are_cut(fake: FakeKoboldcpp, transcriber: Transcriber) -> None:
-    """A minute at most is in a call, so that other requests have their turns in between."""
-    found = await heard(transcriber, Recording(tone(10) * 9))
+    """Half a minute at most is in a call: the engine cuts longer ones within words."""
+    found = await heard(transcriber, Recording(tone(10) * 4))
     assert "".join(one.text for one in found) == "Hello. Bye."
     sizes = [len(base64.b64decode(one["audio_data"])) - 44 for one in fake.heard]
-    assert sum(sizes) == 90 * 32_000
-    assert max(sizes) <= 60 * 32_000
+    assert sum(sizes) == 40 * 32_000
+    assert max(sizes) <= 30 * 32_000
     assert fake.heard[0]["langcode"] == "auto"
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.05, 0), (0.2, 1), (0.9, 1)])
+async def test_short_recordings_are_continued(
+    fake: FakeKoboldcpp, transcriber: Transcriber, seconds: float, calls: int
+) -> None:
+    """The engine hears nothing in a second or less, so a word alone is followed by silence."""
+    samples = tone(seconds)
+    found = await heard(transcriber, Recording(samples))
+    assert [one.text for one in found] == ["Hello."] * calls
+    for call in fake.heard:
+        data = base64.b64decode(call["audio_data"])[44:]
+        assert data == samples + bytes(48_000 - len(samples))
 
 
 async def test_an_empty_text_is_a_failure_unless_it_counts(

@@ -9,11 +9,16 @@ import wave
 from pathlib import Path
 
 import pytest
-from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.errors import EngineError, EngineUnavailable, Refused
 from latimer.backends.speech.base import Recording, Segment, Transcriber
 from latimer.backends.speech.libraries import UnknownLibrary, transcriber_of
 from latimer.backends.speech.process import LibraryTranscriber
-from support.sounds import tone
+from support.clients import client_of
+from support.engines.echo import Echo
+from support.sounds import HELLO, tone
+
+LIBRARIES = Path(__file__).parent.parent.parent / "support" / "libraries"
 
 SPEECH = "The weather is fine today. Please open the window and turn off the light."
 
@@ -60,6 +65,41 @@ async def test_a_library_that_cannot_be_loaded() -> None:
     with pytest.raises(EngineUnavailable, match="cannot load '/nowhere'"):
         await broken.facts()
     await broken.aclose()
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> LibraryTranscriber:
+    """Return the stand-in for faster-whisper, which may take half a second for a recording."""
+    monkeypatch.setenv("PYTHONPATH", str(LIBRARIES))
+    return LibraryTranscriber("faster-whisper", "base", longest=0.5)
+
+
+async def test_a_recording_that_takes_too_long(brief: LibraryTranscriber) -> None:
+    """Its process is ended, also within a segment, and those that wait are served by another."""
+    await brief.facts()
+    process = brief._process
+    assert process is not None
+    endless, brave = Recording(tone(0.1), prompt="so endless"), Recording(tone(0.1), prompt="short")
+    late, found = await asyncio.gather(
+        heard(brief, endless), heard(brief, brave), return_exceptions=True
+    )
+    assert isinstance(late, Refused)
+    assert process.returncode == -9
+    assert [one.text for one in found] == [" short"]  # type: ignore[union-attr]
+    await brief.aclose()
+
+
+async def test_the_error_for_one_that_takes_too_long(brief: LibraryTranscriber) -> None:
+    """It is a 400, so that clients do not send the recording again, and names the seconds."""
+    app = OpenAIAdapter(Echo(), any_model=True, transcriber=brief)
+    async with client_of(app) as client:
+        form = {"model": "whisper-1", "prompt": "endless"}
+        reply = await client.post("/v1/audio/transcriptions", data=form, files={"file": HELLO})
+    await app.aclose()
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "file")
+    reason = "the recording takes more than 0.5 s. Send it in parts."
+    assert error["message"] == f"faster-whisper rejected the request: {reason}"
 
 
 class Recorded:

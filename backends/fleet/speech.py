@@ -1,0 +1,206 @@
+"""Speech and transcription of a model of several engines, by those that have them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from typing_extensions import override
+
+from ..base import Backend
+from ..errors import EngineError, EngineUnavailable
+from ..speech.base import (
+    Pcm,
+    Recording,
+    Segment,
+    Speaker,
+    SpeakerFacts,
+    Transcriber,
+    TranscriberFacts,
+    Utterance,
+)
+from .replica import Replica
+
+T = TypeVar("T")
+
+
+class Able(Generic[T]):
+    """The engines of a pool that speak, or those that transcribe.
+
+    Args:
+        pool: the pool, whose engines may change.
+        ask: returns what speaks or transcribes for an engine, or None.
+    """
+
+    def __init__(self, pool: Speaking, ask: Callable[[Backend], Awaitable[T | None]]) -> None:
+        self._pool = pool
+        self._ask = ask
+        # What the engines had when they last answered.
+        self._known: dict[Replica, T] = {}
+        self._running: Counter[Replica] = Counter()
+
+    async def exist(self) -> bool:
+        """Ask the engines that are ready; return True if one has it, or had it when it answered."""
+        replicas = self._pool.replicas
+        self._known = {one: value for one, value in self._known.items() if one in replicas}
+        for replica in [one for one in replicas if one.state == "ready"]:
+            try:
+                value = await self._ask(replica.backend)
+            except EngineError:
+                # The pool finds out why it does not answer.
+                continue
+            if value is None:
+                self._known.pop(replica, None)
+            else:
+                self._known[replica] = value
+        return bool(self._known)
+
+    async def found(self) -> dict[Replica, T]:
+        """Return what the engines have that are ready, with the least busy first.
+
+        Raises:
+            EngineUnavailable: none of those is ready that have it.
+        """
+        await self.exist()
+        ready = [one for one in self._known if one.state == "ready"]
+        if not ready:
+            names = ", ".join(one.name for one in self._known)
+            raise EngineUnavailable(f"The engines that can do this are not ready: {names}.")
+        ready.sort(key=self._running.__getitem__)
+        return {one: self._known[one] for one in ready}
+
+    @contextmanager
+    def running(self, replica: Replica) -> Iterator[None]:
+        """Count a call of an engine while it runs."""
+        self._running[replica] += 1
+        try:
+            yield
+        finally:
+            self._running[replica] -= 1
+
+
+async def _facts(asks: Sequence[Callable[[], Awaitable[T]]]) -> T:
+    """Return the first answer; raise the last error if all engines were just lost."""
+    for ask in asks[:-1]:
+        with suppress(EngineUnavailable):
+            return await ask()
+    return await asks[-1]()
+
+
+class PoolSpeaker(Speaker):
+    """The speech of a pool's engines: each sentence is spoken by the least busy of them.
+
+    Args:
+        engines: those that speak.
+    """
+
+    def __init__(self, engines: Able[Speaker]) -> None:
+        self._engines = engines
+
+    @override
+    async def facts(self) -> SpeakerFacts:
+        """Return what an engine can do; the others speak for it if they have the voice."""
+        return await _facts([one.facts for one in (await self._engines.found()).values()])
+
+    @override
+    @asynccontextmanager
+    async def speak(self, utterance: Utterance) -> AsyncIterator[AsyncIterator[Pcm]]:
+        async with aclosing(self._pieces(utterance)) as pieces:
+            yield pieces
+
+    @override
+    async def aclose(self) -> None:
+        """Release nothing: the pool closes its engines."""
+
+    async def _pieces(self, utterance: Utterance) -> AsyncGenerator[Pcm, None]:
+        """Yield the audio; if an engine cannot be reached, another one speaks."""
+        lost: EngineUnavailable | None = None
+        for replica, speaker in (await self._engines.found()).items():
+            has_begun = False
+            try:
+                if utterance.voice not in [one.name for one in (await speaker.facts()).voices]:
+                    continue
+                with self._engines.running(replica):
+                    async with speaker.speak(utterance) as pieces:
+                        async for pcm in pieces:
+                            has_begun = True
+                            yield pcm
+                return
+            except EngineUnavailable as error:
+                if has_begun:
+                    raise
+                lost = error
+        raise lost or EngineUnavailable(f"No engine has the voice '{utterance.voice}' now.")
+
+
+class PoolTranscriber(Transcriber):
+    """The transcription of a pool's engines: each recording is heard by the least busy of them.
+
+    Args:
+        engines: those that transcribe.
+    """
+
+    def __init__(self, engines: Able[Transcriber]) -> None:
+        self._engines = engines
+
+    @override
+    async def facts(self) -> TranscriberFacts:
+        """Return what an engine can do."""
+        return await _facts([one.facts for one in (await self._engines.found()).values()])
+
+    @override
+    @asynccontextmanager
+    async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:
+        async with aclosing(self._segments(recording)) as segments:
+            yield segments
+
+    @override
+    async def aclose(self) -> None:
+        """Release nothing: the pool closes its engines."""
+
+    async def _segments(self, recording: Recording) -> AsyncGenerator[Segment, None]:
+        """Yield the segments; if an engine cannot be reached, another one transcribes."""
+        lost: EngineUnavailable | None = None
+        for replica, transcriber in (await self._engines.found()).items():
+            has_begun = False
+            try:
+                with self._engines.running(replica):
+                    async with transcriber.transcribe(recording) as segments:
+                        async for one in segments:
+                            has_begun = True
+                            yield one
+                return
+            except EngineUnavailable as error:
+                if has_begun:
+                    raise
+                lost = error
+        raise lost or EngineUnavailable("No engine transcribes now.")
+
+
+class Speaking(Backend):
+    """The part of a pool that speaks and transcribes.
+
+    Attributes:
+        replicas: the engines.
+    """
+
+    replicas: list[Replica]
+
+    @cached_property
+    def _speakers(self) -> Able[Speaker]:
+        return Able(self, lambda backend: backend.speaker())
+
+    @cached_property
+    def _transcribers(self) -> Able[Transcriber]:
+        return Able(self, lambda backend: backend.transcriber())
+
+    @override
+    async def speaker(self) -> Speaker | None:
+        return PoolSpeaker(self._speakers) if await self._speakers.exist() else None
+
+    @override
+    async def transcriber(self) -> Transcriber | None:
+        return PoolTranscriber(self._transcribers) if await self._transcribers.exist() else None
