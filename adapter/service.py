@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, Literal, Protocol, TypeAlias
@@ -320,7 +321,7 @@ class Service:
         unseen, self._unseen = self._unseen, []
         if not unseen:
             return
-        ended = [self._completed(*one) for one in unseen]
+        ended = [*starmap(self._completed, unseen)]
         for one in self.observers:
             one.take(ended)
         self._followers = [one for one in self.observers if one.follows]
