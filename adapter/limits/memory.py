@@ -12,14 +12,16 @@ class MemoryLimits:
 
     def __init__(self) -> None:
         # The account of each key, and the grant whose limits it has.
-        self._accounts: dict[str, tuple[Account, Grant]] = {}
+        self._accounts: dict[str, Account] = {}
+        self._grants: dict[str, Grant] = {}
         self._count = 0
 
     async def reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
         """See `LeaseStore.reserve`."""
-        found = self._accounts.get(grant.name)
-        is_known = found is not None and found[1] is grant
-        account = found[0] if is_known else self._account(grant)  # type: ignore[index]
+        if self._grants.get(grant.name) is grant:
+            account = self._accounts[grant.name]
+        else:
+            account = self._account(grant)
         self._count += 1
         name, now = str(self._count), time.monotonic()
         refusal = account.reserve(now, tokens, name)
@@ -31,15 +33,14 @@ class MemoryLimits:
 
     def settle(self, lease: Lease, used: int) -> None:
         """See `LeaseStore.settle`."""
-        account, _ = self._accounts[lease.grant.name]
+        account = self._accounts[lease.grant.name]
         account.settle(time.monotonic(), lease.id, lease.at, lease.tokens, used)
 
     def _account(self, grant: Grant) -> Account:
         """Return the account of a key that is new, or whose limits have changed."""
-        found = self._accounts.get(grant.name)
-        account = Account(grant.rates) if found is None else found[0]
+        account = self._accounts.setdefault(grant.name, Account(grant.rates))
         account.limit(grant.rates)
-        self._accounts[grant.name] = account, grant
+        self._grants[grant.name] = grant
         return account
 
     async def open(self) -> None:
