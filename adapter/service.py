@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import starmap
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, Literal, Protocol, TypeAlias
@@ -321,40 +320,36 @@ class Service:
         unseen, self._unseen = self._unseen, []
         if not unseen:
             return
-        ended = [*starmap(self._completed, unseen)]
+        ended: list[Record] = []
+        for record, facts, place in unseen:
+            ended.append(record)
+            (
+                record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
+                record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
+            ) = facts  # fmt: skip
+            record.method, record.path, route, client = place
+            record.model = model or OTHER
+            record.endpoint = getattr(route, "path", OTHER)
+            if client:
+                record.client = client[0]
+            if streams or wants_stream:
+                record.is_stream = True
+            if key:
+                record.key = in_log(key) if grant is None else grant.name
+            record.queued, party = record.loading, record.party
+            if party is not None:
+                record.queued += party.waited
+                record.tries += party.tries
+            if record.last:
+                before = record.begun - record.begun_at - record.loading
+                record.overhead = before + record.ended - record.last
+            if party is not None and party.engine:
+                record.engine = party.engine
+            elif record.engine:
+                record.engine = NO_ENGINE if self.is_fleet else engine_name(record.engine)
         for one in self.observers:
             one.take(ended)
         self._followers = [one for one in self.observers if one.follows]
-
-    def _completed(self, record: Record, facts: Any, place: Any) -> Record:
-        """Return a record with what is known of the exchange, the scope and the engine."""
-        (
-            record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
-            record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
-        ) = facts  # fmt: skip
-        record.method, record.path, route, client = place
-        record.model = model or OTHER
-        record.endpoint = getattr(route, "path", OTHER)
-        if client:
-            record.client = client[0]
-        if streams or wants_stream:
-            record.is_stream = True
-        if key:
-            record.key = in_log(key) if grant is None else grant.name
-        party = record.party
-        record.queued = record.loading
-        if party is not None:
-            record.queued += party.waited
-            if party.tries:
-                record.tries += party.tries
-        if record.last:
-            before = record.begun - record.begun_at - record.loading
-            record.overhead = before + record.ended - record.last
-        if party is not None and party.engine:
-            record.engine = party.engine
-        elif record.engine:
-            record.engine = NO_ENGINE if self.is_fleet else engine_name(record.engine)
-        return record
 
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
