@@ -28,6 +28,7 @@ _UNITS: Mapping[Kind, str] = {
 _RESET = go_duration(SECONDS).encode()
 # The headers by which clients and harnesses name their session.
 SESSION_HEADERS = (b"x-session-id", b"x-session-affinity", b"x-claude-code-session-id")
+_SESSION_HEADERS = frozenset(SESSION_HEADERS)
 MODEL = b"x-latimer-model"
 # The bytes of a session's name that count.
 _MOST = 256
@@ -70,8 +71,8 @@ async def admitted(
         model, known = served.name, served.model
         exchange.model = served.label
     else:
-        model, known = chosen[1], chosen[0].pool.known
-        exchange.model = chosen[0].names[0]
+        entry, model, _ = chosen
+        known, exchange.model = chosen[0].pool.known, entry.names[0]
     if grant is not None and grant.rates is not NO_RATES:
         if exchange.lease is None:
             tokens = prompt = 0
@@ -80,9 +81,14 @@ async def admitted(
                 answer = ANSWER if most is None or most < 0 else most
                 if known is not None:
                     # Neither a prompt nor an answer has more tokens.
-                    prompt = min(prompt, known.context * prompts)
-                    answer = min(answer, known.context)
-                tokens = min(answer * choices * prompts + prompt, grant.rates.tokens)
+                    context = known.context
+                    if prompt > context * prompts:
+                        prompt = context * prompts
+                    if answer > context:
+                        answer = context
+                tokens = answer * choices * prompts + prompt
+                if tokens > grant.rates.tokens:
+                    tokens = grant.rates.tokens
             found = await service.limits.reserve(grant, tokens)
             if isinstance(found, Refusal):
                 raise _refused(found, model, grant)
@@ -91,7 +97,7 @@ async def admitted(
         _show(exchange, grant.rates, exchange.lease)
     if served is None:
         assert chosen is not None
-        served = await service.served(*chosen)
+        served = service.latest(*chosen) or await service.served(*chosen)
     return served
 
 
@@ -149,12 +155,12 @@ def ticket_of(exchange: Exchange, served: ServedModel, party: Ticket | None = No
             party.weight = exchange.grant.weight
         session = exchange.cache_key
         if not session:
-            headers = dict(exchange.scope["headers"])
-            for name in SESSION_HEADERS:
-                if name in headers:
-                    session = str(headers[name], "latin-1")
-                    break
-        party.session = session[:_MOST]
+            headers = exchange.named
+            if not _SESSION_HEADERS.isdisjoint(headers):
+                name = next(name for name in SESSION_HEADERS if name in headers)
+                session = str(headers[name], "latin-1")
+        if session:
+            party.session = session[:_MOST]
         if served.replaces:
             exchange.response_headers.append((MODEL, header_value(served.name)))
     return party

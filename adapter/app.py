@@ -15,7 +15,6 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import Unpack, override
@@ -222,7 +221,9 @@ class ErrorMiddleware:
             exchange.through(receive, send)
         else:
             exchange = scope[EXCHANGE] = Exchange(scope, receive, send, self._service.max_body)
-            owner = self._keys.find(exchange) if self._keys.needed else ""
+            owner: str | None = ""
+            if self._keys.needed:
+                owner = self._keys.find(scope["headers"], exchange.named)
             scope.setdefault("state", {})["key_digest"] = owner
             if owner:
                 exchange.key = owner
@@ -275,7 +276,9 @@ class ErrorMiddleware:
         if self._keys is not None:
             scope[APP] = self
             read_key(scope)
-            owner = self._keys.find(HTTPConnection(scope)) if self._keys.needed else ""
+            owner: str | None = ""
+            if self._keys.needed:
+                owner = self._keys.find(scope["headers"], dict(scope["headers"]))
             scope.setdefault("state", {})["key_digest"] = owner
         try:
             if self._service.is_draining or self._service.has_ended:

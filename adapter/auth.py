@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import InvalidRequest
+from .errors import Header, InvalidRequest
 from .limits.leases import Grant
 
 if TYPE_CHECKING:
@@ -74,6 +74,10 @@ _MISSING = (
 )
 
 
+# The accepted headers that are kept; a key has few spellings.
+_MOST_SEEN = 4_096
+
+
 class Keys:
     """The API keys that requests may use.
 
@@ -90,19 +94,28 @@ class Keys:
         digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys if key]
         # Keys are looked up by their digests. So the time that this takes says nothing about a key.
         self._owners = {digest: _owner(digest) for digest in (*digests, *(grants or ()))}
+        # The owners by the headers that were accepted, which need no digest again.
+        self._seen: dict[bytes, str] = {}
         self.grants = {_owner(digest): grant for digest, grant in (grants or {}).items()}
         self.needed = bool(self._owners)
 
     def replace(self, others: Keys) -> None:
         """Accept the keys of `others` instead, from the next request on."""
         self._owners, self.grants, self.needed = others._owners, others.grants, others.needed
+        self._seen = others._seen
 
-    def find(self, request: HTTPConnection) -> str | None:
+    def find(self, headers: Sequence[Header], named: Mapping[bytes, bytes]) -> str | None:
         """Return the owner of a request's key, as a digest; None if it has no known key.
 
         Clients of Anthropic's API send a key in `x-api-key`, some also another one as OpenAI's do.
+
+        Args:
+            named: the headers by their names.
         """
-        for name, value in request.scope["headers"]:
+        owner = self._seen.get(named.get(b"authorization", b""))
+        if owner is not None and len(named) == len(headers) and b"x-api-key" not in named:
+            return owner
+        for name, value in headers:
             if name == b"authorization":
                 scheme, _, key = value.partition(b" ")
                 if scheme.lower() != b"bearer":
@@ -118,6 +131,10 @@ class Keys:
                 key = key.decode("latin-1").encode()
                 owner = self._owners.get(sha256(key).digest())
             if owner is not None:
+                if name == b"authorization":
+                    if len(self._seen) >= _MOST_SEEN:
+                        self._seen.clear()
+                    self._seen[value] = owner
                 return owner
         return None
 

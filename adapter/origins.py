@@ -294,7 +294,7 @@ class OriginMiddleware(CORSMiddleware):
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
         # Most clients of a server with a key, or inside another app, are not browsers.
         if scope["type"] == "http" and (
-            self._rules is not None or b"origin" in dict(scope["headers"])
+            self._rules is not None or b"origin" in scope[EXCHANGE].named
         ):
             verdict = self.judge(scope["method"], scope.get("scheme", "http"), scope["headers"])
             if verdict is not None:

@@ -50,6 +50,13 @@ REQUEST_ID = "latimer.request_id"
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
+# Headers of all responses, and of streams.
+_VERSION: Header = (b"openai-version", b"2020-10-01")
+_OF_STREAMS: Sequence[Header] = (
+    (b"cache-control", b"no-cache, must-revalidate"),
+    (b"x-accel-buffering", b"no"),
+)
+
 _NOT_JSON = (
     "We could not parse the JSON body of your request. (HINT: This likely means you aren't using "
     "your HTTP library correctly. The OpenAI API expects a JSON payload, but what was sent was not "
@@ -79,6 +86,7 @@ class Exchange(Request):
     """An HTTP request and its response.
 
     Attributes:
+        named: the headers by their names; of repeated ones, the last.
         request_id: the id of the request, which its response names.
         begun_at: the time at which the request arrived (`time.perf_counter`).
         status: the status of the response; 0 if it has not started.
@@ -123,7 +131,8 @@ class Exchange(Request):
     trace: Trace | None = None
     write: Callable[[bytes], Awaitable[None]] | None = None
     started = streams = is_left = wants_stream = has_waited = keeps_body = is_detached = False
-    is_once = False
+    is_once = is_named = False
+    fault: Callable[[LatimerError], bytes] = staticmethod(error_event)
     key = owner = end_user = cache_key = model = ""
     status = 0
     forwarded: Mapping[str, str] | None = None
@@ -141,16 +150,19 @@ class Exchange(Request):
     ) -> None:
         super().__init__(scope, receive, send)
         self.begun_at = time.perf_counter()
-        self.is_named = REQUEST_ID in scope
+        self.named: Mapping[bytes, bytes] = dict(scope["headers"])
+        if REQUEST_ID in scope:
+            self.is_named = True
         self.request_id = scope.get(REQUEST_ID) or f"req_{random.getrandbits(128):032x}"
         self.response_headers: list[Header] = []
-        self.fault: Callable[[LatimerError], bytes] = error_event
         self.max_body = max_body
 
     def through(self, receive: Receive, send: Send) -> None:
         """Exchange messages through a middleware from now on."""
         self._receive, self._send = receive, send
         self.write = None
+        # The middleware may have changed them.
+        self.named = dict(self.scope["headers"])
 
     def detached(self, send: Send) -> Exchange:
         """Return an exchange for work that outlives this one; it streams to `send`.
@@ -178,8 +190,7 @@ class Exchange(Request):
         """
         if self._parts is not None:
             return self._parts
-        headers = self.scope["headers"]
-        found = dict(headers)
+        headers, found = self.scope["headers"], self.named
         if len(found) < len(headers) or found.get(b"content-type") != JSON:
             for key, value in headers:
                 if key == b"content-type":
@@ -214,8 +225,7 @@ class Exchange(Request):
             Disconnected: the client disconnected before the end of the body.
         """
         self.is_once = True
-        headers = self.scope["headers"]
-        found = dict(headers)
+        headers, found = self.scope["headers"], self.named
         length = found.get(b"content-length", b"")
         if length.isdigit() and int(length[:20]) > self.max_body:
             raise _too_large(self.max_body)
@@ -308,10 +318,9 @@ class Exchange(Request):
             # that keeps the whole request until the garbage collector runs.
             watcher.cancel()
 
-    def start_watcher(self) -> None:
-        """Start the task that waits for a disconnect, unless the work has ended."""
-        if self._task is not None:
-            self._watcher = self._task.get_loop().create_task(self._wait(self._task))
+    def start_watcher(self, task: asyncio.Task[Any]) -> None:
+        """Start the task that waits for a disconnect, and then cancels the one of the work."""
+        self._watcher = task.get_loop().create_task(self._wait(task))
 
     async def _wait(self, task: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -393,25 +402,23 @@ class Exchange(Request):
         if self.has_waited:
             return
         self.started, self.status = True, status
-        milliseconds = int((time.perf_counter() - self.begun_at) * 1000)
         head = [
             (b"content-type", content_type),
-            (b"openai-processing-ms", b"%d" % milliseconds),
-            (b"openai-version", b"2020-10-01"),
+            (b"x-request-id", self.request_id.encode()),
+            (b"openai-processing-ms", b"%d" % ((time.perf_counter() - self.begun_at) * 1000)),
+            _VERSION,
             *self.response_headers,
             *headers,
         ]
-        if not self.is_named:
-            head.insert(1, (b"x-request-id", self.request_id.encode()))
-        if self.party is not None and self.party.engine:
-            head += _engine_headers(self.party.engine, self.party.affinity)
+        if self.is_named:
+            del head[1]
+        party = self.party
+        if party is not None and party.engine:
+            head += _engine_headers(party.engine, party.affinity)
         if content_type is not JSON:
             self.streams = content_type.startswith(b"text/event-stream")
-        if content_type == EVENT_STREAM:
-            head += [
-                (b"cache-control", b"no-cache, must-revalidate"),
-                (b"x-accel-buffering", b"no"),
-            ]
+            if content_type == EVENT_STREAM:
+                head += _OF_STREAMS
         await self._send({"type": "http.response.start", "status": status, "headers": head})
 
     def chunk(self, data: bytes, more: bool = True) -> Awaitable[None]:
@@ -456,7 +463,9 @@ _watched: dict[asyncio.AbstractEventLoop, list[Exchange]] = {}
 
 def _start_watchers(loop: asyncio.AbstractEventLoop) -> None:
     for exchange in _watched.pop(loop, ()):
-        exchange.start_watcher()
+        # The work of most has ended.
+        if exchange._task is not None:
+            exchange.start_watcher(exchange._task)
 
 
 def _check_type(content_type: bytes) -> None:

@@ -144,14 +144,15 @@ class RequestLog(Observer):
         # The clock of the records has no date.
         offset = time.time() - time.perf_counter()
         lines = []
+        has_all, is_json, keeps = self._has_all, self._is_json, self.keeps
         for record in ended:
             if record.endpoint in PROBES:
                 continue
-            if self._has_all or record.status >= 500 or record.failed >= 500:
+            if has_all or record.status >= 500 or record.failed >= 500:
                 event = event_of(record, offset)
-                if record.reply is not None and self.keeps:
+                if keeps and record.reply is not None:
                     event["response"] = record.reply
-                lines.append(orjson.dumps(event, None, _LINE) if self._is_json else line(event))
+                lines.append(orjson.dumps(event, None, _LINE) if is_json else line(event))
         if lines:
             self._write(b"".join(lines))
 
@@ -169,7 +170,7 @@ def _second(second: int) -> str:
 
 
 def _has_failed(record: Record) -> bool:
-    """Return True if a request failed here or on an engine; a full queue counts as none.
+    """Return True if an error is one of the server or of an engine; a full queue counts as none.
 
     Anthropic's status for a full queue is 529.
     """
@@ -185,11 +186,11 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     Args:
         offset: the difference between the time since 1970 and that of `time.perf_counter`.
     """
-    begun_at, ended = record.begun_at, record.ended
+    begun_at, ended, failed = record.begun_at, record.ended, record.failed
     at = ended + offset
     event: dict[str, Any] = {
         "time": _second(int(at)) + _MILLISECONDS[int(at % 1 * 1000)],
-        "level": "error" if _has_failed(record) else "info",
+        "level": "error" if (failed or record.status >= 500) and _has_failed(record) else "info",
         "event": "background" if record.is_detached else "request",
         "request_id": record.request_id,
         "method": record.method,
@@ -224,7 +225,7 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         event["prompt_tokens"], event["completion_tokens"] = record.partial
         if record.party is not None and record.party.looked_up:
             event["cached_tokens"] = record.party.cached
-    if record.failed:
+    if failed:
         event.update(_failure_of(record))
     if record.is_left:
         event["client_gone"] = True

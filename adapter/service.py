@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -88,6 +89,12 @@ class ServedModel:
         """The capabilities of the engine."""
         return self.backend.capabilities
 
+
+# What a record has of its exchange.
+_FACTS = attrgetter(
+    "begun_at", "request_id", "model", "forwarded", "streams", "wants_stream", "trace", "is_left",
+    "is_detached", "key", "grant", "end_user",
+)  # fmt: skip
 
 # Seconds after which observers get the requests that have ended, and the number of requests that
 # they get at once: together these cost half as much as one by one.
@@ -207,7 +214,8 @@ class Service:
         self.keeps = any(one.keeps for one in observers)
         # The requests that run, if anybody observes them.
         self.running: set[Exchange] = set()
-        self._unseen: list[Record] = []
+        self._unseen: list[tuple[Record, Any, Any]] = []
+        self._followers = [one for one in observers if one.follows]
         self._timer: asyncio.TimerHandle | None = None
         self.hosted = hosted
         self.store = store
@@ -235,6 +243,8 @@ class Service:
     def replace(self, listings: Sequence[ModelEntry]) -> None:
         """Serve these models from now on; running requests end with the models that they have."""
         self._listings = listings
+        # What `served` has returned, by the name of the model.
+        self._latest: dict[str, ServedModel] = {}
         table: dict[str, ModelEntry] = {}
         for listing in listings:
             for name in listing.names:
@@ -274,14 +284,17 @@ class Service:
     def recorded(self, exchange: Exchange) -> None:
         """Measure a request, for the observers."""
         record = exchange.record = Record()
-        record.keeps = self.keeps
+        if self.keeps:
+            record.keeps = True
         self.running.add(exchange)
-        for one in self.observers:
-            if one.follows:
-                one.begin(exchange)
+        for one in self._followers:
+            one.begin(exchange)
 
     def ended(self, exchange: Exchange) -> None:
-        """Note the end of a request that was measured; the observers get it soon."""
+        """Note the end of a request that was measured; the observers get it soon.
+
+        The rest of the work is done for several requests together, which costs a part of it.
+        """
         record = exchange.record
         assert record is not None
         self.running.discard(exchange)
@@ -289,41 +302,10 @@ class Service:
         if not status:
             # A route or a middleware of the user has answered.
             return
-        record.ended, record.status, record.begun_at = perf_counter(), status, exchange.begun_at
-        scope, client = exchange.scope, exchange.scope.get("client")
-        record.method, record.path = scope["method"], scope["path"]
-        if client:
-            record.client = client[0]
-        record.endpoint = getattr(scope.get("route"), "path", OTHER)
-        record.model = exchange.model or OTHER
-        record.request_id = exchange.request_id
-        if exchange.forwarded is not None:
-            record.forwarded = exchange.forwarded
-        if exchange.streams or exchange.wants_stream:
-            record.is_stream = True
-        if exchange.trace is not None:
-            record.trace = exchange.trace
-        if exchange.is_left:
-            record.is_left = True
-        if exchange.is_detached:
-            record.is_detached = True
-        if exchange.key:
-            grant = exchange.grant
-            record.key = in_log(exchange.key) if grant is None else grant.name
-        if exchange.end_user:
-            record.end_user = exchange.end_user
-        party = record.party
-        record.queued = record.loading + (0.0 if party is None else party.waited)
-        if party is not None and party.tries:
-            record.tries += party.tries
-        if record.last:
-            before = record.begun - record.begun_at - record.loading
-            record.overhead = before + record.ended - record.last
-        if party is not None and party.engine:
-            record.engine = party.engine
-        elif record.engine:
-            record.engine = NO_ENGINE if self.is_fleet else engine_name(record.engine)
-        self._unseen.append(record)
+        record.ended, record.status = perf_counter(), status
+        scope = exchange.scope
+        place = scope["method"], scope["path"], scope.get("route"), scope.get("client")
+        self._unseen.append((record, _FACTS(exchange), place))
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(OBSERVED_AFTER, self.observe)
@@ -335,9 +317,39 @@ class Service:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-        ended, self._unseen = self._unseen, []
-        for one in self.observers if ended else ():
+        unseen, self._unseen = self._unseen, []
+        if not unseen:
+            return
+        ended: list[Record] = []
+        for record, facts, place in unseen:
+            ended.append(record)
+            (
+                record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
+                record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
+            ) = facts  # fmt: skip
+            record.method, record.path, route, client = place
+            record.model = model or OTHER
+            record.endpoint = getattr(route, "path", OTHER)
+            if client:
+                record.client = client[0]
+            if streams or wants_stream:
+                record.is_stream = True
+            if key:
+                record.key = in_log(key) if grant is None else grant.name
+            record.queued, party = record.loading, record.party
+            if party is not None:
+                record.queued += party.waited
+                record.tries += party.tries
+            if record.last:
+                before = record.begun - record.begun_at - record.loading
+                record.overhead = before + record.ended - record.last
+            if party is not None and party.engine:
+                record.engine = party.engine
+            elif record.engine:
+                record.engine = NO_ENGINE if self.is_fleet else engine_name(record.engine)
+        for one in self.observers:
             one.take(ended)
+        self._followers = [one for one in self.observers if one.follows]
 
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
@@ -383,7 +395,18 @@ class Service:
             model = await entry.backend.model()
         self.late_checks |= entry.backend.capabilities.late_checks
         label = entry.names[0]
-        return ServedModel(entry.backend, model, entry.policy, name, self.is_fleet, replaces, label)
+        rules = entry.policy, name, self.is_fleet, replaces, label
+        found = ServedModel(entry.backend, model, *rules)
+        if name in entry.names and not replaces:
+            self._latest[name] = found
+        return found
+
+    def latest(self, entry: ModelEntry, name: str, replaces: bool) -> ServedModel | None:
+        """Return what `served` has returned for the name, if that is still true."""
+        found = self._latest.get(name)
+        if found is None or replaces or entry.pool is None or entry.pool.known is not found.model:
+            return None
+        return found
 
     def chosen(self, name: str | None, grant: Grant | None) -> Chosen:
         """Return the model for a name, its name, and True if it replaces another one.

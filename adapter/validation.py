@@ -6,7 +6,7 @@ Fields that are unknown or unsupported are noted in headers, or rejected.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -274,17 +274,25 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
     return tuple(range(seed, seed + count))
 
 
-# What `has_no_notes` expects of the nested fields, and what it reads of the sampling.
-_MESSAGES = {"messages"}
+# What `has_no_notes` expects of the nested fields of a chat, and what it reads of the sampling.
+_MESSAGES = frozenset({"messages"})
 _APPROXIMATED = {"presence_penalty", "frequency_penalty", "logit_bias", "repeat_penalty"}
 
 
 def has_no_notes(
-    exchange: Exchange, request: Request, sampling: Sampling, capabilities: Capabilities
+    exchange: Exchange,
+    request: Request,
+    sampling: Sampling,
+    capabilities: Capabilities,
+    nested: Set[str] = _MESSAGES,
 ) -> bool:
-    """Return True if `notes` finds nothing in the fields of a chat with plain messages.
+    """Return True if `notes` finds nothing in the fields of a request.
 
     Most requests have the fields of OpenAI only, and nothing else to look into.
+
+    Args:
+        nested: the fields with fields of their own that it may have, which have been looked into;
+            by default the messages of a chat.
     """
     return not (
         request.__pydantic_extra__
@@ -293,7 +301,7 @@ def has_no_notes(
         or sampling.frequency_penalty
         or sampling.logit_bias
         or exchange.draft is not None
-        or request.__pydantic_fields_set__ & NESTED != _MESSAGES
+        or request.__pydantic_fields_set__ & NESTED != nested
         or not capabilities.inexact <= _APPROXIMATED
     )
 
@@ -599,7 +607,8 @@ def _inner(schema: Any, step: int | str) -> Any:
 _FIELD, _FLAT = "response_format", "text.format"
 # Anthropic's field, and its former name.
 _OUTPUT, _FORMER = "output_config.format", "output_format"
-_NAMED = frozenset((*GRAMMAR_FIELDS, _FIELD, "text", "output_config", _FORMER))
+# All fields that set a grammar.
+OF_GRAMMARS = frozenset((*GRAMMAR_FIELDS, _FIELD, "text", "output_config", _FORMER))
 _SCHEMA = f"{_FIELD}.json_schema.schema"
 _OBJECT = '{"type":"object"}'
 
@@ -611,7 +620,7 @@ def grammar_of(request: TextRequest, capabilities: Capabilities) -> Grammar | No
         InvalidRequest: two fields set a grammar, or a schema is invalid.
         Unsupported: the engine does not support grammars of this kind.
     """
-    if _NAMED.isdisjoint(request.__pydantic_fields_set__):
+    if OF_GRAMMARS.isdisjoint(request.__pydantic_fields_set__):
         return None
     found = [_field(request, name) for name in GRAMMAR_FIELDS if _has(request, name)]
     form = _FORMATS[request.endpoint or "responses"](request)

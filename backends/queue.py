@@ -103,19 +103,16 @@ class Ticket:
         tries: the engines that have not served a call which was sent again then, in their order.
     """
 
-    __slots__ = (
-        "admitted", "affinity", "cached", "engine", "generated", "input", "jobs", "key",
-        "looked_up", "prompt", "session", "tier", "tries", "waited", "weight",
-    )  # fmt: skip
+    # Most requests leave most of these values as they are.
+    admitted = False
+    jobs = prompt = generated = input = looked_up = cached = 0
+    key = session = engine = affinity = ""
+    weight = 1.0
+    waited = 0.0
+    tries: tuple[Try, ...] = ()
 
     def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
-        self.admitted = False
-        self.jobs = self.prompt = self.generated = self.input = self.looked_up = self.cached = 0
         self.tier = tier
-        self.key = self.session = self.engine = self.affinity = ""
-        self.weight = 1.0
-        self.waited = 0.0
-        self.tries: tuple[Try, ...] = ()
 
 
 class Waiting(Protocol):

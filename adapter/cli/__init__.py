@@ -6,6 +6,7 @@ Exit codes: 0 success, 1 a failed check, 2 wrong usage, 3 failed to start.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from typing import Any
 import click
 
 from . import terminal
+
+# Before pydantic is imported: it would look for plugins in the metadata of every installed package.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 # The modules of the extra that `latimer conform` needs.
 CONFORMANCE = frozenset({"jsonschema", "openai"})

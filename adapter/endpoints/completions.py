@@ -18,6 +18,7 @@ from ...backends.base import (
     Capabilities,
     Content,
     Generation,
+    Model,
     Prompt,
     Sampling,
     Stops,
@@ -40,8 +41,10 @@ from ..hosted import COMPLETION_LIMITS
 from ..request import Exchange
 from ..service import ServedModel, Service
 from ..validation import (
+    OF_GRAMMARS,
     check_stream_options,
     grammar_of,
+    has_no_notes,
     notes,
     read,
     sampling_of,
@@ -57,6 +60,12 @@ AT_ONCE = 32
 MOST_CHOICES = limits.CHOICES.maximum
 
 _REQUEST = TypeAdapter(CompletionRequest)
+# Fields that are only valid with others, and those of which the number of choices depends.
+_COMBINED = frozenset({"best_of", "logprobs", "logprobs_token_ids", "stream_options"})
+# The seeds of one choice with a random one.
+_ANY_SEED = (None,)
+# What `has_no_notes` expects of the nested fields.
+_NO_FIELDS: frozenset[str] = frozenset()
 
 
 async def create_completion(exchange: Exchange, service: Service) -> None:
@@ -65,22 +74,36 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     if exchange.grant is None:
         served = await service.resolve(request.model)
     else:
-        most, each = request.max_tokens, max(request.n or 1, request.best_of or 1)
-        count = _prompt_count(request.prompt)
+        most, each, count = request.max_tokens, request.n or 1, 1
+        if request.best_of is not None:
+            each = max(each, request.best_of)
+        if type(request.prompt) is list:
+            count = _prompt_count(request.prompt)
         served = await admitted(exchange, service, request.model, most, each, count)
     exchange.model = served.label
     model, policy, capabilities = served.model, served.policy, served.backend.capabilities
-    show = _shape(request)
-    include_usage = request.stream_options is not None and check_stream_options(request)
-    candidates, best = _count(request)
-    sampling, inexact = await in_model_vocabulary(
-        request,
-        await offload.run(exchange.size, sampling_of, request, capabilities),
-        served,
-    )
-    vocabulary = request.logit_bias_vocabulary or policy.vocabulary
-    encoding = await loaded(vocabulary) if vocabulary and _has_ids(request.prompt) else None
-    prompts = await offload.run(exchange.size, _prompts, request, served, encoding)
+    fields, show, include_usage = request.__pydantic_fields_set__, None, False
+    candidates, best = request.n or 1, None
+    if not _COMBINED.isdisjoint(fields):
+        show = _shape(request)
+        include_usage = check_stream_options(request)
+        candidates, best = _count(request)
+    # Each token id of a `logit_bias` is parsed here. Most requests save the coroutine of a thread.
+    is_small = exchange.size <= offload.SMALL
+    if is_small:
+        sampling = sampling_of(request, capabilities)
+    else:
+        sampling = await offload.run(exchange.size, sampling_of, request, capabilities)
+    inexact: Sequence[str] = ()
+    if sampling.logit_bias:
+        sampling, inexact = await in_model_vocabulary(request, sampling, served)
+    vocabulary, encoding = request.logit_bias_vocabulary or policy.vocabulary, None
+    if vocabulary and _has_ids(request.prompt):
+        encoding = await loaded(vocabulary)
+    if is_small:
+        prompts = _prompts(request, served, encoding)
+    else:
+        prompts = await offload.run(exchange.size, _prompts, request, served, encoding)
     if len(prompts) * candidates > MOST_CHOICES:
         param = "n" if best is None else "best_of"
         raise wrong_value(
@@ -89,8 +112,12 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
             f"{len(prompts) * candidates} choices; at most {MOST_CHOICES} are allowed. Send fewer "
             "prompts.",
         )
-    await notes(exchange, request, sampling, capabilities, policy.strict, inexact)
-    grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
+    has_notes = policy.strict or bool(inexact)
+    if has_notes or not has_no_notes(exchange, request, sampling, capabilities, _NO_FIELDS):
+        await notes(exchange, request, sampling, capabilities, policy.strict, inexact)
+    grammar = None
+    if not OF_GRAMMARS.isdisjoint(fields):
+        grammar = await offload.run(exchange.size, grammar_of, request, capabilities)
     job = _job(request, prompts[0], sampling, candidates, best)
     job.owner, job.grammar, job.fingerprint = exchange.owner, grammar, model.fingerprint
     jobs = [job]
@@ -100,8 +127,12 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         _check_native(request, jobs, capabilities)
         await pass_native(exchange, served, jobs[0], bool(request.stream))
         return
-    echoes = await _echoes(request, jobs, served.backend)
-    plan = Plan(jobs, candidates, usage_of, echoes, translate=partial(_translate, request))
+    echoes: Sequence[Echo] = ()
+    if request.echo or request.logprobs is not None:
+        echoes = await _echoes(request, jobs, served.backend)
+    plan = Plan(jobs, candidates, usage_of, echoes)
+    if job.logprobs is not None:
+        plan.translate = partial(_translate, request)
     head = {
         "id": f"cmpl-{random.getrandbits(96):024x}",
         "object": "text_completion",
@@ -200,28 +231,36 @@ def _prompts(
     Args:
         encoding: the vocabulary of token ids; None for the model's own.
     """
-    parse_special = request.parse_special is not False
-    model, capabilities = served.model, served.capabilities
-    if not parse_special and "parse_special" in capabilities.refused:
-        raise Unsupported(
-            "parse_special", capabilities.engine, capabilities.refused["parse_special"]
-        )
-
-    def text(prompt: str) -> Text:
-        size = len(prompt) + len(request.suffix or "")
-        check_length(size, limits.TOKEN_SIZE.maximum, model.context, request.max_tokens)
-        return Text(without_bos(prompt, model) if parse_special else prompt, parse_special)
-
-    def ids(prompt: Sequence[Any]) -> Content:
-        return tuple(prompt) if encoding is None else to_text(encoding, prompt)
+    model = served.model
+    if request.parse_special is False:
+        capabilities = served.capabilities
+        if "parse_special" in capabilities.refused:
+            raise Unsupported(
+                "parse_special", capabilities.engine, capabilities.refused["parse_special"]
+            )
 
     prompt = request.prompt
     if prompt is None or isinstance(prompt, str):
         # Without a prompt the model begins a new document.
-        return [text(prompt or "")]
+        return [_text(request, model, prompt or "")]
     if isinstance(prompt[0], int):
-        return [ids(prompt)]
-    return [text(item) if isinstance(item, str) else ids(item) for item in prompt]
+        return [_ids(prompt, encoding)]
+    return [
+        _text(request, model, one) if isinstance(one, str) else _ids(one, encoding)
+        for one in prompt
+    ]
+
+
+def _text(request: CompletionRequest, model: Model, prompt: str) -> Text:
+    size = len(prompt) + (0 if request.suffix is None else len(request.suffix))
+    check_length(size, limits.TOKEN_SIZE.maximum, model.context, request.max_tokens)
+    if request.parse_special is False:
+        return Text(prompt, False)
+    return Text(without_bos(prompt, model) if model.adds_bos else prompt)
+
+
+def _ids(prompt: Sequence[Any], encoding: Encoding | None) -> Content:
+    return tuple(prompt) if encoding is None else to_text(encoding, prompt)
 
 
 def _each(job: Generation, contents: Sequence[Content]) -> list[Generation]:
@@ -243,8 +282,10 @@ def _job(
     return Generation(
         Prompt(content, suffix, logprobs=request.logprobs if request.echo else None),
         request.max_tokens,
-        seeds_of(request.seed, candidates),
-        Stops(stops_of(request.stop)),
+        _ANY_SEED
+        if request.seed is None and candidates == 1
+        else seeds_of(request.seed, candidates),
+        Stops(stops_of(request.stop) if request.stop else ()),
         sampling,
         # Ranking needs the log-probability of each token.
         logprobs=0 if request.logprobs is None and best is not None else request.logprobs,
@@ -254,9 +295,7 @@ def _job(
 async def _echoes(
     request: CompletionRequest, jobs: Sequence[Generation], backend: Backend
 ) -> Sequence[Echo]:
-    """Return the echo of each job; empty if the response needs neither prompts nor offsets."""
-    if not request.echo and request.logprobs is None:
-        return ()
+    """Return the echo of each job, for a response that needs prompts or offsets."""
     echoes = []
     for number, job in enumerate(jobs, 1):
         echoes.append(await _echo(request, job, backend))

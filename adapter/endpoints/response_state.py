@@ -152,7 +152,8 @@ async def keep_turn(
 
 
 def _turn(frame: Create, state: State, reply: Mapping[str, Any]) -> bytes:
-    given = stored_request(frame.body, state).get("input")
+    body = stored_request(frame.body, state) if state.referenced else frame.body
+    given = body.get("input")
     return orjson.dumps([*items_of(given), *reply["output"]])
 
 

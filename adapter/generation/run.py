@@ -89,23 +89,22 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
     Raises:
         LatimerError: an error occurred before the response started.
     """
-    # In bytes of JSON; all jobs have the same stop sequences.
-    stops = plan.jobs[0].stops
-    cost = CHOICE * len(plan.jobs) * plan.choices + sum(map(len, stops.texts))
-    late = backend.capabilities.late_logprobs
-    if cost <= offload.SMALL:
-        choices = _made(plan, late)
+    # All jobs have the same stop sequences.
+    stops, lease = plan.jobs[0].stops, plan.lease
+    if len(plan.jobs) == plan.choices == 1 and not stops.texts:
+        # Most requests are no more than that.
+        choices = [Choice((), plan.echoes[0] if plan.echoes else NO_ECHO, plan.form)]
     else:
-        choices = await offload.run(cost, _made, plan, late)
+        choices = await _choices(backend, plan)
     cuts = plan.form is not None and stops.by_reader
-    lease = plan.lease
     arrivals = None if record is None else record.arrivals
     arrived = None if arrivals is None else arrivals.append
     try:
         sink.begin(choices, plan.choices)
         if record is not None:
-            record.begun, record.count = perf_counter(), len(choices)
-            record.max_tokens = plan.jobs[0].max_tokens or 0
+            record.begun, record.max_tokens = perf_counter(), plan.jobs[0].max_tokens or 0
+            if len(choices) > 1:
+                record.count = len(choices)
         async with _opened(backend, plan) as batches:
             events: list[Event] = []
             async for batch in batches:
@@ -119,6 +118,9 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
                     events += batch
                 else:
                     await sink.take(batch)
+                if type(batch[-1]) is Finish and getattr(batches, "is_over", False):
+                    # Most responses save the step that only says so.
+                    break
             if record is not None:
                 record.last = perf_counter()
                 if arrivals and not isinstance(batch[0], Piece):
@@ -136,7 +138,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
         if record is not None:
             record.usage, record.finishes = usage, finishes
             record.reasons = [*map(_REASON, choices)]
-            record.choices_per_prompt = plan.choices
+            if plan.choices > 1:
+                record.choices_per_prompt = plan.choices
             if record.keeps:
                 record.reply = reply
     except LatimerError as error:
@@ -155,11 +158,19 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
         lease.settle(usage["total_tokens"])
 
 
+async def _choices(backend: Backend, plan: Plan) -> list[Choice]:
+    """Return the choices of a plan."""
+    late = backend.capabilities.late_logprobs
+    # In bytes of JSON.
+    cost = CHOICE * len(plan.jobs) * plan.choices + sum(map(len, plan.jobs[0].stops.texts))
+    if cost <= offload.SMALL:
+        return _made(plan, late)
+    return await offload.run(cost, _made, plan, late)
+
+
 def _made(plan: Plan, late_logprobs: bool) -> list[Choice]:
     echoes = plan.echoes or (NO_ECHO,) * len(plan.jobs)
     late = late_logprobs and plan.jobs[0].stops.by_reader and plan.jobs[0].logprobs is not None
-    if len(plan.jobs) == plan.choices == 1:
-        return [Choice(plan.jobs[0].stops.texts, echoes[0], plan.form, late)]
     return [
         Choice(job.stops.texts, echo, plan.form, late)
         for job, echo in zip(plan.jobs, echoes, strict=True)

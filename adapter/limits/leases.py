@@ -136,7 +136,7 @@ class Account:
         leases: the time at which each lease expires by itself.
     """
 
-    __slots__ = ("leases", "most", "requests", "tokens")
+    __slots__ = ("_now", "leases", "most", "requests", "tokens")
 
     def __init__(
         self,
@@ -146,6 +146,8 @@ class Account:
         leases: dict[str, float] | None = None,
     ) -> None:
         self.requests, self.tokens = Window(math.inf, requests), Window(math.inf, tokens)
+        # The bucket of the last request, which then is the newest one of both windows.
+        self._now = -1
         self.most = math.inf
         self.leases = {} if leases is None else leases
         self.limit(rates)
@@ -170,10 +172,11 @@ class Account:
         """
         now = int(time * PER_SECOND)
         requests, spent, leases = self.requests, self.tokens, self.leases
-        for window in (requests, spent):
-            buckets = window.buckets
-            while buckets and buckets[0][0] <= now - BUCKETS:
-                window.used -= buckets.popleft()[1]
+        if now != self._now:
+            for window in (requests, spent):
+                buckets = window.buckets
+                while buckets and buckets[0][0] <= now - BUCKETS:
+                    window.used -= buckets.popleft()[1]
         if (
             requests.used >= requests.limit
             or spent.used + tokens > spent.limit
@@ -183,13 +186,15 @@ class Account:
             refusal = self._refusal(time, tokens)
             if refusal is not None:
                 return refusal
-        for window, amount in ((requests, 1), (spent, tokens)):
-            buckets = window.buckets
-            if buckets and buckets[-1][0] >= now:
-                buckets[-1][1] += amount
-            else:
-                buckets.append([now, amount])
-            window.used += amount
+        if now != self._now:
+            self._now = now
+            for window in (requests, spent):
+                if not window.buckets or window.buckets[-1][0] < now:
+                    window.buckets.append([now, 0])
+        requests.buckets[-1][1] += 1
+        requests.used += 1
+        spent.buckets[-1][1] += tokens
+        spent.used += tokens
         leases[lease] = expires
         return None
 

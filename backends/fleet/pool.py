@@ -7,19 +7,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from typing_extensions import override
 
 from ..base import (
     Backend,
-    Batch,
     Capabilities,
     Embedding,
     EmbeddingModel,
     Embeddings,
-    Finish,
     Generation,
     Model,
     NativeReply,
@@ -47,6 +45,7 @@ from .loading import MOST_RETRY, not_loaded, wait
 from .place import Job, Place, Sessions, difference, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
 from .replica import NEWEST, Replica
+from .run import Run
 from .speech import Speaking
 
 log = logging.getLogger("latimer")
@@ -287,7 +286,7 @@ class Pool(Speaking):
         if replica.state in ("ready", "unavailable"):
             replica.set("unavailable", error.message)
 
-    def _failed(self, replica: Replica, error: LatimerError) -> None:
+    def blame(self, replica: Replica, error: LatimerError) -> None:
         """Count an engine's failure."""
         if isinstance(error, EngineUnavailable):
             if replica.state == "ready":
@@ -317,7 +316,7 @@ class Pool(Speaking):
         yield from self._parked
         yield from self._line
 
-    async def _begin(self, place: Place, job: Job | None) -> Replica:
+    async def begin(self, place: Place, job: Job | None) -> Replica:
         """Take a place for a job; the job is for the model of its engine from now on.
 
         Raises:
@@ -337,7 +336,7 @@ class Pool(Speaking):
             known, model = self.known, replica.model
             if place.fingerprint and known is not None and model is not None:
                 if place.fingerprint != known.fingerprint:
-                    self._release(place)
+                    self.release(place)
                     raise EngineUnavailable(
                         f"The engines of the model {self.name} have loaded another model. Send "
                         "the request again."
@@ -389,7 +388,7 @@ class Pool(Speaking):
                     self._shares.leave(party.key)
             else:
                 # The place was already given to this call.
-                self._release(place)
+                self.release(place)
             raise
 
     async def _wait_for_load(self, place: Place) -> None:
@@ -521,7 +520,7 @@ class Pool(Speaking):
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(min(ends) - now, self.grant)
 
-    def _release(self, place: Place) -> None:
+    def release(self, place: Place) -> None:
         """Give a place back, and correct what was estimated about a call that has ended."""
         replica, party = place.replica, place.party
         if replica is None:
@@ -531,11 +530,12 @@ class Pool(Speaking):
         now = replica.used_at = time.monotonic()
         cost, finishes = 0.0, place.finishes
         if finishes and len(finishes) >= place.width:
-            first, generated = finishes[0], finishes[0].completion_tokens
-            for finish in finishes[1:]:
-                generated += finish.completion_tokens
+            first, count = finishes[0], len(finishes)
+            generated = first.completion_tokens
+            if count > 1:
+                generated += sum(one.completion_tokens for one in finishes[1:])
             cost = PROMPT * first.prompt_tokens + COMPLETION * generated - place.charged
-            self._answer = 0.9 * self._answer + 0.1 * generated / len(finishes)
+            self._answer += 0.1 * (generated / count - self._answer)
             replica.call_seconds += (now - place.begun - replica.call_seconds) * NEWEST
             if replica.breaker.has_failed:
                 replica.succeed()
@@ -554,12 +554,31 @@ class Pool(Speaking):
             self.grant()
 
     def _choose(self, place: Place, now: float, parks: bool) -> Replica | None:
-        """Take places for a call on the engine with the least to do for it.
-
-        Return the engine; None if the call has to wait.
+        """Take places for a call, and return its engine; None if the call has to wait.
 
         Args:
             parks: it may wait for a busy engine that has its prompt.
+        """
+        best: Replica | None
+        if len(self.replicas) == 1:
+            best, matched = self.replicas[0], 0
+            if best.state != "ready" or best.running >= best.room or best in place.failed:
+                return None
+        else:
+            best, matched = self._best(place, now, parks)
+            if best is None:
+                return None
+        place.replica, place.matched = best, matched
+        places, width = best.places, place.width
+        place.taken = taken = width if width < places else places
+        best.running += taken
+        place.charged = PROMPT * place.tokens + COMPLETION * self._answer * width
+        return best
+
+    def _best(self, place: Place, now: float, parks: bool) -> tuple[Replica | None, int]:
+        """Return the free engine with the least to do for a call, and the blocks that it has.
+
+        The engine is None if none is free, or if it is sooner to wait for a busy one.
         """
         blocks, failed = place.blocks, place.failed
         count = max(len(blocks), 1)
@@ -590,18 +609,12 @@ class Pool(Speaking):
             cost = 1 - has / count + load, replica.sessions, len(used), replica.used_at
             if cost < fewest:
                 best, fewest, matched = replica, cost, has
-        if best is None:
-            return None
-        if busy and parks and (not place.until or place.until > now):
+        if best is not None and busy and parks and (not place.until or place.until > now):
             seconds, place.awaited = worth_waiting(place, busy, matched, best, self._parked)
             if place.awaited is not None:
                 place.until = place.until or now + min(seconds, LONGEST_PARKED)
-                return None
-        place.replica, place.matched = best, matched
-        place.taken = min(place.width, best.places)
-        best.running += place.taken
-        place.charged = PROMPT * place.tokens + COMPLETION * self._answer * place.width
-        return best
+                return None, 0
+        return best, matched
 
     # Calls.
 
@@ -625,8 +638,8 @@ class Pool(Speaking):
             await self._revive()
         elif not any(one.state == "ready" for one in self.replicas):
             place = Place(None, self.name, "none")
-            await self._begin(place, None)
-            self._release(place)
+            await self.begin(place, None)
+            self.release(place)
         if self.known is None:
             raise self._unavailable()
 
@@ -634,9 +647,7 @@ class Pool(Speaking):
     def open(self, job: Generation) -> Stream:
         """Run a job on the engine that is chosen when a place is free."""
         self.budget.calls += 1
-        run = _Run(job, self.name, self._affinity)
-        run.pool, run.job, run.finishes = self, job, []
-        return run
+        return Run(self, job, self.name, self._affinity)
 
     @override
     @asynccontextmanager
@@ -644,28 +655,37 @@ class Pool(Speaking):
         place = Place(job, self.name, self._affinity)
         self.budget.calls += 1
         while True:
-            replica = await self._begin(place, job)
+            replica = await self.begin(place, job)
             context = replica.backend.native(job, stream)
             try:
                 reply = await context.__aenter__()
                 break
             except BaseException as error:
-                await self._after(place, error)
+                await self.after(place, error)
         try:
             yield reply
         finally:
             try:
                 await context.__aexit__(None, None, None)
             finally:
-                self._release(place)
+                self.release(place)
 
-    async def _after(self, place: Place, error: BaseException) -> None:
+    def keep(self, place: Place, replica: Replica) -> None:
+        """Note that an engine evaluates the prompt of a call, and runs its session."""
+        if place.blocks:
+            replica.prefixes.add(place.blocks)
+            if self._holders is not None:
+                self._holders.add(place.blocks, replica)
+        if place.session is not None:
+            self._sessions.move(place.session, replica)
+
+    async def after(self, place: Place, error: BaseException) -> None:
         """Decide what follows an error before the first event; raise it if it is the client's.
 
         The next place of the call is on another engine.
         """
         replica, ended = place.replica, time.monotonic()
-        self._release(place)
+        self.release(place)
         if replica is None or not isinstance(error, LatimerError):
             raise error
         if isinstance(error, RequestError):
@@ -677,7 +697,7 @@ class Pool(Speaking):
             place.is_reloaded = True
         else:
             if not is_busy:
-                self._failed(replica, error)
+                self.blame(replica, error)
             place.failed = {*place.failed, replica}
             if not self._can_wait(place):
                 await self._revive_for(place, error)
@@ -698,14 +718,14 @@ class Pool(Speaking):
         place = Place(job, self.name, self._affinity)
         self.budget.calls += 1
         while True:
-            replica = await self._begin(place, job)
+            replica = await self.begin(place, job)
             try:
                 found = await work(replica.backend)
             except BaseException as error:
-                await self._after(place, error)
+                await self.after(place, error)
             else:
                 replica.succeed()
-                self._release(place)
+                self.release(place)
                 return found
 
     @override
@@ -731,7 +751,7 @@ class Pool(Speaking):
             except LatimerError as failure:
                 error = failure
                 if not isinstance(failure, Busy):
-                    self._failed(replica, failure)
+                    self.blame(replica, failure)
         raise error or self._unavailable()
 
     @override
@@ -786,114 +806,6 @@ class Pool(Speaking):
                 place.future.set_exception(EngineUnavailable("The model is no longer served."))
         for replica in self.replicas:
             replica.leave(self.grant)
-
-
-class _Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]]):
-    """A job on one engine, or on another one if that fails before its first event.
-
-    Attributes:
-        pool: the model.
-        job: what it runs.
-    """
-
-    pool: Pool
-    job: Generation
-    finishes: list[Finish]
-    _inner: Stream | None = None
-    _next: Callable[[], Awaitable[Batch]]
-    _lost: LatimerError | None = None
-    _task: asyncio.Task[object] | None = None
-    # True while the task waits for the first event.
-    _is_waiting = False
-
-    async def __aenter__(self) -> AsyncIterator[Batch]:
-        """Enter the job's context on an engine; try others while they fail."""
-        pool, job = self.pool, self.job
-        while True:
-            replica = await pool._begin(self, job)
-            if self.blocks:
-                replica.prefixes.add(self.blocks)
-                if pool._holders is not None:
-                    pool._holders.add(self.blocks, replica)
-            if self.session is not None:
-                pool._sessions.move(self.session, replica)
-            inner = replica.backend.open(job)
-            self.begun = time.monotonic()
-            self._task, self._lost, self._is_waiting = asyncio.current_task(), None, True
-            replica.waiting_first.add(self)
-            try:
-                batches = await inner.__aenter__()
-            except BaseException as error:
-                await pool._after(self, self._cause(error, replica))
-                continue
-            self._is_waiting = False
-            self._inner, self._next = inner, aiter(batches).__anext__
-            return self._batches()
-
-    def lose(self, error: LatimerError) -> None:
-        """Cancel the step that waits for a lost engine."""
-        if self._lost is None:
-            self._lost = error
-            if self._is_waiting and self._task is not None:
-                self._task.cancel()
-
-    def _cause(self, error: BaseException, replica: Replica) -> BaseException:
-        """Return the loss of the engine, if that has cancelled a step, or else the error."""
-        replica.waiting_first.discard(self)
-        was_waiting, self._is_waiting = self._is_waiting, False
-        lost, task = self._lost, self._task
-        if not (was_waiting and lost and task and isinstance(error, asyncio.CancelledError)):
-            return error
-        return error if task.uncancel() > 0 else lost
-
-    async def _batches(self) -> AsyncIterator[Batch]:
-        while True:
-            replica, step = self.replica, self._next
-            assert replica is not None
-            try:
-                if self._lost is not None:
-                    raise self._lost
-                self._is_waiting = True
-                batch = await step()
-                break
-            except StopAsyncIteration:
-                return
-            except BaseException as error:
-                cause = self._cause(error, replica)
-                inner, self._inner = self._inner, None
-                if inner is not None:
-                    await inner.__aexit__(type(cause), cause, cause.__traceback__)
-                await self.pool._after(self, cause)
-                # These batches go on with the next engine.
-                await self.__aenter__()
-        self._is_waiting, self.first = False, time.monotonic()
-        replica.waiting_first.discard(self)
-        while True:
-            last = batch[-1]
-            if isinstance(last, Finish):
-                if self.width == 1:
-                    self.finishes.append(last)
-                else:
-                    self.finishes += [event for event in batch if isinstance(event, Finish)]
-            yield batch
-            try:
-                batch = await step()
-            except StopAsyncIteration:
-                return
-            except EngineError as error:
-                self.pool._failed(replica, error)
-                raise
-
-    async def __aexit__(self, *error: object) -> None:
-        inner, self._inner = self._inner, None
-        replica, self._is_waiting = self.replica, False
-        try:
-            if inner is not None:
-                await inner.__aexit__(*error)  # type: ignore[arg-type]
-        finally:
-            if replica is not None:
-                replica.waiting_first.discard(self)
-                self.pool._release(self)
 
 
 # More than any engine costs.

@@ -39,25 +39,26 @@ class Shares:
 
     def enter(self, key: str, cost: float = 0.0, weight: float = 1.0) -> None:
         """Count a call of a key that waits or runs from now on, with what it costs so far."""
-        calls = self._calls.get(key, 0)
+        running = self._calls
+        if not running:
+            # Nobody competes, so all start from zero.
+            running[key], self._used = 1, {key: cost / weight}
+            return
+        calls = running.get(key, 0)
         if not calls:
-            if self._calls:
-                least = min(map(self._used.__getitem__, self._calls))
-                self._used[key] = max(self._used.get(key, 0.0), least)
-            else:
-                # Nobody competes, so all start from zero.
-                self._used = {key: 0.0}
-        self._calls[key] = calls + 1
-        self._used[key] = self._used.get(key, 0.0) + cost / weight
+            least = min(map(self._used.__getitem__, running))
+            self._used[key] = max(self._used.get(key, 0.0), least)
+        running[key] = calls + 1
+        self._used[key] += cost / weight
 
     def leave(self, key: str, cost: float = 0.0, weight: float = 1.0) -> None:
         """Count the end of a call; a cost corrects what it was charged."""
-        self._used[key] = self._used.get(key, 0.0) + cost / weight
-        calls = self._calls[key] - 1
-        if calls:
-            self._calls[key] = calls
+        self._used[key] += cost / weight
+        running = self._calls
+        if running[key] > 1:
+            running[key] -= 1
         else:
-            del self._calls[key]
+            del running[key]
 
     def charge(self, key: str, cost: float, weight: float) -> None:
         """Add the cost of tokens to a key's counter; a negative one corrects an estimate."""

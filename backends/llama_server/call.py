@@ -164,6 +164,12 @@ class Call:
                     party.looked_up += prompt
                     party.cached += min(whole_of(event["timings"]["cache_n"]), prompt)
 
+    @property
+    def is_over(self) -> bool:
+        """True if no batch follows, because all of the response was read."""
+        connection = self._connection
+        return self._stream.finished and connection is not None and connection.is_read
+
     def __aiter__(self) -> Call:
         return self
 

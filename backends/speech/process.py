@@ -35,9 +35,7 @@ class LibraryTranscriber(Transcriber):
         longest: the seconds that a transcription may take, without its wait for a turn.
     """
 
-    def __init__(
-        self, library: str, model: str, longest: float = HEARING_SECONDS.maximum
-    ) -> None:
+    def __init__(self, library: str, model: str, longest: float = HEARING_SECONDS.maximum) -> None:
         self._library = library
         self._longest = longest
         self._model = model

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from latimer.adapter.auth import UnusableKey, check_key, keys_of
+from latimer.adapter import auth
+from latimer.adapter.auth import Keys, UnusableKey, check_key, keys_of, owner_of
 from latimer.adapter.settings import Settings
 from support.servers import QUIET
 
@@ -23,6 +24,48 @@ def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         timeout=60,
         env={**os.environ, **QUIET, "LATIMER_PORT": "0", **environment},
     )
+
+
+def found(keys: Keys, *headers: tuple[bytes, bytes]) -> str | None:
+    """Return the owner of a request with some headers."""
+    return keys.find(headers, dict(headers))
+
+
+def bearer(key: str) -> tuple[bytes, bytes]:
+    """Return the header with a key."""
+    return b"authorization", b"Bearer " + key.encode()
+
+
+def test_an_accepted_header_is_found_again_until_its_key_is_removed() -> None:
+    """A key has the same owner in each request, and none after it was replaced."""
+    keys = Keys(["one", "two"])
+    for _ in range(2):
+        assert found(keys, bearer("one")) == owner_of("one")
+        assert found(keys, bearer("two")) == owner_of("two")
+        assert found(keys, bearer("three")) is None
+    keys.replace(Keys(["two", "three"]))
+    assert found(keys, bearer("one")) is None
+    assert found(keys, bearer("two")) == owner_of("two")
+
+
+def test_the_first_known_key_counts() -> None:
+    """Of several keys in a request, the first known one is its owner, also in a later request."""
+    keys = Keys(["one", "two"])
+    for _ in range(2):
+        assert found(keys, bearer("two")) == owner_of("two")
+        assert found(keys, bearer("one"), bearer("two")) == owner_of("one")
+        assert found(keys, (b"x-api-key", b"one"), bearer("two")) == owner_of("one")
+        assert found(keys, bearer("no"), (b"x-api-key", b"one")) == owner_of("one")
+
+
+def test_few_accepted_headers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that spells its key in ever other ways takes no memory, and stays known."""
+    monkeypatch.setattr(auth, "_MOST_SEEN", 4)
+    keys = Keys(["one"])
+    for spaces in range(1, 20):
+        header = (b"authorization", b"Bearer" + b" " * spaces + b"one")
+        assert found(keys, header) == owner_of("one")
+        assert len(keys._seen) <= 4
 
 
 @pytest.mark.parametrize("key", ["k", "schlüssel", "日本 語", "a b", "a,b", "\u00a0x", "x" * 5000])

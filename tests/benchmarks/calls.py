@@ -1,6 +1,6 @@
 """Count the Python calls of a request, which no other work on the machine disturbs; or time it.
 
-    python tests/benchmarks/calls.py [--before DIR] [--list NAME]
+    python tests/benchmarks/calls.py [--instructions] [--before DIR] [--list NAME]
     python tests/benchmarks/calls.py --time [--before DIR] [--turns N]
 
 The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
@@ -12,6 +12,9 @@ only.
 The translator of `proxy.py` runs in the same way. A call is the start or the resumption of a Python
 function; those of this file, of the event loop and of uvicorn do not count. The number of a kind of
 request is the smallest of several.
+
+`--instructions` counts the bytecode instructions of these functions instead. Their number is closer
+to the CPU time of a request, most of whose code runs once.
 
 `--time` has the CPU time of this process instead, on uvloop and with the garbage collector as in
 `latimer serve`. Blocks of requests to Latimer and to the translator alternate in one event loop, so
@@ -281,17 +284,30 @@ class Socket:
 
 
 class Profile:
-    """The calls in a block, by the code of the function."""
+    """The calls in a block, or its bytecode instructions, by the code of the function."""
+
+    counts_instructions = False
 
     def __init__(self) -> None:
         self.calls: Counter[CodeType] = Counter()
 
     def __enter__(self) -> Profile:
-        sys.setprofile(self._note)
+        if self.counts_instructions:
+            sys.settrace(self._trace)
+        else:
+            sys.setprofile(self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
         sys.setprofile(None)
+
+    def _trace(self, frame: FrameType, what: str, _argument: Any) -> Any:
+        if what == "opcode":
+            self.calls[frame.f_code] += 1
+        elif what == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._trace
 
     def _note(self, frame: FrameType, what: str, _argument: Any) -> None:
         if what == "call":
@@ -651,6 +667,7 @@ def main() -> None:
     options.add_argument("--before", type=Path, help="another checkout, to compare with")
     options.add_argument("--list", metavar="NAME", help="list the calls of one kind of request")
     options.add_argument("--time", action="store_true", help="measure CPU time instead of calls")
+    options.add_argument("--instructions", action="store_true", help="count bytecode instructions")
     options.add_argument("--turns", type=int, default=7, help="turns of --time")
     options.add_argument("--json", action="store_true", help="print JSON, of one turn")
     arguments = options.parse_args()
@@ -660,6 +677,7 @@ def main() -> None:
         else:
             print_times(arguments.turns, arguments.before)
         return
+    Profile.counts_instructions = arguments.instructions
     found = measure({**APPS, "py-translate: ": translator})
     now = numbers(found)
     if arguments.json:
@@ -669,7 +687,8 @@ def main() -> None:
             if count:
                 sys.stdout.write(f"{count:4} {function}\n")
     else:
-        before = in_checkout(arguments.before) if arguments.before else {}
+        words = ["--instructions"] if arguments.instructions else []
+        before = in_checkout(arguments.before, *words) if arguments.before else {}
         for name, count in now.items():
             line = f"{name:65} {count:6}"
             sys.stdout.write(

@@ -2,6 +2,7 @@
 
     git worktree add ../before COMMIT
     python tests/benchmarks/cpu.py --before ../before [--turns 10] [--fleet N] [--unseen]
+    python tests/benchmarks/cpu.py --observed [--turns 10] [--fleet N]
     python tests/benchmarks/cpu.py --apis [--turns 10]
 
 A turn starts `latimer serve` of both checkouts in front of one fake llama-server. It sends both of
@@ -11,7 +12,7 @@ of a turn is the median of its blocks.
 
 With `--fleet`, this checkout serves a model of N engines, with a key that has limits. The other one
 has one engine and no keys. With `--unseen`, this checkout has neither metrics nor the log of
-requests.
+requests. With `--observed`, this checkout without these two is compared with itself with them.
 
 `--apis` compares the APIs of this checkout instead: messages with chat, and responses over a
 WebSocket with those by POST. The blocks of all of them alternate on one server. The time of a token
@@ -232,22 +233,29 @@ def fleet_file(folder: Path, engines: Sequence[int]) -> Path:
     return file
 
 
-def turn(
-    trees: Mapping[str, Path], engine: int, kind: str, fleet: Path | None, flags: Sequence[str]
-) -> dict[str, float]:
-    """Return the microseconds per request of a kind, by checkout; `flags` are this checkout's."""
+class Side(NamedTuple):
+    """A server to compare: its checkout, and more words of its command."""
+
+    tree: Path
+    words: Sequence[str] = ()
+
+
+def turn(sides: Mapping[str, Side], engine: int, kind: str, fleet: Path | None) -> dict[str, float]:
+    """Return the microseconds per request of a kind, by the names of the sides.
+
+    Args:
+        fleet: the settings of this checkout's servers; None for one engine.
+    """
     request, end = KINDS[kind]
-    found: dict[str, list[float]] = {name: [] for name in trees}
+    found: dict[str, list[float]] = {name: [] for name in sides}
     with contextlib.ExitStack() as stack:
         servers = {
             name: stack.enter_context(
-                served(tree, engine)
-                if tree != HERE
-                else served(tree, engine, *flags)
-                if fleet is None
-                else served(tree, None, "--config", str(fleet), *flags)
+                served(tree, engine, *words)
+                if fleet is None or tree != HERE
+                else served(tree, None, "--config", str(fleet), *words)
             )
-            for name, tree in trees.items()
+            for name, (tree, words) in sides.items()
         }
         for _, port in servers.values():
             asyncio.run(send(port, request, end, WARM_UP))
@@ -264,6 +272,9 @@ def main() -> None:
     """Measure and print a table."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--before", type=Path, help="another checkout")
+    options.add_argument(
+        "--observed", action="store_true", help="compare metrics and log with neither"
+    )
     options.add_argument("--apis", action="store_true", help="compare APIs instead of checkouts")
     options.add_argument("--turns", type=int, default=10)
     options.add_argument("--fleet", type=int, help="the number of this checkout's engines")
@@ -273,10 +284,13 @@ def main() -> None:
     if arguments.apis:
         print_apis(arguments.turns)
         return
-    if arguments.before is None:
-        options.error("--before or --apis is needed")
-    flags = UNSEEN if arguments.unseen else ()
-    trees = {"before": arguments.before, "now": HERE}
+    if arguments.observed:
+        sides = {"before": Side(HERE, UNSEEN), "now": Side(HERE)}
+    elif arguments.before is not None:
+        own = Side(HERE, UNSEEN if arguments.unseen else ())
+        sides = {"before": Side(arguments.before), "now": own}
+    else:
+        options.error("--before, --observed or --apis is needed")
     for kind in arguments.kinds:
         with contextlib.ExitStack() as stack:
             engines = [
@@ -284,8 +298,8 @@ def main() -> None:
             ]
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             fleet = fleet_file(folder, engines) if arguments.fleet else None
-            turns = [turn(trees, engines[0], kind, fleet, flags) for _ in range(arguments.turns)]
-        for name in trees:
+            turns = [turn(sides, engines[0], kind, fleet) for _ in range(arguments.turns)]
+        for name in sides:
             times = sorted(one[name] for one in turns)
             middle = statistics.median(times)
             sys.stdout.write(

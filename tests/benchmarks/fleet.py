@@ -75,10 +75,10 @@ class RoundRobin(Pool):
 
     _next = 0
 
-    async def _begin(self, place: Place, job: Job | None) -> Replica:
+    async def begin(self, place: Place, job: Job | None) -> Replica:
         self._next = (self._next + 1) % len(self.replicas)
         place.failed = {*self.replicas} - {self.replicas[self._next]}
-        return await super()._begin(place, job)
+        return await super().begin(place, job)
 
 
 @contextlib.contextmanager
