@@ -69,9 +69,9 @@ async def test_a_library_that_cannot_be_loaded() -> None:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> LibraryTranscriber:
-    """Return the stand-in for faster-whisper, which may take half a second for a recording."""
+    """Return the stand-in for faster-whisper, which may take two seconds for a recording."""
     monkeypatch.setenv("PYTHONPATH", str(LIBRARIES))
-    return LibraryTranscriber("faster-whisper", "base", longest=0.5)
+    return LibraryTranscriber("faster-whisper", "base", longest=2)
 
 
 async def test_a_recording_that_takes_too_long(brief: LibraryTranscriber) -> None:
@@ -98,7 +98,7 @@ async def test_the_error_for_one_that_takes_too_long(brief: LibraryTranscriber) 
     await app.aclose()
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, "file")
-    reason = "the recording takes more than 0.5 s. Send it in parts."
+    reason = "the recording takes more than 2 s. Send it in parts."
     assert error["message"] == f"faster-whisper rejected the request: {reason}"
 
 
