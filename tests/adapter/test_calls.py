@@ -22,7 +22,7 @@ MOST = {
     "streamed response": 280,
     "streamed response, token": 8,
     "streamed response, token in a burst": 5,
-    "response over a WebSocket": 308,
+    "response over a WebSocket": 306,
     "response over a WebSocket, token": 8,
     "response over a WebSocket, token in a burst": 5,
     "over llama-server: chat": 128,
