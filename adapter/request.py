@@ -119,8 +119,8 @@ class Exchange(Request):
         has_waited: True if the head of the response was sent because the request waits.
         party: the request as the queue of its model knows it, which learns the engine; None for a
             model without such a queue.
-        write: sends a part of the body without a message, for a frame of a WebSocket whose response
-            passes through no middleware; None for other requests.
+        write: sends a part of the body as `chunk` does, but without a message, for a frame of a
+            WebSocket whose response passes through no middleware; None for other requests.
     """
 
     # Most requests leave these values as they are.
@@ -129,7 +129,7 @@ class Exchange(Request):
     party: Ticket | None = None
     record: Record | None = None
     trace: Trace | None = None
-    write: Callable[[bytes], Awaitable[None]] | None = None
+    write: Callable[..., Awaitable[None]] | None = None
     started = streams = is_left = wants_stream = has_waited = keeps_body = is_detached = False
     is_once = is_named = False
     fault: Callable[[LatimerError], bytes] = staticmethod(error_event)

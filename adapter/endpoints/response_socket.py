@@ -341,7 +341,7 @@ class _Answer:
             frame = _error_frame(self._status, orjson.loads(self._body), self._headers, self._lane)
             await self._connection.send(frame)
 
-    async def write(self, body: bytes) -> None:
+    async def write(self, body: bytes, _more: bool = True) -> None:
         """Send the events in a part of a stream's body; a token is one call here."""
         texts = body[len(_DATA) : -2].split(_BETWEEN)
         if not body.startswith(_DATA) or body.count(b"\n") != 2 * len(texts):

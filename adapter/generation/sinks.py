@@ -296,7 +296,7 @@ class StreamSink(Sink):
         if self.comments.writing is not None:
             await self.comments.settle()
         self.comments.idle = SENDING
-        await self._exchange.chunk(self._last + end, more=False)
+        await self._write(self._last + end, False)
         return reply
 
     @override

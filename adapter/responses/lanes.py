@@ -43,7 +43,7 @@ class Create:
 
     Attributes:
         has_succeeded: True if the response was completed, or is incomplete.
-        write: sends the events in a part of the body of the response.
+        write: sends the events in a part of the response's body (`Exchange.write`).
     """
 
     body: dict[str, Any]
@@ -52,7 +52,7 @@ class Create:
     generates: bool
     turns: Turns
     has_succeeded: bool = False
-    write: Callable[[bytes], Awaitable[None]] | None = None
+    write: Callable[..., Awaitable[None]] | None = None
 
     @property
     def previous(self) -> object:

@@ -33,6 +33,8 @@ LARGE = 20 << 20
 OWN = {"sequence_number", "obfuscation", "stream_id"}
 # Seconds of silence after the end of a response.
 SILENCE = 0.3
+# The responses of which one must be stored: a busy server may say that one was not, in time.
+TRIES = 3
 
 
 def _types(events: Sequence[Any]) -> list[str]:
@@ -223,9 +225,12 @@ async def new_connection(api: Api) -> None:
        "retrieved by HTTP.", "must", "W8.14")  # fmt: skip
 async def stored(api: Api) -> None:
     async with opened(api) as frames:
-        made = await frames.respond(store=True)
-    if made.get("store") is False:
-        raise Skip("the response has store false")
+        for _ in range(TRIES):
+            made = await frames.respond(store=True)
+            if made.get("store") is not False:
+                break
+        else:
+            raise Skip("the response has store false")
     try:
         status = (await api.get(f"{R}/{made['id']}")).status
         expect(status == 200, f"expected the stored response, but got status {status}")
