@@ -12,10 +12,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
-from pathlib import Path
 from typing import IO, Any, Protocol
 
 from .base import Pcm, Recording, Segment, SpeakerFacts, TranscriberFacts, Utterance
@@ -59,14 +57,9 @@ CLASSES: Mapping[str, tuple[str, str]] = {
 }
 
 
-# How much less of a busy processor it gets than the server, whose event loop must not wait.
-_NICENESS = 10
-
-
 def main() -> None:
     """Load a library and its model, the arguments, and work until standard input ends."""
     name, model = sys.argv[1:]
-    _step_back()
     # What a library prints must not be taken for a reply.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -94,14 +87,6 @@ def main() -> None:
             _write(out, {"error": _in_words(error)})
         else:
             _write(out, {"end": True})
-
-
-def _step_back() -> None:
-    """Leave the processors to the server when it needs them."""
-    os.nice(_NICENESS)
-    with suppress(OSError):
-        # Linux shares the processors between sessions first, where it groups tasks by session.
-        Path("/proc/self/autogroup").write_text(str(_NICENESS))
 
 
 def _transcribe(library: Listener, job: dict[str, Any], source: IO[bytes], out: IO[bytes]) -> None:

@@ -24,7 +24,7 @@ MOST = {
     "streamed response, token": 8,
     "streamed response, token in a burst": 5,
     # At most 1.1 times the request by POST.
-    "response over a WebSocket": 306,
+    "response over a WebSocket": 304,
     "response over a WebSocket, token": 8,
     "response over a WebSocket, token in a burst": 5,
     "over llama-server: chat": 126,

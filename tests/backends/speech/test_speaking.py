@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,17 +70,6 @@ async def test_nothing_is_loaded_to_tell_the_name(voices: Path) -> None:
     speaker = LibrarySpeaker("piper", str(voices))
     assert speaker.known() == SpeakerFacts(f"piper:{voices.name}", ())
     assert speaker._process is None
-
-
-async def test_the_process_leaves_the_processors_to_the_server(speaker: LibrarySpeaker) -> None:
-    """It has a lower priority, also for Linux, which shares processors between sessions first."""
-    await speaker.facts()
-    process = speaker._process
-    assert process is not None
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
-    file = f"/proc/{process.pid}/autogroup"
-    with suppress(FileNotFoundError), open(file) as group:  # noqa: ASYNC230
-        assert group.read().split()[-1] == "10"
 
 
 async def test_long_sentences_are_computed_in_runs(speaker: LibrarySpeaker) -> None:
