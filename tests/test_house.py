@@ -105,7 +105,7 @@ def test_every_package_is_in_the_wheel(wheel: Path) -> None:
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".gguf", ".html", ".css", ".js", ".wav", ".mp3")
         or path.name in ("py.typed", "peers.json")
-        or (path.suffix == ".json" and path.parent.name == "sessions")
+        or (path.suffix in (".json", ".md") and path.parent.name == "sessions")
         if "__pycache__" not in path.parts
     }
     assert {name for name in names if ".dist-info/" not in name} == expected
