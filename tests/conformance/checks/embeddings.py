@@ -202,7 +202,7 @@ def _rejected(changes: Mapping[str, Any], word: str) -> Body:
         full = {name: value for name, value in body.items() if value is not None}
         error = (await api.post(E, full)).error(400)
         named = word in str(error["param"] or error["message"])
-        expect(named, f"expected {word!r} in param or message, but got {error}")
+        expect(named, f"expected an error that names {word!r} in param or message, but got {error}")
 
     return run
 

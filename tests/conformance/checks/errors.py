@@ -56,7 +56,10 @@ def _invalid(path: str, changes: dict[str, Any], param: str) -> Body:
         full = {"model": api.model, **(WRITE if path == C else ASK), **changes}
         error = (await api.post(path, full)).error(400)
         named = str(error["param"] or error["message"])
-        expect(param in named, f"expected {param!r} in param or message, but got {error}")
+        expect(
+            param in named,
+            f"expected an error that names {param!r} in param or message, but got {error}",
+        )
 
     return run
 
@@ -76,7 +79,7 @@ async def missing_messages(api: Api) -> None:
     error = (await api.post(H, {"model": api.model})).error(400)
     expect(
         "messages" in str(error["param"] or error["message"]),
-        f"expected 'messages' in param or message, but got {error}",
+        f"expected an error that names 'messages' in param or message, but got {error}",
     )
 
 

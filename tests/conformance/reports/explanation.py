@@ -61,6 +61,6 @@ def explanation(run: Run, verdict: Verdict) -> str:
             lines.append(f"the last of {len(verdict.exchanges)} requests:")
         lines += ["$ " + run.command(exchange), f"HTTP {exchange.status}", *headers(exchange)]
         lines += ["", run.reply(exchange)]
-    peers = published().get(check.id, {})
-    lines += ["other servers:", *(f"  {name}: {words}" for name, words in peers.items())]
+    if peers := published().get(check.id):
+        lines += ["other servers:", *(f"  {name}: {words}" for name, words in peers.items())]
     return "\n".join(lines)
