@@ -82,8 +82,9 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         served = await admitted(exchange, service, request.model, most, each, count)
     exchange.model = served.label
     model, policy, capabilities = served.model, served.policy, served.backend.capabilities
-    fields, show, include_usage = request.__pydantic_fields_set__, None, False
-    candidates, best = request.n or 1, None
+    fields, include_usage, candidates = request.__pydantic_fields_set__, False, request.n or 1
+    show: Callable[[Sequence[Entry]], Any] | None = None
+    best: int | None = None
     if not _COMBINED.isdisjoint(fields):
         show = _shape(request)
         include_usage = check_stream_options(request)
@@ -97,7 +98,8 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     inexact: Sequence[str] = ()
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
-    vocabulary, encoding = request.logit_bias_vocabulary or policy.vocabulary, None
+    vocabulary = request.logit_bias_vocabulary or policy.vocabulary
+    encoding: Encoding | None = None
     if vocabulary and _has_ids(request.prompt):
         encoding = await loaded(vocabulary)
     if is_small:
