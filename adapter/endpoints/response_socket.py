@@ -334,7 +334,10 @@ class _Answer:
             return
         body = message.get("body", b"")
         if self._status == 200:
-            await self.write(body)
+            # A middleware may have changed the body.
+            events = [b"%b%b\n\n" % (_DATA, text) for text in _TEXT.findall(body)]
+            if events:
+                await self.write(b"".join(events))
             return
         self._body += body
         if not message.get("more_body", False):
@@ -342,13 +345,13 @@ class _Answer:
             await self._connection.send(frame)
 
     async def write(self, body: bytes, _more: bool = True) -> None:
-        """Send the events in a part of a stream's body; a token is one call here."""
-        texts = body[len(_DATA) : -2].split(_BETWEEN)
-        if not body.startswith(_DATA) or body.count(b"\n") != 2 * len(texts):
-            # A middleware has changed the body.
-            texts = _TEXT.findall(body)
-        if not texts or self._connection.is_gone:
+        """Send the events in a part of a stream's body, as `SocketEncoder` makes them.
+
+        A token is one call here.
+        """
+        if self._connection.is_gone:
             return
+        texts = body[len(_DATA) : -2].split(_BETWEEN)
         if self._notes:
             texts[0] = texts[0][:-1] + self._notes
             self._notes = b""
