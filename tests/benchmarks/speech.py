@@ -118,7 +118,7 @@ def main(voice: str | None) -> None:
         loop.longest = 0.0
         ten = clients.submit(hear, address, 10, _LONG)
         time.sleep(1)
-        beside = []
+        beside: list[float] = []
         while not ten.done() and len(beside) < 3:
             beside.append(clients.submit(gap, address).result())
         first = [one.get("first data", math.inf) for one in ten.result()]
