@@ -96,7 +96,7 @@ class Transcripts:
         if not self._is_used():
             return None
         found = await asyncio.to_thread(self._run, _FIND, owner, name, int(self._now()))
-        return found[0][0].decode("utf-8", "surrogatepass") if found else None
+        return str(found[0][0], "utf-8", "surrogatepass") if found else None
 
     async def forget(self, owner: str, completion: str) -> None:
         """Forget the transcripts of all choices of a completion."""

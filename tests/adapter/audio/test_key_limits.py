@@ -23,7 +23,7 @@ KINDS = ("speech", "spoken chat", "transcription")
 
 
 @asynccontextmanager
-async def limited(pause: float = 0.0, **limits: int) -> AsyncIterator[httpx2.AsyncClient]:
+async def limited(pause: float = 0.0, **limits: Any) -> AsyncIterator[httpx2.AsyncClient]:
     """Serve a key with limits, and yield a client that has it."""
     app = OpenAIAdapter(
         Echo(), any_model=True, keys={"team": KeyConfig(digest=digest_of("sk-team"), **limits)},

@@ -18,7 +18,6 @@ from support.sounds import HELLO, tone, wav
 
 SPEECH, T = "/v1/audio/speech", "/v1/audio/transcriptions"
 ABLE = {"tts": True, "transcribe": True}
-HELLO_MODEL = {"model": "whisper-1"}
 
 
 def able(*texts: str, **facts: Any) -> FakeKoboldcpp:
