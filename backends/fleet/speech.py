@@ -58,6 +58,10 @@ class Able(Generic[T]):
                 self._known[replica] = value
         return bool(self._known)
 
+    def known(self) -> Sequence[T]:
+        """Return what engines had when they last answered; this asks nothing."""
+        return [*self._known.values()]
+
     async def found(self) -> dict[Replica, T]:
         """Return what the engines have that are ready, with the least busy first.
 
@@ -99,6 +103,11 @@ class PoolSpeaker(Speaker):
 
     def __init__(self, engines: Able[Speaker]) -> None:
         self._engines = engines
+
+    @override
+    def known(self) -> SpeakerFacts:
+        speakers = self._engines.known()
+        return speakers[0].known() if speakers else SpeakerFacts("speech", ())
 
     @override
     async def facts(self) -> SpeakerFacts:
@@ -145,6 +154,11 @@ class PoolTranscriber(Transcriber):
 
     def __init__(self, engines: Able[Transcriber]) -> None:
         self._engines = engines
+
+    @override
+    def known(self) -> TranscriberFacts:
+        transcribers = self._engines.known()
+        return transcribers[0].known() if transcribers else TranscriberFacts("transcription")
 
     @override
     async def facts(self) -> TranscriberFacts:
