@@ -50,6 +50,7 @@ class LibraryTranscriber(Transcriber):
         self._turns = AdmissionQueue(QUEUE)
         self._starting = asyncio.Lock()
         self._process: Process | None = None
+        self._has_loaded = False
 
     @override
     async def facts(self) -> TranscriberFacts:
@@ -58,7 +59,10 @@ class LibraryTranscriber(Transcriber):
         Raises:
             EngineUnavailable: the library or its model cannot be loaded.
         """
-        await self._started()
+        async with self._starting:
+            # While the process is busy, another one would not be used again.
+            if not self._has_loaded:
+                await self._load()
         return self._facts
 
     @override
@@ -93,11 +97,14 @@ class LibraryTranscriber(Transcriber):
         """
         async with self._starting:
             process = self._process
-            if process is not None and process.returncode is None:
-                return process
-            process, _ = await started(self._library, self._model)
-            self._process = process
+            if process is None or process.returncode is not None:
+                process = await self._load()
             return process
+
+    async def _load(self) -> Process:
+        self._process, _ = await started(self._library, self._model)
+        self._has_loaded = True
+        return self._process
 
     async def _segments(
         self, process: Process, recording: Recording
