@@ -55,7 +55,10 @@ class LibraryTranscriber(Transcriber):
         Raises:
             EngineUnavailable: the library or its model cannot be loaded.
         """
-        await self._started()
+        async with self._starting:
+            # While the process is busy, another one would not be used again.
+            if self._facts is None:
+                await self._load()
         assert self._facts is not None
         return self._facts
 
@@ -91,11 +94,14 @@ class LibraryTranscriber(Transcriber):
         """
         async with self._starting:
             process = self._process
-            if process is not None and process.returncode is None:
-                return process
-            process, loaded = await started(self._library, self._model)
-            self._process, self._facts = process, TranscriberFacts(**loaded["facts"])
+            if process is None or process.returncode is not None:
+                process = await self._load()
             return process
+
+    async def _load(self) -> Process:
+        self._process, loaded = await started(self._library, self._model)
+        self._facts = TranscriberFacts(**loaded["facts"])
+        return self._process
 
     async def _segments(
         self, process: Process, recording: Recording

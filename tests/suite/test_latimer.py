@@ -14,12 +14,14 @@ from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from latimer.conformance.check import Check, all_checks
+from latimer.conformance.recordings import SENTENCE
 from latimer.conformance.runner import Settings, judge
 from support.dictation import dictation
 from support.embeddings import ENGINES, embedding
 from support.engines.koboldcpp import DemoKoboldcpp, FakeKoboldcpp
 from support.scripted import HERMES, scripted
 from support.servers import restarted_llama_server, serving
+from support.sounds import tone, wav
 
 # Checks of reasoning, which a scripted model passes.
 REASONED = ("responses.reasoning", "responses.accumulator-reasoning")
@@ -222,6 +224,27 @@ async def test_audio(engine: str, llama_server_url: str) -> None:
 
     with serving(make) as url:
         await check_passes(url, AUDIO, hint="demo", key="sk-right")
+
+
+@pytest.mark.timed
+async def test_audio_of_koboldcpp(llama_server_url: str) -> None:
+    """koboldcpp's own speech and Whisper pass every check, except for those of translations."""
+    heard, spoken = [f" {SENTENCE}"] * 1_000, wav(tone(1.0, 24_000), 24_000)
+    abilities = {"tts": True, "transcribe": True}
+    async with DemoKoboldcpp(
+        upstream=llama_server_url, version=abilities, wav=spoken, hears=heard
+    ) as fake:
+
+        def make() -> OpenAIAdapter:
+            return OpenAIAdapter(KoboldCpp(fake.url), api_keys=["sk-right"], any_model=True)
+
+        with serving(make) as url:
+            verdicts = await judge(Settings(f"{url}/v1", hint="demo", key="sk-right"), AUDIO)
+    told = {v.check.id: (v.outcome, v.detail) for v in verdicts if v.outcome != "pass"}
+    for name in ("audio.translation", "audio.translation-verbose"):
+        assert told.pop(name)[0] == "unsupported"
+    # The fake speaks at once, so the check of the first byte cannot tell.
+    assert told.keys() <= {"audio.first-byte"}
 
 
 async def test_audio_is_not_claimed() -> None:

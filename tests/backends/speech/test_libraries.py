@@ -90,6 +90,19 @@ async def test_a_recording_that_takes_too_long(brief: LibraryTranscriber) -> Non
     await brief.aclose()
 
 
+async def test_requests_at_once_have_one_process(brief: LibraryTranscriber) -> None:
+    """Asking what a busy library can do starts no second process, which nobody would end."""
+    await brief.facts()
+    task = asyncio.create_task(heard(brief, Recording(tone(0.1), prompt="endless")))
+    while brief._process is not None:
+        await asyncio.sleep(0.01)
+    await asyncio.gather(brief.facts(), brief.facts())
+    assert brief._process is None
+    with pytest.raises(Refused):
+        await task
+    await brief.aclose()
+
+
 async def test_the_error_for_one_that_takes_too_long(brief: LibraryTranscriber) -> None:
     """It is a 400, so that clients do not send the recording again, and names the seconds."""
     app = OpenAIAdapter(Echo(), any_model=True, transcriber=brief)
