@@ -16,8 +16,18 @@ from .target import SILENCE, Api
 
 # The number of times that a check runs before it counts as failed.
 TRIES = 3
+# After so many checks without a response, one more is not repeated: three tries of each check of a
+# server that hangs would take an hour.
+LATE = 5
+# The seconds for which a client waits for a response, or for the next part of it.
+WAIT = 60.0
+# The seconds of the request that measures the server's speed, and the largest factor by which time
+# limits are extended because of it.
+FIRST, PATIENCE = 60.0, 10.0
 # The seconds for which a server that refuses connections may be restarting.
 RESTART = 20.0
+# The seconds for which a server may answer nothing at all.
+STUCK = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,7 @@ class Settings:
         hosted: True if the server must have the limits of OpenAI's service.
         most: the seconds that the whole run may take; None for any.
         restart: the seconds after which a server that refuses connections has ended.
+        stuck: the seconds after which a server that answers nothing is given up.
     """
 
     url: str
@@ -47,6 +58,7 @@ class Settings:
     hosted: bool = False
     most: float | None = None
     restart: float = RESTART
+    stuck: float = STUCK
 
 
 class Unreachable(Exception):
@@ -54,14 +66,14 @@ class Unreachable(Exception):
 
 
 class _Gone(Exception):
-    """A server that has ended during the run."""
+    """A server that has ended during the run, or answers nothing."""
 
 
 def _client(settings: Settings) -> httpx2.AsyncClient:
     headers = {"authorization": f"Bearer {settings.key}"} if settings.key else {}
     limits = httpx2.Limits(max_connections=None)
     return httpx2.AsyncClient(
-        base_url=settings.url.rstrip("/") + "/", headers=headers, timeout=60, limits=limits
+        base_url=settings.url.rstrip("/") + "/", headers=headers, timeout=WAIT, limits=limits
     )
 
 
@@ -148,6 +160,7 @@ class _Turn:
         self._report = report
         self._wrong: dict[str, str] = {}
         self._patience = 1.0
+        self._late = 0
 
     async def take(self, checks: Sequence[Check]) -> None:
         """Run checks: many at a time, then one by one those that must run alone."""
@@ -180,18 +193,24 @@ class _Turn:
         )  # fmt: skip
 
     async def _run(self, check: Check) -> None:
-        verdict = await run(check, self._api, self._patience)
+        late = TRIES if self._late < LATE else 1
+        verdict = await run(check, self._api, self._patience, late=late)
+        self._late += verdict.outcome == "timeout"
         if verdict.broken:
             await self._ask(check)
         self.verdicts[check.id] = verdict
         self._report(verdict)
 
     async def _ask(self, check: Check) -> None:
-        """Raise `_Gone` if the server has refused connections for too long."""
+        """Raise `_Gone` if the server has refused connections, or answers nothing, for too long."""
+        stuck = self._settings.stuck
         end = time.monotonic() + self._settings.restart
         while True:
             try:
-                await self._client.get("models")
+                await self._client.get("models", timeout=stuck)
+            except httpx2.TimeoutException:
+                words = f"the server answered nothing for {stuck:g} s (seen in {check.id})"
+                raise _Gone(words) from None
             except httpx2.ConnectError as error:
                 if time.monotonic() > end:
                     words = f"the server has ended: {error} (seen in {check.id})"
@@ -204,18 +223,34 @@ class _Turn:
 
 
 async def _patience(client: httpx2.AsyncClient, model: str, at_once: int) -> float:
-    """Return the factor by which time limits are extended: a slow engine's queue is not a fault."""
-    start = time.monotonic()
+    """Return the factor by which time limits are extended: a slow engine's queue is not a fault.
+
+    The second of two requests counts, since the first one may load the model.
+    """
     body = {"model": model, "prompt": "Hello", "max_tokens": 4}
-    with contextlib.suppress(httpx2.HTTPError):
-        await client.post("completions", json=body)
-    return max(1.0, 5.0 * at_once * (time.monotonic() - start))
+    for _ in range(2):
+        start = time.monotonic()
+        with contextlib.suppress(httpx2.NetworkError, httpx2.ProtocolError):
+            try:
+                await client.post("completions", json=body, timeout=FIRST)
+            except httpx2.TimeoutException:
+                return PATIENCE
+    return min(max(1.0, 5.0 * at_once * (time.monotonic() - start)), PATIENCE)
 
 
 async def run(
-    check: Check, make: Callable[[], Api], patience: float = 1.0, tries: int = TRIES
+    check: Check,
+    make: Callable[[], Api],
+    patience: float = 1.0,
+    tries: int = TRIES,
+    late: int = TRIES,
 ) -> Verdict:
-    """Judge one check. A check that fails and then passes is flaky."""
+    """Judge one check. A check that fails and then passes is flaky.
+
+    Args:
+        tries: how often it runs before it counts as failed.
+        late: how often it runs without a response.
+    """
     passes = 0
     for runs in range(1, tries + 1):
         verdict = await _once(check, make(), patience)
@@ -224,11 +259,14 @@ async def run(
             return verdict
         if verdict.broken:
             broken = verdict
+        late -= verdict.outcome == "timeout"
+        if not late:
+            break
     if passes:
         return Verdict(
-            check, "flaky", broken.detail, tries, passes, broken.seconds, broken.exchanges
+            check, "flaky", broken.detail, runs, passes, broken.seconds, broken.exchanges
         )
-    return Verdict(check, broken.outcome, broken.detail, tries, 0, broken.seconds, broken.exchanges)
+    return Verdict(check, broken.outcome, broken.detail, runs, 0, broken.seconds, broken.exchanges)
 
 
 async def _once(check: Check, api: Api, patience: float) -> Verdict:
@@ -241,6 +279,8 @@ async def _once(check: Check, api: Api, patience: float) -> Verdict:
             await check.run(api)
     except TimeoutError:
         outcome, detail = "timeout", f"expected a response within {limit:.0f} s, but got none"
+    except httpx2.TimeoutException:
+        outcome, detail = "timeout", f"expected a response within {WAIT:.0f} s, but got none"
     except Unsupported as error:
         outcome, detail = "unsupported", str(error)
     except Diverges as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner
+from latimer.conformance import runner
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.command import conform
 from latimer.conformance.peers import collected, published
@@ -23,8 +24,10 @@ from latimer.conformance.recordings import form, spoken
 from latimer.conformance.reports import WRITERS, write
 from latimer.conformance.reports.document import schema
 from latimer.conformance.reports.run import Run
-from latimer.conformance.runner import Settings, judge
+from latimer.conformance.runner import LATE, PATIENCE, Settings, judge
 from latimer.conformance.target import Api, Exchange
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from suite.server import Server
 from support.servers import serving
 
@@ -294,6 +297,50 @@ async def test_a_run_ends_with_its_server() -> None:
     assert len(left) > 400
     assert "the server has ended" in left[0].detail
     assert not [verdict for verdict in verdicts if verdict.broken]
+
+
+class Stuck:
+    """A server that never answers a POST request, and nothing else after some of them."""
+
+    def __init__(self, posts: int) -> None:
+        self.posts = posts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.posts -= scope["method"] == "POST"
+        if scope["method"] == "POST" or self.posts < 0:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        await Response(status_code=500)(scope, receive, send)
+
+
+# Checks with a time limit of 50 ms, because the server does not answer the first request either.
+SHORT = [
+    dataclasses.replace(one, seconds=0.05 / PATIENCE)
+    for one in all_checks()
+    if one.group in ("errors", "chat") and not one.alone
+][:30]
+
+
+async def test_a_server_that_hangs_is_judged_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some checks without a response, others without one do not run three times."""
+    monkeypatch.setattr(runner, "FIRST", 0.1)
+    with serving(lambda: Stuck(1000)) as address:
+        settings = Settings(f"{address}/v1", "m", at_once=1)
+        verdicts = await judge(settings, SHORT)
+    late = [verdict.runs for verdict in verdicts if verdict.outcome == "timeout"]
+    assert late == [3] * LATE + [1] * (len(late) - LATE)
+    assert len(late) > 20
+
+
+async def test_a_server_that_answers_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts connections but answers nothing ends the run, with the reason."""
+    monkeypatch.setattr(runner, "FIRST", 0.1)
+    with serving(lambda: Stuck(10)) as address:
+        settings = Settings(f"{address}/v1", "m", at_once=1, stuck=0.3)
+        verdicts = await judge(settings, SHORT)
+    left = [verdict for verdict in verdicts if not verdict.runs]
+    assert len(left) > 20
+    assert "the server answered nothing for 0.3 s" in left[0].detail
 
 
 async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:
