@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from .check import Check, Verdict
-from .peers import published
+from .peers import alike
 from .profiles import NOT_JUDGED, PROFILES, works
 from .reports.run import OUTCOMES, Run
 
@@ -82,8 +82,7 @@ def explain(run: Run) -> None:
         if verdict.exchanges:
             exchange = verdict.exchanges[-1]
             lines += ["$ " + run.command(exchange), f"HTTP {exchange.status}", run.reply(exchange)]
-        peers = published().get(check.id, {})
-        lines += [f"  {name}: {words}" for name, words in peers.items()]
+        lines += [f"  {names}: {words}" for words, names in alike(check.id).items()]
         click.echo(plain("\n".join(lines)))
 
 
