@@ -179,7 +179,8 @@ PEERS: Mapping[str, Peer] = {
         ("transformers[serving]==5.23.0", "torch==2.13.0+cpu", *EXPORT),
         ("prlimit", "--as=12000000000", "transformers", "serve", EXPORTED, "--host", "127.0.0.1",
          "--port", "$port"),
-        environment={"HF_HUB_OFFLINE": "1"},
+        # A cache without models: without any, the list of models is a 500.
+        environment={"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "$own/home"},
         weights="F32",
         model=EXPORTED,
         # It evaluates a prompt of any length.
