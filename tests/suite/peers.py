@@ -110,10 +110,12 @@ class Peer:
     at_once: int = 8
 
 
+# By default, a 404 of the engine makes LiteLLM reject every request for 5 s.
 LITELLM = """\
 model_list:
   - model_name: demo
     litellm_params: {model: openai/demo, api_base: "$upstream/v1", api_key: none}
+router_settings: {disable_cooldowns: true}
 """
 
 PEERS: Mapping[str, Peer] = {
