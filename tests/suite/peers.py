@@ -5,8 +5,8 @@
 For each row of `PEERS`: install the packages, unmodified, in an environment of its own; start the
 server, run the suite, end the server; do that again, and publish the report in docs/conformance. A
 check with two verdicts is published as flaky, and the command then exits with 1. With `--runs 1`,
-the run is compared with the last one of before; `--runs 0` publishes again. A server that cannot
-run on this machine is left out, with the reason, unless it is named.
+the run is compared with the last one of before; `--runs 0` publishes again. Without names, a server
+that cannot run on this machine is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def main() -> int:
         peer = PEERS[slug]
         reason = obstacle(peer)
         if reason and not arguments.servers:
-            sys.stdout.write(f"{slug} is left out: {reason}.\n")
+            sys.stdout.write(f"{slug} is skipped: {reason}.\n")
             continue
         if arguments.install:
             prepared(slug, peer, folder)
