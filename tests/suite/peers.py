@@ -174,6 +174,7 @@ PEERS: Mapping[str, Peer] = {
         environment={"LITELLM_MASTER_KEY": "$key", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         ready="/health/liveliness",
         has_upstream=True,
+        like="llama-server",
     ),
     "transformers-serve": Peer(
         "transformers $version serve",
