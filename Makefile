@@ -168,7 +168,8 @@ bench: $(VENV)/test $(VENV)/nginx
 # Each package has an environment of its own in FOLDER, which is kept. vLLM's takes 3.5 GB.
 conformance: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" KOBOLDCPP="$(KOBOLDCPP)" $(BIN)/python tests/suite/peers.py \
-		$(SERVER) $(if $(FOLDER),--folder $(FOLDER)) $(if $(RUNS),--runs $(RUNS))
+		$(SERVER) $(if $(FOLDER),--folder $(FOLDER)) $(if $(RUNS),--runs $(RUNS)) \
+		$(if $(ONLY),--only "$(ONLY)")
 
 record: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings/record.py $(URL)

@@ -1,12 +1,14 @@
 """Judge servers with the demo model: Latimer, engines, and servers from packages.
 
     python tests/suite/peers.py [SERVER ...] [--folder build/peers] [--runs 2] [--install]
+        [--only PATTERNS]
 
 For each row of `PEERS`: install the packages, unmodified, in an environment of its own; start the
 server, run the suite, end the server; do that again, and publish the report in docs/conformance. A
 check with two verdicts is published as flaky, and the command then exits with 1. With `--runs 1`,
-the run is compared with the last one of before; `--runs 0` publishes again. Without names, a server
-that cannot run on this machine is skipped, with the reason.
+the run is compared with the last one of before; `--runs 0` publishes again. With
+`--only`, some checks run again, and their verdicts replace those of the last two runs. Without
+names, a server that cannot run on this machine is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -241,25 +243,28 @@ def named(peer: Peer, place: Environment | None) -> str:
     return Template(peer.name).substitute(version=found, build=found.partition(".")[0])
 
 
-def judged(slug: str, peer: Peer, folder: Path, times: int) -> list[str]:
+def judged(slug: str, peer: Peer, folder: Path, times: int, only: str = "") -> list[str]:
     """Judge a server, and Latimer in front of it if it can be there; publish the reports.
 
     The last two runs are kept in the server's folder, so that a run can be compared with an earlier
     one, and published again with other notes.
+
+    Args:
+        only: patterns of the checks that run again, for all kept runs.
 
     Returns:
         A line for each check with different verdicts.
     """
     place = prepared(slug, peer, folder)
     own = folder / slug
-    for _ in range(times):
+    for at in range(times):
         with started(peer, place, own) as settings:
-            judge(slug, peer, settings, own)
+            judge(slug, peer, settings, own, only, at)
             if peer.front:
                 with command(settings.url.removesuffix("/v1")) as (_process, address):
                     breaks = f"kill -9 $(cat {own / PROCESS})"
                     front = replace(settings, url=f"{address}/v1", model=None, at_once=8)
-                    judge(peer.front, peer, replace(front, breaks=breaks), own)
+                    judge(peer.front, peer, replace(front, breaks=breaks), own, only, at)
     name = named(peer, place)
     names = {slug: name}
     if peer.front:
@@ -272,11 +277,21 @@ def judged(slug: str, peer: Peer, folder: Path, times: int) -> list[str]:
     return lines
 
 
-def judge(slug: str, peer: Peer, settings: Settings, own: Path) -> None:
-    """Judge a running server, and keep the run and one of before; record its numbers."""
-    deviation.record(slug, asyncio.run(deviation.measure(settings, peer.weights)))
+def judge(slug: str, peer: Peer, settings: Settings, own: Path, only: str, at: int) -> None:
+    """Judge a running server, and keep the run and one of before; record its numbers.
+
+    Args:
+        only: patterns of the checks that run again; empty for a whole run.
+        at: the kept run that gets their verdicts.
+    """
     path = own / f"{slug}.runs"
-    runs.keep(path, [*runs.kept(path)[-1:], runs.taken(settings, peer.last)])
+    known = runs.kept(path)
+    if only:
+        known[at : at + 1] = [runs.again(one, settings, only) for one in known[at : at + 1]]
+        runs.keep(path, known)
+        return
+    deviation.record(slug, asyncio.run(deviation.measure(settings, peer.weights)))
+    runs.keep(path, [*known[-1:], runs.taken(settings, peer.last)])
 
 
 @contextlib.contextmanager
@@ -335,6 +350,7 @@ def main() -> int:
     parser.add_argument("servers", nargs="*", metavar="SERVER", help=", ".join(PEERS))
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--runs", type=int, default=2, help="runs to compare  [2]")
+    parser.add_argument("--only", default="", help="patterns of the checks that run again")
     parser.add_argument("--install", action="store_true", help="only install the packages")
     arguments = parser.parse_args()
     # Servers are ended in any case.
@@ -355,7 +371,7 @@ def main() -> int:
             prepared(slug, peer, folder)
             continue
         try:
-            lines += judged(slug, peer, folder, arguments.runs)
+            lines += judged(slug, peer, folder, arguments.runs, arguments.only)
         except (AssertionError, RuntimeError, httpx2.HTTPError) as error:
             # The other servers are judged nevertheless.
             lines.append(f"{slug}: {error}")

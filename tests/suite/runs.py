@@ -38,6 +38,15 @@ def taken(settings: Settings, last: str = "") -> list[Verdict]:
     return [known[one.id] for one in checks]
 
 
+def again(run: Sequence[Verdict], settings: Settings, only: str) -> list[Verdict]:
+    """Return a run with the new verdicts of the checks that match patterns."""
+    checks = [
+        one.check for one in run if any(fnmatchcase(one.check.id, part) for part in only.split())
+    ]
+    found = {one.check.id: one for one in asyncio.run(judge(settings, checks))}
+    return [found.get(one.check.id, one) for one in run]
+
+
 def settled(runs: Sequence[Sequence[Verdict]]) -> tuple[list[Verdict], list[str]]:
     """Return one verdict for each check, and a line for each check with different ones.
 
