@@ -188,6 +188,7 @@ PEERS: Mapping[str, Peer] = {
         environment={"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "$own/home"},
         weights="F32",
         model=EXPORTED,
+        most=1800.0,
         # It evaluates a prompt of any length.
         last="*context* responses.truncat*",
     ),
