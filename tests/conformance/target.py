@@ -75,7 +75,13 @@ class Reply:
             raise Fail(f"expected a JSON body, but got {self.body[:200]!r}") from None
 
     def error(self, *statuses: int) -> dict[str, Any]:
-        """Return the error object of a reply with one of the statuses; missing keys are None."""
+        """Return the error object of a reply with one of the statuses; missing keys are None.
+
+        Raise `Unsupported` if the endpoint does not exist.
+        """
+        missing = self._missing()
+        if missing and self.status not in statuses:
+            raise Unsupported(missing)
         expect(
             self.status in statuses,
             f"expected status {' or '.join(map(str, statuses))}, but got {self.status}: "
@@ -111,8 +117,7 @@ class Reply:
             error = json.loads(self.body)["error"]
             message, code, param = str(error["message"]), error.get("code"), error.get("param")
         except (ValueError, KeyError, TypeError):
-            missing = f"the endpoint {self._path} does not exist: status {self.status}"
-            return missing if absent and self._path not in BASIC else None
+            return self._missing()
         unsupported = isinstance(code, str) and code.startswith("unsupported")
         named = isinstance(param, str) and re.split(r"[.\[]", param)[0] in self._sent
         words = set(re.findall(r"\w+", message))
@@ -120,6 +125,18 @@ class Reply:
         described = says_so and not words.isdisjoint(self._sent)
         clean = unsupported or named or described or (absent and code != "model_not_found")
         return message if clean else None
+
+    def _missing(self) -> str | None:
+        """Return that an endpoint that a server may lack does not exist, or None.
+
+        Such a reply has no error object.
+        """
+        if self.status not in (404, 405, 501) or self._path in BASIC:
+            return None
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            json.loads(self.body)["error"]["message"]
+            return None
+        return f"the endpoint {self._path} does not exist: status {self.status}"
 
 
 class Api:

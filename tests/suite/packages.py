@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,6 +76,18 @@ def installed_version(place: Environment, distribution: str) -> str:
     """Return the version of a package in an environment."""
     code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
     return place.run("python", "-c", code).stdout.strip()
+
+
+def stated(koboldcpp: Path) -> str:
+    """Return the version that a koboldcpp states."""
+    words = [sys.executable, str(koboldcpp / "koboldcpp.py"), "--version"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def restarted(words: Sequence[str], note: Path) -> list[str]:
+    """Return a command that runs another one again when it ends, with its process id in a file."""
+    loop = 'while :; do "$@" & echo $! > "$0"; wait $!; sleep 0.1; done'
+    return ["sh", "-c", loop, str(note), *words]
 
 
 @contextlib.contextmanager

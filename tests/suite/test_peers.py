@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
@@ -15,9 +18,10 @@ import httpx2
 import pytest
 from latimer.conformance.check import Check, Outcome, Verdict, all_checks
 from latimer.conformance.runner import Settings
-from suite import deviation, pages, publish
-from suite.packages import running
-from suite.peers import PEERS, Peer, keep, kept, settled
+from suite import deviation, pages, peers, publish
+from suite.packages import restarted, running
+from suite.peers import PEERS, Peer, obstacle
+from suite.runs import keep, kept, settled
 from support.servers import free_port
 from website.grid import HEADS
 
@@ -38,13 +42,14 @@ def test_a_row_is_complete(slug: str) -> None:
     """Each package has a version, each word can be filled in, and the site shows the server."""
     peer = PEERS[slug]
     assert all("==" in package for package in peer.packages)
-    values = dict.fromkeys(("port", "gguf", "root", "own", "upstream", "key"), "1")
+    names = ("port", "gguf", "root", "own", "upstream", "key", "koboldcpp", "llama_server")
+    values = dict.fromkeys(names, "1")
     for word in (*peer.command, peer.configuration, *peer.environment.values()):
         Template(word).substitute(values)
-    assert Template(peer.name).substitute(version="1") != peer.name
+    assert Template(peer.name).substitute(version="1", build="1") != peer.name
     assert peer.has_upstream == ("$upstream" in peer.configuration)
     assert slug in HEADS
-    assert slug in pages.remarks().servers
+    assert slug.startswith("latimer") != (slug in pages.remarks().servers)
     assert not peer.front or peer.front in HEADS
 
 
@@ -72,6 +77,44 @@ def is_running(process: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_a_server_that_is_killed_starts_again(tmp_path: Path) -> None:
+    """A server behind Latimer answers again after it was killed, and ends with the block."""
+    port, note = free_port(), tmp_path / "pid"
+    url = f"http://127.0.0.1:{port}/"
+    words = restarted([sys.executable, "-m", "http.server", str(port)], note)
+    with running(words, {}, tmp_path, tmp_path / "server.log", url, 30):
+        first = int(note.read_text())
+        os.kill(first, signal.SIGKILL)
+        end = time.monotonic() + 30
+        while not answers(url):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        second = int(note.read_text())
+        assert second != first
+    assert not answers(url)
+    assert not is_running(second)
+
+
+def answers(url: str) -> bool:
+    """Return True if a server answers."""
+    try:
+        return httpx2.get(url).status_code == 200
+    except httpx2.HTTPError:
+        return False
+
+
+def test_a_server_that_cannot_run_here_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """koboldcpp needs its folder, and a server for another processor states what is missing."""
+    monkeypatch.setattr(peers, "KOBOLDCPP", "")
+    assert "KOBOLDCPP" in obstacle(PEERS["koboldcpp"])
+    monkeypatch.setattr(peers, "KOBOLDCPP", "/opt/koboldcpp")
+    assert obstacle(PEERS["koboldcpp"]) == ""
+    assert obstacle(replace(PEERS["litellm"], processor="abacus")) == "the processor has no abacus"
+    assert obstacle(PEERS["litellm"]) == ""
 
 
 def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ from latimer.conformance.recordings import form, spoken
 from latimer.conformance.reports import WRITERS, write
 from latimer.conformance.reports.document import schema
 from latimer.conformance.reports.run import Run
-from latimer.conformance.runner import Settings, judge
+from latimer.conformance.runner import LATE, Settings, judge
 from latimer.conformance.target import Api, Exchange
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 from suite.faults.edits import drop, reply
 from suite.server import Server
 from support.servers import serving
@@ -322,6 +324,30 @@ async def test_a_run_ends_with_its_server() -> None:
     assert len(left) > 400
     assert "the server has ended" in left[0].detail
     assert not [verdict for verdict in verdicts if verdict.broken]
+
+
+async def _stuck(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer every request but those of chat."""
+    if scope["path"].endswith("/chat/completions"):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    else:
+        await JSONResponse({"data": []})(scope, receive, send)
+
+
+async def test_checks_without_a_response_run_less() -> None:
+    """After some checks without a response, others without one do not run three times."""
+    brief = [
+        dataclasses.replace(one, seconds=0.05)
+        for one in all_checks()
+        if one.group == "chat" and not one.alone
+    ]
+    with serving(lambda: _stuck) as address:
+        settings = Settings(f"{address}/v1", "m", at_once=1)
+        verdicts = await judge(settings, brief[:20])
+    late = [verdict.runs for verdict in verdicts if verdict.outcome == "timeout"]
+    assert late == [3] * LATE + [1] * (len(late) - LATE)
+    assert len(late) > LATE + 5
 
 
 async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:

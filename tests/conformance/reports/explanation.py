@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..check import Check, Verdict
-from ..peers import published
+from ..peers import alike
 from ..target import Exchange
 from .run import Run
 
@@ -61,6 +61,6 @@ def explanation(run: Run, verdict: Verdict) -> str:
             lines.append(f"the last of {len(verdict.exchanges)} requests:")
         lines += ["$ " + run.command(exchange), f"HTTP {exchange.status}", *headers(exchange)]
         lines += ["", run.reply(exchange)]
-    if peers := published().get(check.id):
-        lines += ["other servers:", *(f"  {name}: {words}" for name, words in peers.items())]
+    if peers := alike(check.id):
+        lines += ["other servers:", *(f"  {names}: {words}" for words, names in peers.items())]
     return "\n".join(lines)

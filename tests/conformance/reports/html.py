@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 
 from ..check import Verdict
-from ..peers import published
+from ..peers import alike
 from ..profiles import NOT_JUDGED, PROFILES, works
 from ..target import Exchange
 from .explanation import headers, origin
@@ -65,8 +65,8 @@ def _check(run: Run, verdict: Verdict) -> str:
         body.append(f"<p class=detail>{escape(verdict.detail[:1500])}</p>")
     if run.note(verdict):
         body.append(f"<p><b>{escape(run.note(verdict))}</b></p>")
-    if verdict.broken and (peers := published().get(check.id)):
-        rows = (f"<tr><th>{escape(n)}</th><td>{escape(w)}</td></tr>" for n, w in peers.items())
+    if verdict.broken and (peers := alike(check.id)):
+        rows = (f"<tr><th>{escape(n)}</th><td>{escape(w)}</td></tr>" for w, n in peers.items())
         body.append(f"<table class=peers>{''.join(rows)}</table>")
     if verdict.outcome != "pass":
         body += [_exchange(run, exchange) for exchange in verdict.exchanges[-3:]]
