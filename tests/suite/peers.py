@@ -282,11 +282,11 @@ def judge(slug: str, peer: Peer, settings: Settings, own: Path, only: str, at: i
     """Judge a running server, and keep the run and one of before; record its numbers.
 
     Args:
-        only: patterns of the checks that run again; empty for a whole run.
+        only: patterns of the checks that run again, as new ones do; empty for a whole run.
         at: the kept run that gets their verdicts.
     """
     path = own / f"{slug}.runs"
-    known = runs.kept(path)
+    known = runs.kept(path, whole=not only)
     if only:
         known[at : at + 1] = [runs.again(one, settings, only) for one in known[at : at + 1]]
         runs.keep(path, known)

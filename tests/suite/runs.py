@@ -39,12 +39,15 @@ def taken(settings: Settings, last: str = "") -> list[Verdict]:
 
 
 def again(run: Sequence[Verdict], settings: Settings, only: str) -> list[Verdict]:
-    """Return a run with the new verdicts of the checks that match patterns."""
+    """Return a run with new verdicts of the checks that match patterns, and of those it lacks."""
+    found = {one.check.id: one for one in run}
     checks = [
-        one.check for one in run if any(fnmatchcase(one.check.id, part) for part in only.split())
+        one
+        for one in all_checks()
+        if one.id not in found or any(fnmatchcase(one.id, part) for part in only.split())
     ]
-    found = {one.check.id: one for one in asyncio.run(judge(settings, checks))}
-    return [found.get(one.check.id, one) for one in run]
+    found |= {one.check.id: one for one in asyncio.run(judge(settings, checks))}
+    return [found[one.id] for one in all_checks()]
 
 
 def settled(runs: Sequence[Sequence[Verdict]]) -> tuple[list[Verdict], list[str]]:
@@ -64,15 +67,18 @@ def settled(runs: Sequence[Sequence[Verdict]]) -> tuple[list[Verdict], list[str]
     return found, lines
 
 
-def kept(path: Path) -> list[list[Verdict]]:
-    """Return the runs that a file has, if they are of the present checks."""
+def kept(path: Path, whole: bool = True) -> list[list[Verdict]]:
+    """Return the runs that a file has.
+
+    Args:
+        whole: leave out runs that lack a check; checks that no longer exist never count.
+    """
     known = {check.id: check for check in all_checks()}
     rows = pickle.loads(path.read_bytes()) if path.exists() else []  # noqa: S301
-    return [
-        [Verdict(known[name], *values) for name, *values in run]
-        for run in rows
-        if [name for name, *_ in run] == [*known]
+    found = [
+        [Verdict(known[name], *values) for name, *values in run if name in known] for run in rows
     ]
+    return [run for run in found if len(run) == len(known) or not whole]
 
 
 def keep(path: Path, runs: Sequence[Sequence[Verdict]]) -> None:

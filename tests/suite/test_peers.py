@@ -166,10 +166,11 @@ def test_two_runs_are_compared() -> None:
 
 
 def test_runs_are_kept(tmp_path: Path) -> None:
-    """A run is the same after it was kept, and one of other checks is forgotten."""
+    """A run is the same after it was kept, and one that lacks checks only counts if asked for."""
     every = [Verdict(check, "fail", "why", 3, 1, 0.5) for check in all_checks()]
-    keep(tmp_path / "runs", [every, verdicts("pass")])
+    keep(tmp_path / "runs", [every, every[:5]])
     assert kept(tmp_path / "runs") == [every]
+    assert kept(tmp_path / "runs", whole=False) == [every, every[:5]]
     assert kept(tmp_path / "none") == []
 
 
