@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from ..backends.base import Model
 from ..backends.errors import LatimerError
 from ..backends.queue import Ticket
-from .errors import Header, RateLimited, go_duration
+from ..backends.speech.base import Speaker, Transcriber
+from .errors import Header, RateLimited, UnknownModel, go_duration
 from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
 from .request import Exchange, header_value
 from .service import ServedModel, Service
@@ -109,6 +110,16 @@ async def admitted_to_own(exchange: Exchange, service: Service) -> ServedModel:
     """
     name = next(iter(await service.models()))
     return await admitted(exchange, service, name, 0, is_free=True)
+
+
+def with_own(
+    error: UnknownModel, exchange: Exchange, service: Service, own: Speaker | Transcriber | None
+) -> UnknownModel:
+    """Return the error with the name of the server's own speaker or transcriber, if allowed."""
+    name = "" if own is None or service.hosted else own.known().name
+    if own is None or not service.is_own(own, name, exchange.grant):
+        return error
+    return UnknownModel(error.name, f" For this path, it is '{name}'.{error.hint}")
 
 
 def _show(exchange: Exchange, rates: Rates, lease: Lease) -> None:

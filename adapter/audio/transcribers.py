@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...backends.queue import Ticket
 from ...backends.speech.base import Transcriber, TranscriberFacts
-from ..admission import admitted, admitted_to_own, ticket_of
+from ..admission import admitted, admitted_to_own, ticket_of, with_own
 from ..errors import InvalidRequest, UnknownModel
 from ..request import Exchange
 from ..service import ServedModel, Service
@@ -81,12 +81,12 @@ async def _served(
     """Return the model for a name, and False if the name is OpenAI's and stands for it."""
     try:
         return await admitted(exchange, service, name, 0), True
-    except UnknownModel:
+    except UnknownModel as error:
         own = service.transcriber
         if own is not None and service.is_own(own, name, exchange.grant):
             return await admitted_to_own(exchange, service), True
         if name not in OPENAI_MODELS:
-            raise
+            raise with_own(error, exchange, service, own) from None
         other = await _hearing(exchange, service)
         if other is None:
             raise _nothing(path) from None

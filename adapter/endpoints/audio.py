@@ -26,7 +26,7 @@ from ...schemas.openai.audio import (
     SpeechUsage,
     VoiceList,
 )
-from ..admission import TOKEN, admitted, admitted_to_own, ticket_of
+from ..admission import TOKEN, admitted, admitted_to_own, ticket_of, with_own
 from ..audio.formats import Encoder, check_format, encoded, has_encoders, media_type_of
 from ..audio.sentences import MOST, is_speakable, sentences_of
 from ..audio.spoken import SILENCE, pieces_of
@@ -110,14 +110,14 @@ async def _speaker(
     is_exact = True
     try:
         served = await admitted(exchange, service, name, 0)
-    except UnknownModel:
+    except UnknownModel as error:
         if own is not None and service.is_own(own, name, exchange.grant):
             served = await admitted_to_own(exchange, service)
         else:
             is_exact = False
             other = await _speaking(exchange, service)
             if other is None or name not in OPENAI_MODELS:
-                raise
+                raise with_own(error, exchange, service, own) from None
             served = await admitted(exchange, service, other, 0)
     speaker = await speaker_for(service, served, path)
     return served, speaker, await speaker.facts(), is_exact

@@ -176,6 +176,8 @@ async def _note(
     """Name the fields without effect in headers; under `strict`, reject the request."""
     facts, given = chosen.facts, request.__pydantic_fields_set__
     unused = [name for name in _UNUSED if name in given]
+    if own is not None and own.stream and request.response_format in _TIMED:
+        unused.append("stream")
     if own is not None and own.language and not (facts.takes_language or facts.language):
         unused.append("language")
     if request.prompt and not facts.takes_prompt:

@@ -135,11 +135,12 @@ async def test_a_stream() -> None:
 
 @pytest.mark.parametrize("form", ["srt", "vtt", "verbose_json"])
 async def test_formats_with_times_are_not_streamed(form: str) -> None:
-    """As OpenAI's Whisper, the server ignores `stream` for these formats."""
+    """As OpenAI's Whisper, the server ignores `stream` for these formats, and says so."""
     one, other = [
         await ask(app_of(), response_format=form, stream=stream) for stream in ("", "true")
     ]
     assert one.text == other.text
+    assert other.headers["x-latimer-ignored"] == "stream"
 
 
 async def test_an_error_in_a_stream_ends_it() -> None:

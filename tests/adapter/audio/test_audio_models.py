@@ -99,6 +99,20 @@ async def test_chat_says_what_they_are_for() -> None:
             assert f"It is for /v1/audio/{path} only." in error["message"]
 
 
+async def test_an_unknown_model_of_audio() -> None:
+    """The error names the speaker or the transcriber, unless the key may not use it."""
+    async with client_of(app_of()) as client:
+        speech = await client.post("/v1/audio/speech", json={**SPEECH, "model": "other"})
+        data = {"model": "other"}
+        heard = await client.post("/v1/audio/transcriptions", files=FILE, data=data)
+    for reply, name in ((speech, "tone"), (heard, "listener")):
+        assert f" For this path, it is '{name}'. This server has: chat." in reply.text
+    async with client_of(app_of(keys=KEYS)) as client:
+        client.headers["authorization"] = "Bearer sk-chat"
+        reply = await client.post("/v1/audio/speech", json={**SPEECH, "model": "other"})
+        assert "tone" not in reply.text
+
+
 KEYS = {
     "all": KeyConfig(digest=digest_of("sk-all")),
     "chat": KeyConfig(digest=digest_of("sk-chat"), models=["chat"]),
