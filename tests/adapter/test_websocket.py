@@ -448,7 +448,8 @@ async def test_a_server_that_takes_several_texts_gets_a_burst_at_once() -> None:
     """Events that were made together are one message there, and elsewhere one message each."""
     app = OpenAIAdapter(Echo("Hello."), any_model=True)
     found: list[list[str]] = []
-    for extensions in ({}, {TEXTS: {}}):
+    both: tuple[dict[str, Any], ...] = ({}, {TEXTS: {}})
+    for extensions in both:
         arrived: asyncio.Queue[Any] = asyncio.Queue()
         sent: list[Any] = []
         ended = asyncio.Event()

@@ -71,7 +71,7 @@ def kept(path: Path, whole: bool = True) -> list[list[Verdict]]:
     """Return the runs that a file has.
 
     Args:
-        whole: leave out runs that lack a check; checks that no longer exist never count.
+        whole: return no run that lacks a check; checks that no longer exist never count.
     """
     known = {check.id: check for check in all_checks()}
     rows = pickle.loads(path.read_bytes()) if path.exists() else []  # noqa: S301

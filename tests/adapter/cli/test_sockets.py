@@ -361,7 +361,7 @@ async def held() -> AsyncIterator[tuple[SocketProtocol, Written]]:
 
     config = uvicorn.Config(app, http=Protocol, ws="none", log_config=None)
     config.load()
-    protocol, transport = SocketProtocol(config, ServerState(), {}, closed=list), Written()
+    protocol, transport = SocketProtocol(config, ServerState(), {}, closed=lambda: None), Written()
     protocol.connection_made(transport)
     protocol.data_received(HANDSHAKE)
     while not protocol.handshake_complete:
