@@ -147,6 +147,8 @@ PEERS: Mapping[str, Peer] = {
         model="koboldcpp/demo",
         front="latimer-koboldcpp",
         at_once=1,
+        # It runs one request at a time.
+        most=1800.0,
     ),
     "llama-cpp-python": Peer(
         "llama-cpp-python $version, its own server",
