@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ TEXTS = [
 ]  # fmt: skip
 
 
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Let one worker at a time make an environment; the others wait, and find it."""
+    KEPT.mkdir(exist_ok=True)
+    with (KEPT / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _folder(name: str, *lists: Path) -> tuple[Path, bool]:
     """Return an environment's folder, and True if it matches the lists."""
     digest = hashlib.sha256(b"".join(one.read_bytes() for one in lists)).hexdigest()
@@ -59,13 +69,14 @@ def python_of() -> Callable[[str], Environment]:
 
     def make(name: str) -> Environment:
         versions = HERE / "python" / f"{name}.txt"
-        folder, known = _folder(name, versions)
-        if known:
-            return Environment(folder)
-        made = Environment.made(folder)
-        made.run("pip", "install", "-q", "-r", str(versions))
-        _done(folder)
-        return made
+        with _locked(name):
+            folder, known = _folder(name, versions)
+            if known:
+                return Environment(folder)
+            made = Environment.made(folder)
+            made.run("pip", "install", "-q", "-r", str(versions))
+            _done(folder)
+            return made
 
     return make
 
@@ -78,16 +89,17 @@ def node_of() -> Callable[[str], Path]:
         if shutil.which("npm") is None:
             pytest.skip("needs Node.js 20 or newer, with npm")
         lists = [HERE / name / one for one in ("package.json", "package-lock.json")]
-        folder, known = _folder(f"npm-{name}", *lists)
-        if not known:
-            for one in lists:
-                shutil.copy(one, folder)
-            # Not `npm ci`: the list lacks binaries of other systems, which are optional.
-            words = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error"]
-            done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
-            _done(folder)
-        return folder
+        with _locked(f"npm-{name}"):
+            folder, known = _folder(f"npm-{name}", *lists)
+            if not known:
+                for one in lists:
+                    shutil.copy(one, folder)
+                # Not `npm ci`: the list lacks binaries of other systems, which are optional.
+                words = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error"]
+                done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+                assert done.returncode == 0, done.stdout + done.stderr
+                _done(folder)
+            return folder
 
     return make
 
