@@ -54,7 +54,9 @@ class SharedCheck:
 
     def __init__(self, check: Callable[[], Awaitable[None]]) -> None:
         self._check = check
-        self._lock = asyncio.Lock()
+        # Set at the end of the running check. A lock would wake one caller in each turn of the
+        # event loop; the last of a hundred callers would wait for a hundred turns.
+        self._running: asyncio.Event | None = None
         self._begun = 0
         self._ended = 0
         self._error: LatimerError | None = None
@@ -66,19 +68,29 @@ class SharedCheck:
             LatimerError: the error of the check.
         """
         asked = self._begun
-        async with self._lock:
-            if self._ended > asked:
-                if self._error is not None:
-                    raise self._error
+        while self._ended <= asked:
+            if self._running is None:
+                await self._run()
                 return
-            self._begun += 1
-            try:
-                await self._check()
-            except LatimerError as error:
-                self._ended, self._error = self._begun, error
-                raise
-            # A cancelled check skips this line, so the next caller runs one.
+            await self._running.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def _run(self) -> None:
+        """Check, and wake the callers that wait for the end."""
+        self._begun += 1
+        running = self._running = asyncio.Event()
+        try:
+            await self._check()
+        except LatimerError as error:
+            self._ended, self._error = self._begun, error
+            raise
+        else:
             self._ended, self._error = self._begun, None
+        finally:
+            # After a cancelled check, the first caller that wakes runs one.
+            self._running = None
+            running.set()
 
 
 class Throttled:
@@ -151,7 +163,7 @@ class IdentityMonitor(ABC, Generic[Identity]):
         self.model: Model | None = None
         self._read_model = read_model
         self._forget = forget
-        self._reading = asyncio.Lock()
+        self._reading = SharedCheck(self._learn)
         self._checks = SharedCheck(self._check)
         self._holds = holds
         self._checked_at = -math.inf
@@ -200,11 +212,13 @@ class IdentityMonitor(ABC, Generic[Identity]):
                 # If the check found another model, that one is read below.
                 if self.model is not None:
                     raise
-        if self.model is None:
-            async with self._reading:
-                if self.model is None:
-                    self.model = await self._read_model()
+        while self.model is None:
+            await self._reading.run()
         return self.model
+
+    async def _learn(self) -> None:
+        if self.model is None:
+            self.model = await self._read_model()
 
     async def get_for(self, job: Generation | Embedding | Ranking) -> Model:
         """Return the model, if it is the one that a job was made for.

@@ -44,6 +44,18 @@ async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
     assert engine.asked == 2
 
 
+async def test_who_waits_for_a_check_wakes_at_once() -> None:
+    """The end of a check wakes all callers in one turn of the event loop, not one in each turn."""
+    engine = Engine()
+    checks = SharedCheck(engine.look)
+    tasks = [asyncio.create_task(checks.run()) for _ in range(64)]
+    await asyncio.sleep(0.01)
+    engine.go.set()
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert all(task.done() for task in tasks)
+
+
 async def test_what_a_check_finds_is_everybodys() -> None:
     """A shared check raises its error to every caller that waits for it."""
     engine = Engine()

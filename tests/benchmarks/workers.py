@@ -1,16 +1,18 @@
 """Measure what one worker and several workers of `latimer serve` carry.
 
-    python tests/benchmarks/workers.py [--kinds 1 2 "2 servers"] [--turns 5] [--seconds 5]
+    python tests/benchmarks/workers.py [--kinds 1 2 "2 servers"] [--tokens 64] [--turns 5]
+        [--seconds 5]
 
 Two servers of one process each, with half of the connections each, show what the machine itself
 allows: its cores may share caches, or be two threads of one core.
 
-The load is `wrk`, with plain chat requests of 64 tokens over kept connections. The engine is
+The load is `wrk`, with plain chat requests over kept connections. The engine is
 `nginx`, which sends the bytes of the fake llama-server. Both are Debian's packages. Both need cores
-too, so with as many workers as cores the requests per second do not grow by the number of workers.
-The table therefore also has what the processes cost: the requests of a second of CPU time of the
-workers, and the CPU time of everything else on the machine meanwhile. Turns alternate between the
-kinds.
+too, so with as many workers as cores the requests per second do not grow by the number of workers;
+long answers need less of that for the work of a worker. The table therefore also has what the
+processes cost: the requests of a second of CPU time of the workers, and the CPU time of everything
+else on the machine meanwhile. Turns alternate between the kinds. The ratio is the median of the
+ratios of turns, with the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ from benchmarks.fake_engine import PROPS, event, final, free_port, wait_for
 from support.servers import begun
 from support.workers import workers
 
-CONNECTIONS, TOKENS = 32, 64
+CONNECTIONS = 32
 _TICK = os.sysconf("SC_CLK_TCK")
 _SCRIPT = """
 wrk.method = "POST"
 wrk.headers["content-type"] = "application/json"
-wrk.body = '{"model":"fake","messages":[{"role":"user","content":"Hello"}],"max_tokens":64}'
+wrk.body = '{"model":"fake","messages":[{"role":"user","content":"Hello"}],"max_tokens":%d}'
 """
 # A file is the response to a GET only; an error page is one to each method.
 _NGINX = """
@@ -80,13 +82,13 @@ class Turn:
 
 
 @contextlib.contextmanager
-def double(folder: Path) -> Iterator[str]:
-    """Run the engine, and yield its address."""
+def double(folder: Path, tokens: int) -> Iterator[str]:
+    """Run the engine, whose answers have this number of tokens, and yield its address."""
     port = free_port()
     (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=port))
     (folder / "completion").touch()
-    events = (event(number) for number in range(TOKENS))
-    (folder / "answer").write_bytes(b"".join([*events, final(TOKENS)]))
+    events = (event(number) for number in range(tokens))
+    (folder / "answer").write_bytes(b"".join([*events, final(tokens)]))
     (folder / "props").write_bytes(PROPS)
     nginx = shutil.which("nginx") or "/usr/sbin/nginx"
     process = subprocess.Popen([nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")])
@@ -160,29 +162,37 @@ def main() -> None:
     """Print the medians of turns: with workers, and with servers of one process each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--kinds", nargs="+", default=["1", "2", "2 servers"])
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5)
     args = parser.parse_args()
     if shutil.which("wrk") is None:
         sys.exit("wrk is missing: apt-get install wrk")
     found: dict[str, list[Turn]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as name, double(Path(name)) as engine:
+    with tempfile.TemporaryDirectory() as name, double(Path(name), args.tokens) as engine:
         script = Path(name) / "chat.lua"
-        script.write_text(_SCRIPT)
+        script.write_text(_SCRIPT % args.tokens)
         for _ in range(args.turns):
             for kind in args.kinds:
                 one = turn(engine, kind, script, args.seconds)
                 found[kind].append(one)
                 print(kind, one, flush=True)
-    print("| workers | requests/s | cores: workers | parent | everything else | requests/CPU s |")
-    print("|--:|--:|--:|--:|--:|--:|")
+    print(
+        "| workers | requests/s | ratio | cores: workers | parent | everything else |"
+        " requests/CPU s |"
+    )
+    print("|--:|--:|--:|--:|--:|--:|--:|")
     for kind, turns in found.items():
+        ratios = sorted(
+            one.rate / first.rate for one, first in zip(turns, found[args.kinds[0]], strict=True)
+        )
         rate, own, parent, others = (
             statistics.median(getattr(one, name) for one in turns)
             for name in ("rate", "own", "parent", "others")
         )
         each = statistics.median(one.rate / one.own for one in turns)
-        row = f"{rate:,.0f} | {own:.2f} | {parent:.2f} | {others:.2f} | {each:,.0f}"
+        ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        row = f"{rate:,.0f} | {ratio} | {own:.2f} | {parent:.2f} | {others:.2f} | {each:,.0f}"
         print(f"| {kind} | {row} |")
 
 
