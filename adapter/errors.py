@@ -246,6 +246,7 @@ def go_duration(seconds: float) -> str:
 
 
 # OpenAI's Python client, which reads milliseconds first, ignores a longer wait and retries at once.
+# Claude Code gives up.
 _LONGEST_MS = 60_000
 
 
@@ -255,8 +256,8 @@ def render(error: LatimerError) -> tuple[int, ErrorReply, list[Header]]:
         error = worded(error)
     headers: list[Header] = []
     if error.retry_after is not None:
-        milliseconds = max(math.ceil(error.retry_after * 1000), 1)
-        headers.append((b"retry-after-ms", str(min(milliseconds, _LONGEST_MS)).encode()))
+        milliseconds = min(max(math.ceil(error.retry_after * 1000), 1), _LONGEST_MS)
+        headers.append((b"retry-after-ms", str(milliseconds).encode()))
         headers.append((b"retry-after", str(-(-milliseconds // 1000)).encode()))
     body = _body(error.message, error.type, error.param, error.code)
     return error.status, body, [*headers, *error.headers]

@@ -108,7 +108,8 @@ def conversation_of(
     Args:
         unseal: opens reasoning that this server has sealed.
         pdf_texts: the text of each PDF file, by its data as the client sent it.
-        sees: False if the model takes no images; a text then replaces those of results.
+        sees: False if the model takes no images; a text then replaces those of results and of
+            earlier messages.
 
     Raises:
         UnreadPdfs: the texts of PDF files are missing.
@@ -118,7 +119,9 @@ def conversation_of(
     check_count((message.content for message in request.messages), "messages")
     parts = PartReader(pdf_texts, sees)
     history = _History(parts, unseal, _system_of(request))
+    last = len(request.messages) - 1
     for index, message in enumerate(request.messages):
+        parts.is_new = index == last and not _has_results(message)
         history.add(message, f"messages[{index}]")
     messages = history.end()
     if parts.unread:
@@ -131,6 +134,10 @@ def conversation_of(
         raise InvalidRequest("messages: at least one message is required")
     ignored = [*history.ignored, *parts.ignored]
     return Conversation(messages, ignored, parts.inexact, history.names)
+
+
+def _has_results(message: InputMessage) -> bool:
+    return any(isinstance(block, ToolResultBlock) for block in message.content)
 
 
 def _system_of(request: CountTokensRequest) -> list[str]:

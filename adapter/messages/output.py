@@ -163,12 +163,19 @@ class ToolUseBlock(OpenBlock):
         return [Event("content_block_stop", {"index": self.index})]
 
 
+_NUMBER = "0123456789+-.eE"
+
+
 def _object(text: str) -> dict[str, Any]:
     """Return the arguments of a call: of incomplete ones, the members that are complete."""
     try:
-        found = from_json(text, allow_partial=True)
+        found = from_json(text)
     except ValueError:
-        return {}
+        try:
+            # A number at the end may be the beginning of a longer one.
+            found = from_json(text.rstrip(_NUMBER), allow_partial=True)
+        except ValueError:
+            return {}
     return found if isinstance(found, dict) else {}
 
 

@@ -27,8 +27,8 @@ Content: TypeAlias = str | list[Part]
 # A part, and its path in the request.
 Placed: TypeAlias = tuple[Part, str]
 
-# The text in place of an image in a result, for a model that takes no images. The client could not
-# send its conversation again without the image.
+# The text in place of an image in a result or in an earlier message, for a model that takes no
+# images. The client could not send its conversation again without the image.
 UNSEEN = "[An image, which this model cannot see.]"
 _PDF = "application/pdf"
 
@@ -41,6 +41,8 @@ class PartReader:
         sees: False if the model takes no images.
 
     Attributes:
+        is_new: True for the blocks of a new message of the user, whose images stay. They are an
+            error if the model takes none.
         unread: the PDF files whose texts are missing.
         pdf_size: the number of characters of the other ones.
         ignored: the paths of members that have no effect.
@@ -50,6 +52,7 @@ class PartReader:
     def __init__(self, pdf_texts: Mapping[str, str], sees: bool) -> None:
         self._pdf_texts = pdf_texts
         self._sees = sees
+        self.is_new = False
         self.unread: list[Pdf] = []
         self.pdf_size = 0
         self.ignored: list[str] = []
@@ -75,7 +78,7 @@ class PartReader:
 
     def _image(self, block: ImageBlock, path: str, in_result: bool) -> Part:
         source = block.source
-        if in_result and not self._sees:
+        if not self._sees and (in_result or not self.is_new):
             self.inexact.append(path)
             return _text(UNSEEN)
         if isinstance(source, FileSource):

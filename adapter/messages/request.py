@@ -32,6 +32,10 @@ def read(exchange: Exchange, adapter: TypeAdapter[R]) -> Awaitable[R]:
 
 def _read(exchange: Exchange, adapter: TypeAdapter[R], body: Mapping[str, Any]) -> R:
     request = _parsed(adapter, body)
+    if unknown := request.__pydantic_extra__:
+        # A null is the same as a field that was not sent (contract of messages, 2.1).
+        for name in [name for name, one in unknown.items() if one is None]:
+            del unknown[name]
     if exchange.defaults is not None:
         defaults = exchange.defaults(body)
         values = {name: one for name, one in defaults.items() if name in _SAME - body.keys()}

@@ -105,7 +105,7 @@ def _part_of(types: Sequence[str]) -> BeforeValidator:
     def check(value: object) -> object:
         part, kind = type_of(value)
         if kind not in types:
-            if kind not in _KNOWN_PARTS:
+            if not isinstance(kind, str) or kind not in _KNOWN_PARTS:
                 raise wrong_value(kind, PARTS, ".type")
             raise wrong_value(kind, types)
         return without_nulls(part)

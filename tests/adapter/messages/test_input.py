@@ -204,6 +204,19 @@ def test_an_unseen_image_of_a_result_is_a_line() -> None:
     assert isinstance(read(*turns).messages[-1].content, list)
 
 
+def test_an_unseen_image_of_an_earlier_message_is_a_line() -> None:
+    """A model without images reads a line for an image that is not in a new message."""
+    found = read(user(image(), text("a")), user("b"), sees=False)
+    assert found.messages[0].content == f"{UNSEEN}a\n\nb"
+    assert found.inexact == ["messages[0].content[0]"]
+    found = read(*CALLED, user(result(content="r"), image()), sees=False)
+    assert found.messages[-1].content == UNSEEN
+    assert found.inexact == ["messages[2].content[1]"]
+    found = read(user("a"), user(image()), sees=False)
+    assert found.inexact == []
+    assert isinstance(found.messages[0].content, list)
+
+
 ORPHAN = (
     "messages.0.content.0: unexpected `tool_use_id` found in `tool_result` blocks: toolu_1. Each "
     "`tool_result` block must have a corresponding `tool_use` block in the previous message."

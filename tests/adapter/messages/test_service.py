@@ -32,7 +32,8 @@ async def test_a_limit_of_a_key_has_anthropics_error() -> None:
         assert first.headers["x-ratelimit-remaining-requests"] == "0"
         second = await client.post(PATH, json=body_of(), headers=headers)
         assert told(second, 429, "rate_limit_error").startswith("Rate limit reached for m in key")
-        assert second.headers["retry-after"].isdigit()
+        # Claude Code gives up if it is longer.
+        assert int(second.headers["retry-after"]) <= 60
 
 
 async def test_a_key_may_use_its_models_only() -> None:
@@ -163,6 +164,7 @@ async def test_a_request_of_claude_code_is_served() -> None:
         {"service_tier": "standard_only", "inference_geo": "us"},
         {"stop_sequences": None, "tools": None, "tool_choice": None, "thinking": None},
         {"mcp_servers": [], "context_management": None},
+        {"container": None, "speed": None, "fallbacks": None},
         {"messages": [user({"type": "text", "text": "Hi", "citations": None})]},
         {"temperature": 1, "top_p": 1},
     ],
