@@ -19,8 +19,8 @@ from .published import chunk_problem, problem
 # The endpoints that every server must have, and the one of them that newer servers lack.
 BASIC = {"/completions", "/chat/completions"}
 LEGACY = "/completions"
-# Servers do the requests to these endpoints one after the other. A wait for a turn is no fault, so
-# the suite sends one at a time.
+# Servers do the requests to these endpoints one after the other. The suite sends one at a time, so
+# that a wait for a turn does not count as a slow reply.
 IN_TURN = {"/audio/transcriptions", "/audio/translations"}
 # The seconds for which a stream may send nothing, by default: proxies often end it after 30.
 SILENCE = 20.0
