@@ -155,7 +155,7 @@ async def admitted_for_audio(
                 raise
             raise UnknownModel(error.name, f" For this path, it is '{its}'.{error.hint}") from None
     if own is not None:
-        # It is the model that is used, by whatever name.
+        # It is the model that is used, also by another name.
         exchange.model = own.known().name
         served = replace(served, name=exchange.model, label=exchange.model)
     return served, is_exact

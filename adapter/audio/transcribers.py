@@ -38,18 +38,15 @@ class Chosen(NamedTuple):
     is_exact: bool
 
 
-async def transcriber_for(exchange: Exchange, service: Service, name: str, path: str) -> Chosen:
+async def transcriber_for(exchange: Exchange, service: Service, name: str) -> Chosen:
     """Return what transcribes for a model name: the server's own transcriber, or the engine.
-
-    Args:
-        path: the path of the request, for errors.
 
     Raises:
         InvalidRequest: no model has the name; or nothing transcribes: 404, as for a path that is
             not served.
         LatimerError: see `admission.admitted`.
     """
-    use = AudioUse(service.transcriber, _hears, OPENAI_MODELS, _nothing(path))
+    use = AudioUse(service.transcriber, _hears, OPENAI_MODELS, _nothing(exchange.place))
     served, is_exact = await admitted_for_audio(exchange, service, name, use)
     engine = served.capabilities.engine
     own = service.transcriber
@@ -63,7 +60,7 @@ async def transcriber_for(exchange: Exchange, service: Service, name: str, path:
     if found is None and "audio" in served.model.media:
         found = AudioModel(served, exchange.owner)
     if found is None:
-        raise _nothing(path)
+        raise _nothing(exchange.place)
     return Chosen(found, await found.facts(), served, engine, party, is_exact)
 
 

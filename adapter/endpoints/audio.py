@@ -57,10 +57,9 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     exchange.wants_stream = request.stream_format == "sse"
     form = request.response_format or "mp3"
     check_format(form, "response_format")
-    path = f"{exchange.method} {exchange.scope['path']}"
-    use = speech(service, path)
+    use = speech(service, exchange.place)
     served, has_model = await admitted_for_audio(exchange, service, request.model, use)
-    speaker = await speaker_for(service, served, path)
+    speaker = await speaker_for(service, served, exchange.place)
     facts = await speaker.facts()
     strict, speed = served.policy.strict, request.speed or 1.0
     chosen = voice_for(facts, request.voice, "voice", strict)
@@ -219,10 +218,10 @@ def _event(data: SpeechDelta | SpeechDone) -> bytes:
 
 async def list_voices(exchange: Exchange, service: Service) -> None:
     """List the voices of the first model that speaks, in the shape that local servers share."""
-    path, grant = f"{exchange.method} {exchange.scope['path']}", exchange.grant
-    name = await speech(service, path).first(service, grant)
+    grant = exchange.grant
+    name = await speech(service, exchange.place).first(service, grant)
     served = await (service.first(grant) if name is None else service.resolve(name, grant))
-    speaker = await speaker_for(service, served, path)
+    speaker = await speaker_for(service, served, exchange.place)
     facts = await speaker.facts()
     reply: VoiceList = {"object": "list", "model": facts.name, "voices": voices_of(facts)}
     await exchange.reply(200, orjson.dumps(reply))
