@@ -24,7 +24,8 @@ from ..speech.base import (
 )
 from .replica import Replica
 
-T, P = TypeVar("T"), TypeVar("P")
+T = TypeVar("T")
+P = TypeVar("P")
 
 
 class Able(Generic[T]):
