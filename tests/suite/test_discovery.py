@@ -186,7 +186,7 @@ def test_https_has_its_own_port() -> None:
 
 async def _one_by_one(scope: Any, receive: Any, send: Any) -> None:
     """Transcribe one recording after the other, each in a fifth of a second."""
-    body = {"text": "The cat."}
+    body: dict[str, Any] = {"text": "The cat."}
     if "transcriptions" in scope["path"]:
         async with TURN:
             await asyncio.sleep(0.2)
