@@ -5,13 +5,15 @@ What a key has left is in the headers of the response (contract 1.5).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..backends.base import Model
 from ..backends.errors import LatimerError
 from ..backends.queue import Ticket
 from ..backends.speech.base import Speaker, Transcriber
-from .errors import Header, RateLimited, UnknownModel, go_duration
+from .errors import Header, InvalidRequest, RateLimited, UnknownModel, go_duration
 from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
 from .request import Exchange, header_value
 from .service import ServedModel, Service
@@ -102,24 +104,61 @@ async def admitted(
     return served
 
 
-async def admitted_to_own(exchange: Exchange, service: Service) -> ServedModel:
-    """Return the first model, as `admitted` does, for the server's own speaker or transcriber.
+class AudioUse(NamedTuple):
+    """Speech or transcription, as the models of a server have it.
 
-    Those are models by themselves: their permission was checked, and that of the model does not
-    matter. Its rules apply.
+    Args:
+        own: the server's own speaker or transcriber, which then serves every model.
+        can: returns True if the engine of a model speaks or transcribes.
+        stands_for: the names of OpenAI's models. Clients have them as defaults, so one of the
+            server's models stands for them, unless a model is served by that name.
+        nothing: the error if nothing here speaks or transcribes.
     """
-    name = next(iter(await service.models()))
-    return await admitted(exchange, service, name, 0, is_free=True)
+
+    own: Speaker | Transcriber | None
+    can: Callable[[ServedModel], Awaitable[bool]]
+    stands_for: Collection[str]
+    nothing: InvalidRequest
+
+    async def first(self, service: Service, grant: Grant | None) -> str | None:
+        """Return the first model that a key may use and that can do it; None if there is none."""
+        for name, served in (await service.models(grant)).items():
+            if self.own is not None or (served is not None and await self.can(served)):
+                return name
+        return None
 
 
-def with_own(
-    error: UnknownModel, exchange: Exchange, service: Service, own: Speaker | Transcriber | None
-) -> UnknownModel:
-    """Return the error with the name of the server's own speaker or transcriber, if allowed."""
-    name = "" if own is None or service.hosted else own.known().name
-    if own is None or not service.is_own(own, name, exchange.grant):
-        return error
-    return UnknownModel(error.name, f" For this path, it is '{name}'.{error.hint}")
+async def admitted_for_audio(
+    exchange: Exchange, service: Service, name: str | None, use: AudioUse
+) -> tuple[ServedModel, bool]:
+    """Return the model for a name, as `admitted` does, and False if it stands for OpenAI's.
+
+    Raises:
+        InvalidRequest: no model has the name, or nothing here speaks or transcribes.
+        LatimerError: see `admitted`.
+    """
+    own, grant, is_exact = use.own, exchange.grant, True
+    try:
+        served = await admitted(exchange, service, name, 0)
+    except UnknownModel as error:
+        if own is not None and service.is_own(own, name, grant):
+            # A key that may use it need not be allowed the first model, whose rules apply.
+            first = next(iter(await service.models()))
+            served = await admitted(exchange, service, first, 0, is_free=True)
+        elif name in use.stands_for and (other := await use.first(service, grant)) is not None:
+            served, is_exact = await admitted(exchange, service, other, 0), False
+        elif own is None:
+            raise (use.nothing if name in use.stands_for else error) from None
+        else:
+            its = own.known().name
+            if service.hosted or not service.is_own(own, its, grant):
+                raise
+            raise UnknownModel(error.name, f" For this path, it is '{its}'.{error.hint}") from None
+    if own is not None:
+        # It is the model that is used, also by another name.
+        exchange.model = own.known().name
+        served = replace(served, name=exchange.model, label=exchange.model)
+    return served, is_exact
 
 
 def _show(exchange: Exchange, rates: Rates, lease: Lease) -> None:

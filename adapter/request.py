@@ -157,6 +157,11 @@ class Exchange(Request):
         self.response_headers: list[Header] = []
         self.max_body = max_body
 
+    @property
+    def place(self) -> str:
+        """The method and the path, as errors name them."""
+        return f"{self.method} {self.scope['path']}"
+
     def through(self, receive: Receive, send: Send) -> None:
         """Exchange messages through a middleware from now on."""
         self._receive, self._send = receive, send

@@ -63,7 +63,7 @@ async def refuse(exchange: Exchange, _service: Service, *_values: str) -> None:
         InvalidRequest: always.
     """
     await exchange.read_body()
-    asked = shortened(f"{exchange.method} {exchange.scope['path']}")
+    asked = shortened(exchange.place)
     raise InvalidRequest(
         f"This server does not serve {asked}.", code="unsupported_endpoint", status=404
     )

@@ -7,9 +7,11 @@ from typing import NamedTuple
 from ...backends.errors import Unsupported, shortened
 from ...backends.speech.base import Speaker, SpeakerFacts
 from ...schemas.openai.audio import SpokenVoice, VoiceId
+from ..admission import AudioUse
 from ..errors import InvalidRequest
 from ..service import ServedModel, Service
 
+OPENAI_MODELS = frozenset({"tts-1", "tts-1-hd", "gpt-4o-mini-tts"})
 # The voices of OpenAI. A speaker's own voices stand for them in this order, again from its first
 # one if it has fewer.
 OPENAI_VOICES = (
@@ -31,6 +33,19 @@ class ChosenVoice(NamedTuple):
     is_exact: bool
 
 
+async def _speaks(served: ServedModel) -> bool:
+    return await served.backend.speaker() is not None
+
+
+def speech(service: Service, path: str) -> AudioUse:
+    """Return what finds the model of a request for nothing but speech.
+
+    Args:
+        path: the path of the request, for errors.
+    """
+    return AudioUse(service.speaker, _speaks, OPENAI_MODELS, _nothing(path))
+
+
 async def speaker_for(service: Service, served: ServedModel, path: str = "") -> Speaker:
     """Return what speaks for a model.
 
@@ -44,10 +59,14 @@ async def speaker_for(service: Service, served: ServedModel, path: str = "") -> 
     speaker = service.speaker or await served.backend.speaker()
     if speaker is not None:
         return speaker
-    if not path:
-        hint = "Request text only, or start the server with --speech."
-        raise Unsupported("modalities", served.capabilities.engine, hint)
-    raise InvalidRequest(
+    if path:
+        raise _nothing(path)
+    hint = "Request text only, or start the server with --speech."
+    raise Unsupported("modalities", served.capabilities.engine, hint)
+
+
+def _nothing(path: str) -> InvalidRequest:
+    return InvalidRequest(
         f"This server does not serve {path}, because nothing here speaks. Start it with --speech, "
         "or with an engine that speaks.",
         code="unsupported_endpoint",

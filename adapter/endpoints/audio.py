@@ -26,12 +26,12 @@ from ...schemas.openai.audio import (
     SpeechUsage,
     VoiceList,
 )
-from ..admission import TOKEN, admitted, admitted_to_own, ticket_of, with_own
+from ..admission import TOKEN, admitted_for_audio, ticket_of
 from ..audio.formats import Encoder, check_format, encoded, has_encoders, media_type_of
 from ..audio.sentences import MOST, is_speakable, sentences_of
 from ..audio.spoken import SILENCE, pieces_of
-from ..audio.voices import speaker_for, voice_for, voices_of
-from ..errors import DONE, UnknownModel
+from ..audio.voices import speaker_for, speech, voice_for, voices_of
+from ..errors import DONE
 from ..generation.keepalive import commented
 from ..request import EVENT_STREAM, Exchange
 from ..service import ServedModel, Service
@@ -40,9 +40,6 @@ from ..validation import notes, read
 _log = logging.getLogger(__name__)
 
 _SPEECH = TypeAdapter(SpeechRequest)
-# The names of OpenAI's models. Clients have them as defaults, so the speaker here answers to them,
-# unless a model is served by that name.
-OPENAI_MODELS = frozenset({"tts-1", "tts-1-hd", "gpt-4o-mini-tts"})
 # Bytes of audio in an event.
 _EVENT = 19_200
 # The formats whose header has the length of the audio.
@@ -60,7 +57,10 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     exchange.wants_stream = request.stream_format == "sse"
     form = request.response_format or "mp3"
     check_format(form, "response_format")
-    served, speaker, facts, has_model = await _speaker(exchange, service, request.model)
+    use = speech(service, exchange.place)
+    served, has_model = await admitted_for_audio(exchange, service, request.model, use)
+    speaker = await speaker_for(service, served, exchange.place)
+    facts = await speaker.facts()
     strict, speed = served.policy.strict, request.speed or 1.0
     chosen = voice_for(facts, request.voice, "voice", strict)
     exact = {"model": has_model, "voice": chosen.is_exact}
@@ -68,7 +68,11 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     await _note(exchange, request, served, facts, replaced)
     size = offload.UNKNOWN if len(request.input) > MOST else 0
     sentences = await offload.run(size, _sentences, request.input)
-    party = ticket_of(exchange, served) if service.speaker is None else Ticket()
+    party = Ticket()
+    if service.speaker is None:
+        ticket_of(exchange, served, party)
+    else:
+        party.engine = facts.name
     utterance = Utterance(
         "",
         chosen.name,
@@ -76,8 +80,7 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
         party,
     )
     if exchange.record is not None:
-        engine = facts.name if service.speaker else served.capabilities.engine
-        exchange.record.begin(served.name, engine, party)
+        exchange.record.begin(served.name, served.capabilities.engine, party)
     is_whole = len(sentences) <= 1 and form in _SIZED
     output = _Output(exchange, form, is_whole, speed if has_encoders() else 1.0)
     try:
@@ -94,43 +97,6 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
 
 def _sentences(text: str) -> list[str]:
     return [one for one in sentences_of(text) if is_speakable(one)]
-
-
-async def _speaker(
-    exchange: Exchange, service: Service, name: str | None
-) -> tuple[ServedModel, Speaker, SpeakerFacts, bool]:
-    """Return the model for a name, what speaks for it, and False if it stands for OpenAI's model.
-
-    Raises:
-        InvalidRequest: no model has the name; or nothing speaks: 404, as for a path that is not
-            served.
-        LatimerError: see `admitted`.
-    """
-    path, own = f"{exchange.method} {exchange.scope['path']}", service.speaker
-    is_exact = True
-    try:
-        served = await admitted(exchange, service, name, 0)
-    except UnknownModel as error:
-        if own is not None and service.is_own(own, name, exchange.grant):
-            served = await admitted_to_own(exchange, service)
-        else:
-            is_exact = False
-            other = await _speaking(exchange, service)
-            if other is None or name not in OPENAI_MODELS:
-                raise with_own(error, exchange, service, own) from None
-            served = await admitted(exchange, service, other, 0)
-    speaker = await speaker_for(service, served, path)
-    return served, speaker, await speaker.facts(), is_exact
-
-
-async def _speaking(exchange: Exchange, service: Service) -> str | None:
-    """Return the first model that the key may use and that speaks; None if there is none."""
-    for name, served in (await service.models(exchange.grant)).items():
-        if service.speaker is not None:
-            return name
-        if served is not None and await served.backend.speaker() is not None:
-            return name
-    return None
 
 
 async def _note(
@@ -252,9 +218,10 @@ def _event(data: SpeechDelta | SpeechDone) -> bytes:
 
 async def list_voices(exchange: Exchange, service: Service) -> None:
     """List the voices of the first model that speaks, in the shape that local servers share."""
-    name, grant = await _speaking(exchange, service), exchange.grant
+    grant = exchange.grant
+    name = await speech(service, exchange.place).first(service, grant)
     served = await (service.first(grant) if name is None else service.resolve(name, grant))
-    speaker = await speaker_for(service, served, f"{exchange.method} {exchange.scope['path']}")
+    speaker = await speaker_for(service, served, exchange.place)
     facts = await speaker.facts()
     reply: VoiceList = {"object": "list", "model": facts.name, "voices": voices_of(facts)}
     await exchange.reply(200, orjson.dumps(reply))

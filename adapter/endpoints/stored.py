@@ -150,7 +150,7 @@ def store_of(exchange: Exchange, service: Service) -> Store:
         InvalidRequest: this server stores nothing.
     """
     if service.store is None:
-        asked = shortened(f"{exchange.method} {exchange.scope['path']}")
+        asked = shortened(exchange.place)
         raise InvalidRequest(
             f"This server does not serve {asked}, because it runs with --store off. Start it with "
             "--store memory, or with a file.",

@@ -83,13 +83,12 @@ async def _answer(
     Args:
         own: the request; None for a translation.
     """
-    path = f"{exchange.method} {exchange.scope['path']}"
-    chosen = await transcriber_for(exchange, service, request.model, path)
+    chosen = await transcriber_for(exchange, service, request.model)
     facts = chosen.facts
     if own is None and not facts.translates:
         raise InvalidRequest(
-            f"This server does not serve {path}, because {chosen.engine} does not translate. Start "
-            "it with --transcription and a Whisper model.",
+            f"This server does not serve {exchange.place}, because {chosen.engine} does not "
+            "translate. Start it with --transcription and a Whisper model.",
             code="unsupported_endpoint",
             status=404,
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -25,6 +25,7 @@ from ..speech.base import (
 from .replica import Replica
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class Able(Generic[T]):
@@ -76,14 +77,39 @@ class Able(Generic[T]):
         ready.sort(key=self._running.__getitem__)
         return {one: self._known[one] for one in ready}
 
-    @contextmanager
-    def running(self, replica: Replica) -> Iterator[None]:
-        """Count a call of an engine while it runs."""
-        self._running[replica] += 1
-        try:
-            yield
-        finally:
-            self._running[replica] -= 1
+    async def parts(
+        self,
+        call: Callable[[T], AbstractAsyncContextManager[AsyncIterator[P]]],
+        can: Callable[[T], Awaitable[bool]] | None = None,
+    ) -> AsyncGenerator[P, None]:
+        """Yield what the least busy engine returns; another one is called if it cannot be reached.
+
+        Args:
+            can: returns False for an engine that cannot serve this call.
+
+        Raises:
+            EngineUnavailable: no engine can be reached, or one was lost after its first part.
+        """
+        lost = EngineUnavailable("No engine that is ready can do this.")
+        for replica, value in (await self.found()).items():
+            has_begun = False
+            try:
+                if can is not None and not await can(value):
+                    continue
+                self._running[replica] += 1
+                try:
+                    async with call(value) as parts:
+                        async for part in parts:
+                            has_begun = True
+                            yield part
+                finally:
+                    self._running[replica] -= 1
+                return
+            except EngineUnavailable as error:
+                if has_begun:
+                    raise
+                lost = error
+        raise lost
 
 
 async def _facts(asks: Sequence[Callable[[], Awaitable[T]]]) -> T:
@@ -117,32 +143,16 @@ class PoolSpeaker(Speaker):
     @override
     @asynccontextmanager
     async def speak(self, utterance: Utterance) -> AsyncIterator[AsyncIterator[Pcm]]:
-        async with aclosing(self._pieces(utterance)) as pieces:
+        async def has_voice(speaker: Speaker) -> bool:
+            return utterance.voice in [one.name for one in (await speaker.facts()).voices]
+
+        parts = self._engines.parts(lambda speaker: speaker.speak(utterance), has_voice)
+        async with aclosing(parts) as pieces:
             yield pieces
 
     @override
     async def aclose(self) -> None:
         """Release nothing: the pool closes its engines."""
-
-    async def _pieces(self, utterance: Utterance) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio; if an engine cannot be reached, another one speaks."""
-        lost: EngineUnavailable | None = None
-        for replica, speaker in (await self._engines.found()).items():
-            has_begun = False
-            try:
-                if utterance.voice not in [one.name for one in (await speaker.facts()).voices]:
-                    continue
-                with self._engines.running(replica):
-                    async with speaker.speak(utterance) as pieces:
-                        async for pcm in pieces:
-                            has_begun = True
-                            yield pcm
-                return
-            except EngineUnavailable as error:
-                if has_begun:
-                    raise
-                lost = error
-        raise lost or EngineUnavailable(f"No engine has the voice '{utterance.voice}' now.")
 
 
 class PoolTranscriber(Transcriber):
@@ -168,30 +178,13 @@ class PoolTranscriber(Transcriber):
     @override
     @asynccontextmanager
     async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:
-        async with aclosing(self._segments(recording)) as segments:
+        parts = self._engines.parts(lambda transcriber: transcriber.transcribe(recording))
+        async with aclosing(parts) as segments:
             yield segments
 
     @override
     async def aclose(self) -> None:
         """Release nothing: the pool closes its engines."""
-
-    async def _segments(self, recording: Recording) -> AsyncGenerator[Segment, None]:
-        """Yield the segments; if an engine cannot be reached, another one transcribes."""
-        lost: EngineUnavailable | None = None
-        for replica, transcriber in (await self._engines.found()).items():
-            has_begun = False
-            try:
-                with self._engines.running(replica):
-                    async with transcriber.transcribe(recording) as segments:
-                        async for one in segments:
-                            has_begun = True
-                            yield one
-                return
-            except EngineUnavailable as error:
-                if has_begun:
-                    raise
-                lost = error
-        raise lost or EngineUnavailable("No engine transcribes now.")
 
 
 class Speaking(Backend):

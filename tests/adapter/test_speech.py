@@ -183,7 +183,10 @@ async def test_wrong_fields(body: dict[str, Any], param: str, code: str) -> None
 
 
 async def test_the_model_is_that_of_the_server_or_of_the_speaker() -> None:
-    """Both names are accepted, and none; OpenAI's are inexact, and another one is a 404."""
+    """Both names are accepted, and none; OpenAI's are inexact, and another one is a 404.
+
+    Without anything that speaks, OpenAI's names are a path that is not served, as any model is.
+    """
     app = OpenAIAdapter(Echo(), speaker=Tone(), model_names=["chat"])
     for name, header in (("chat", None), ("tone", None), (None, None), ("tts-1", "model")):
         reply = await ask(app, model=name)
@@ -191,7 +194,9 @@ async def test_the_model_is_that_of_the_server_or_of_the_speaker() -> None:
     reply = await ask(app, model="tts-2")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
     silent = OpenAIAdapter(Echo(), model_names=["chat"])
-    assert (await ask(silent, model="tts-1")).json()["error"]["code"] == "model_not_found"
+    for name in ("tts-1", "chat"):
+        error = (await ask(silent, model=name)).json()["error"]
+        assert error["code"] == "unsupported_endpoint"
 
 
 async def test_nothing_speaks() -> None:
@@ -338,11 +343,13 @@ async def test_keys_limits_metrics_and_log() -> None:
         assert (await client.post(S, json=body)).status_code == 429
         text = (await client.get("/metrics")).text
     served = [line for line in text.splitlines() if "/audio/speech" in line and "200" in line]
-    assert served, text
+    assert ['model_name="tone"' in line for line in served] == [True], text
     await app.aclose()
     events = [json.loads(line) for part in lines for line in part.splitlines()]
     found = next(one for one in events if one.get("status") == 200)
     assert (found["path"], found["key"]) == (S, "team")
+    # The model that the request names has not spoken.
+    assert (found["model"], found["engine"]) == ("tone", "tone")
 
 
 def test_ten_at_once_leave_the_event_loop_to_others() -> None:

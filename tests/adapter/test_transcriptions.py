@@ -465,17 +465,22 @@ async def test_keys() -> None:
 
 
 async def test_logs_and_metrics() -> None:
-    """A request is in the log and in the metrics, with its path and its status."""
+    """A request is in the log and in the metrics, as one of the transcriber by any of its names."""
     lines: list[bytes] = []
     log = RequestLog(lines.append, "json", "info", False)
     app = app_of(metrics=True, observers=[log], model_names=["demo"])
     async with client_of(app) as client:
-        await client.post(T, data={"model": "demo"}, files={"file": HELLO})
+        for name in ("demo", "whisper-1", "listener"):
+            await client.post(T, data={"model": name}, files={"file": HELLO})
         metrics = (await client.get("/metrics")).text
     await app.aclose()
-    (event,) = [json.loads(line) for line in b"".join(lines).splitlines()]
-    assert (event["path"], event["status"], event["model"]) == (T, 200, "demo")
-    assert 'endpoint="/v1/audio/transcriptions"' in metrics
+    events = [json.loads(line) for line in b"".join(lines).splitlines()]
+    for event in events:
+        assert (event["path"], event["status"]) == (T, 200)
+        assert (event["model"], event["engine"]) == ("listener", "listener")
+    counted = f'{{endpoint="{T}",model_name="listener",status="200"}} 3.0'
+    assert counted in metrics, [line for line in metrics.splitlines() if T in line]
+    assert len(events) == 3
 
 
 async def test_a_client_that_leaves_ends_the_work() -> None:

@@ -44,8 +44,10 @@ def connect(url: str, key: str | None) -> httpx2.AsyncClient:
     """Return a client of a server, whose paths are relative to the base URL."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     limits = httpx2.Limits(max_connections=None)
+    # What reads a reply has a time limit of its own, which is longer for a slow server.
+    timeout = httpx2.Timeout(60, read=None)
     return httpx2.AsyncClient(
-        base_url=url.rstrip("/") + "/", headers=headers, timeout=60, limits=limits
+        base_url=url.rstrip("/") + "/", headers=headers, timeout=timeout, limits=limits
     )
 
 

@@ -12,7 +12,7 @@ import click
 from .check import Check, Verdict
 from .profiles import NOT_JUDGED, PROFILES, works
 from .reports.explanation import explanation
-from .reports.run import OUTCOMES, Run
+from .reports.run import OUTCOMES, Run, kept
 
 COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magenta",
            "unsupported": "blue"}  # fmt: skip
@@ -72,7 +72,7 @@ def plain(text: str) -> str:
 def explain(run: Run) -> None:
     """Print each newly broken check: its clause, the exchange, and the peers' verdicts."""
     for verdict in run.new:
-        click.echo(plain(f"\n{explanation(run, verdict)}"))
+        click.echo(plain(f"\n{explanation(run, verdict, kept)}"))
 
 
 def summary(run: Run) -> None:

@@ -136,6 +136,7 @@ class _Turn:
         self._patience = 1.0
         self._late = 0
         self._running: set[str] = set()
+        self._one_at_a_time = asyncio.Semaphore()
 
     async def take(self, checks: Sequence[Check]) -> None:
         """Run checks: many at a time, then one by one those that must run alone."""
@@ -166,7 +167,7 @@ class _Turn:
         settings = self._settings
         return Api(
             self._client, self._model, settings.hint, self._wrong, settings.breaks,
-            settings.silence, settings.hosted,
+            settings.silence, settings.hosted, self._one_at_a_time,
         )  # fmt: skip
 
     async def _run(self, check: Check) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,12 +16,19 @@ import httpx2
 from .check import Diverges, Fail, Skip, Unsupported, expect
 from .published import chunk_problem, problem
 
-# The endpoints that every server must have.
+# The endpoints that every server must have, and the one of them that newer servers lack.
 BASIC = {"/completions", "/chat/completions"}
+LEGACY = "/completions"
+# Servers do the requests to these endpoints one after the other. The suite sends one at a time, so
+# that a wait for a turn does not count as a slow reply.
+IN_TURN = {"/audio/transcriptions", "/audio/translations"}
 # The seconds for which a stream may send nothing, by default: proxies often end it after 30.
 SILENCE = 20.0
 # How often a request is sent again after status 429, and the longest wait, as in OpenAI's client.
 AGAIN, LONGEST = 5, 60.0
+# The statuses of an endpoint that a server does not have.
+ABSENT = (404, 405, 501)
+JSON = {"content-type": "application/json"}
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
@@ -110,7 +117,7 @@ class Reply:
 
         A missing endpoint needs no error object: a separate check covers unknown paths.
         """
-        absent = self.status in (404, 405, 501)
+        absent = self.status in ABSENT
         if not absent and self.status not in (400, 422):
             return None
         try:
@@ -131,7 +138,7 @@ class Reply:
 
         Such a reply has no error object.
         """
-        if self.status not in (404, 405, 501) or self._path in BASIC:
+        if self.status not in ABSENT or self._path in BASIC:
             return None
         with contextlib.suppress(ValueError, KeyError, TypeError):
             json.loads(self.body)["error"]["message"]
@@ -150,6 +157,7 @@ class Api:
         breaks: a command that stops and restarts the engine behind the server.
         silence: the seconds for which a stream may send nothing.
         hosted: True if the server must have the limits of OpenAI's service.
+        turn: held by the request of a run that is at an endpoint `IN_TURN`.
     """
 
     def __init__(
@@ -161,6 +169,7 @@ class Api:
         breaks: str | None = None,
         silence: float = SILENCE,
         hosted: bool = False,
+        turn: asyncio.Semaphore | None = None,
     ) -> None:
         self.client = client
         self.model = model
@@ -170,8 +179,9 @@ class Api:
         self.silence = silence
         self.hosted = hosted
         self.exchanges: list[Exchange] = []
-        # The time limit of the check, which waits for a rate limit extend.
+        # The time limit of the check, without its waits for a rate limit and for its turn.
         self.clock: asyncio.Timeout | None = None
+        self._turn = turn or asyncio.Semaphore()
 
     @property
     def address(self) -> tuple[str, int, str]:
@@ -207,22 +217,50 @@ class Api:
         sent: Mapping[str, Any] | None = None,
         waits: bool = True,
     ) -> Reply:
-        """Send bytes unchanged.
+        """Send bytes unchanged; raise `Unsupported` if the server has no legacy completions.
 
         Args:
             waits: send again after a rejection that names a `retry-after`.
         """
-        given = {"content-type": "application/json", **(headers or {})} if body is not None else {}
-        all_headers = {**given, **(headers or {})}
+        all_headers = {**(JSON if body is not None else {}), **(headers or {})}
         for number in range(AGAIN + 1):
-            reply = await self._sent(method, path, body, all_headers)
+            if path in IN_TURN:
+                async with self._in_turn():
+                    reply = await self._sent(method, path, body, all_headers)
+            else:
+                reply = await self._sent(method, path, body, all_headers)
             pause = _pause(reply.headers) if reply.status_code == 429 and waits else None
             if pause is None or number == AGAIN:
                 break
             if self.clock is not None and (end := self.clock.when()) is not None:
                 self.clock.reschedule(end + pause)
             await asyncio.sleep(pause)
+        if path == LEGACY and reply.status_code in ABSENT and await self._lacks_legacy():
+            raise Unsupported(f"the endpoint {path} does not exist: status {reply.status_code}")
         return Reply(reply.status_code, reply.headers, reply.content, path, sent or {})
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Wait for the turn of a request; the time limit of the check has a pause meanwhile."""
+        end = None if self.clock is None else self.clock.when()
+        if self.clock is None or end is None:
+            async with self._turn:
+                yield
+            return
+        loop = asyncio.get_running_loop()
+        left = end - loop.time()
+        self.clock.reschedule(None)
+        async with self._turn:
+            self.clock.reschedule(loop.time() + left)
+            yield
+
+    async def _lacks_legacy(self) -> bool:
+        """Return True if a request that is right is rejected as one for an unknown path, too."""
+        body = {"model": self.model, "prompt": "Hello", "max_tokens": 1}
+        reply = await self.client.request(
+            "POST", LEGACY.lstrip("/"), content=json.dumps(body).encode(), headers=JSON
+        )
+        return reply.status_code in ABSENT and b"model_not_found" not in reply.content
 
     async def _sent(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]

@@ -11,7 +11,7 @@ import pytest
 from .check import Check, all_checks
 from .discovery import Unreachable
 from .reports.explanation import explanation
-from .reports.run import Run
+from .reports.run import Run, kept
 from .runner import Settings, judge, resolved
 
 
@@ -52,6 +52,6 @@ def test_promise(check: Check, run: Run) -> None:
     """
     verdict = next(verdict for verdict in run.verdicts if verdict.check.id == check.id)
     if verdict.broken and check.level == "must":
-        pytest.fail(explanation(run, verdict), pytrace=False)
+        pytest.fail(explanation(run, verdict, kept), pytrace=False)
     if verdict.outcome != "pass":
         pytest.skip(f"{verdict.outcome}: {verdict.detail[:300]}")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 from click.testing import CliRunner
 from latimer.conformance import discovery, runner
+from latimer.conformance.check import all_checks
 from latimer.conformance.command import conform
 from latimer.conformance.target import Api
 from suite.server import Server
@@ -179,3 +182,28 @@ def test_https_has_its_own_port() -> None:
     """Checks over bare sockets use port 443 if an address with https:// names none."""
     client = httpx2.AsyncClient(base_url="https://gateway.example/v1/")
     assert Api(client, "m").address == ("gateway.example", 443, "/v1")
+
+
+async def _one_by_one(scope: Any, receive: Any, send: Any) -> None:
+    """Transcribe one recording after the other, each in a fifth of a second."""
+    body: dict[str, Any] = {"text": "The cat."}
+    if "transcriptions" in scope["path"]:
+        async with TURN:
+            await asyncio.sleep(0.2)
+    else:
+        body = {"choices": [{}]}
+    await reply(send, 200, json.dumps(body).encode(), {"content-type": JSON})
+
+
+TURN = asyncio.Semaphore()
+
+
+async def test_a_wait_for_a_turn_is_no_delay() -> None:
+    """Eight transcriptions at once on a server that does one at a time: none is too late."""
+    (check,) = [one for one in all_checks() if one.id == "audio.same-twice"]
+    checks = [replace(check, id=f"audio.{number}", seconds=1.0) for number in range(8)]
+    with serving(lambda: _one_by_one) as address:
+        verdicts = await runner.judge(runner.Settings(f"{address}/v1", "m"), checks)
+    assert [one.outcome for one in verdicts] == ["pass"] * 8, verdicts[-1].detail
+    # The last one has waited for more than its limit.
+    assert max(one.seconds for one in verdicts) > 1.0

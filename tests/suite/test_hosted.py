@@ -10,10 +10,12 @@ import httpx2
 import pytest
 from latimer.conformance.check import Fail, Unsupported, all_checks
 from latimer.conformance.checks.hosted import BEYOND, STRONG
-from latimer.conformance.runner import run
+from latimer.conformance.runner import Settings, judge, run
 from latimer.conformance.target import Api, Reply
+from starlette.responses import JSONResponse
 from suite.server import Fault, Server
 from suite.trial import HEADERS, Direct, Stage
+from support.servers import serving
 
 CLIPPED = [*(f"errors.{name}" for name, *_ in BEYOND), "responses.minimum"]
 IDS = [
@@ -137,3 +139,33 @@ def test_other_errors_are_failures(message: str, status: int) -> None:
     """An error that names no field, or says nothing about support, or is a 500, is a failure."""
     with pytest.raises(Fail):
         reply(message, status).ok()
+
+
+class WithoutLegacy:
+    """The toy server without `/completions`, whose 404 has an error object."""
+
+    def __init__(self) -> None:
+        self._server = Server()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") == "/v1/completions":
+            error = {"message": "Not found", "type": "not_found", "param": None, "code": None}
+            await JSONResponse({"error": error}, 404)(scope, receive, send)
+        else:
+            await self._server(scope, receive, send)
+
+
+async def test_a_server_may_lack_legacy_completions() -> None:
+    """Checks that need them are unsupported, and say why; those of unknown paths still judge."""
+    groups = ("completions", "errors", "headers", "models", "security", "transport")
+    checks = [check for check in CHECKS.values() if check.group in groups]
+    with serving(WithoutLegacy) as address:
+        settings = Settings(f"{address}/v1", "org/toy", "sk-right", "demo", hosted=True)
+        verdicts = {one.check.id: one for one in await judge(settings, checks)}
+    lacking = [one for one in verdicts.values() if one.outcome != "pass"]
+    assert {(one.outcome, one.detail) for one in lacking} == {
+        ("unsupported", "the endpoint /completions does not exist: status 404")
+    }, [(one.check.id, one.outcome, one.detail) for one in lacking]
+    assert "errors.unknown-model" in {one.check.id for one in lacking}
+    judged = "transport.unknown-path", "errors.keys", "errors.type", "errors.messages-empty"
+    assert [verdicts[name].outcome for name in judged] == ["pass"] * 4

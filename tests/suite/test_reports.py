@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.command import conform
 from latimer.conformance.peers import collected, published
-from latimer.conformance.recordings import form, spoken
+from latimer.conformance.recordings import FORM, at_rate, form, spoken, wav
 from latimer.conformance.reports import WRITERS, write
 from latimer.conformance.reports.document import schema
-from latimer.conformance.reports.run import Run
+from latimer.conformance.reports.run import Run, kept
 from latimer.conformance.runner import LATE, Settings, judge
 from latimer.conformance.target import Api, Exchange
 from starlette.responses import JSONResponse
@@ -102,11 +102,29 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_form_is_repeated_by_its_parts() -> None:
-    """The command of a form names its parts and files, and not their bytes."""
+    """The command of a form in a report names its parts and files, and not their bytes."""
     body = form(("file", ("sentence.wav", spoken())), ("model", "it's"))
     exchange = Exchange("POST", "/audio/transcriptions", body, 400, (), b"")
-    words = shlex.split(RUN.command(exchange))
+    words = shlex.split(RUN.command(exchange), comments=True)
     assert words[words.index("-F") :] == ["-F", "file=@sentence.wav", "-F", "model=it's"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (form(("file", ("sentence.wav", wav(at_rate(8000), 8000, 2)))), FORM["content-type"]),
+        (form(("file", ("sentence.wav", spoken())))[:3000], FORM["content-type"]),
+        (b'{"prompt": "\xff"}', "application/json"),
+        (json.dumps({"prompt": "a b " * 1000}).encode(), "application/json"),
+    ],
+)
+def test_what_cannot_be_shown_is_in_a_file(body: bytes, kind: str) -> None:
+    """The command of `--explain` sends exactly the bytes that the check has sent."""
+    exchange = Exchange("POST", "/audio/transcriptions", body, 400, (), b"")
+    words = shlex.split(RUN.command(exchange, kept))
+    assert Path(words[words.index("--data-binary") + 1].removeprefix("@")).read_bytes() == body
+    assert f"Content-Type: {kind}" in words
+    assert "--data-binary" not in dataclasses.replace(RUN, content=False).command(exchange, kept)
 
 
 def test_the_json_has_a_versioned_schema(tmp_path: Path) -> None:

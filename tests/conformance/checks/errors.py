@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
-from ..check import Body, Diverges, Fail, Skip, check, expect
+from ..check import Body, Diverges, Fail, Skip, Unsupported, check, expect
 from ..target import ERROR_KEYS, Api, Reply, expect_too_long
 
 C, H = "/completions", "/chat/completions"
@@ -105,9 +106,10 @@ async def _rejection(api: Api, **more: Any) -> Reply:
     """Return the reply to the first of these requests that the server rejects."""
     for path, body in REJECTED:
         full = {name: value for name, value in body.items() if value is not None}
-        reply = await api.post(path, {"model": api.model, **full, **more})
-        if reply.status >= 400:
-            return reply
+        with suppress(Unsupported):
+            reply = await api.post(path, {"model": api.model, **full, **more})
+            if reply.status >= 400:
+                return reply
     raise Fail("expected an error for an invalid request, but got a success for each")
 
 

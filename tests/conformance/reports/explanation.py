@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..check import Check, Verdict
 from ..peers import alike
 from ..target import Exchange
-from .run import Run
+from .run import Keep, Run
 
 # The origins of promises, by the marks in the sources of checks.
 MARKS: Mapping[str, str] = {
@@ -48,8 +48,12 @@ def headers(exchange: Exchange) -> Sequence[str]:
     return [f"{k}: {v}" for k, v in exchange.headers if k.lower() not in PLAIN_HEADERS]
 
 
-def explanation(run: Run, verdict: Verdict) -> str:
-    """Return the clause, the last request, its response, and the peers' verdicts of a failure."""
+def explanation(run: Run, verdict: Verdict, keep: Keep | None = None) -> str:
+    """Return the clause, the last request, its response, and the peers' verdicts of a failure.
+
+    Args:
+        keep: see `Run.command`.
+    """
     check = verdict.check
     lines = [f"{check.id} ({check.level}, {origin(check)})", check.promise]
     lines.append(f"{verdict.outcome} in {verdict.runs} runs: {verdict.detail[:500]}")
@@ -59,7 +63,7 @@ def explanation(run: Run, verdict: Verdict) -> str:
         exchange = verdict.exchanges[-1]
         if len(verdict.exchanges) > 1:
             lines.append(f"the last of {len(verdict.exchanges)} requests:")
-        lines += ["$ " + run.command(exchange), f"HTTP {exchange.status}", *headers(exchange)]
+        lines += ["$ " + run.command(exchange, keep), f"HTTP {exchange.status}", *headers(exchange)]
         lines += ["", run.reply(exchange)]
     if peers := alike(check.id):
         lines += ["other servers:", *(f"  {names}: {words}" for words, names in peers.items())]

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeAlias
 
 from ..check import Outcome, Verdict
-from ..recordings import BOUNDARY, options
+from ..recordings import BOUNDARY, FORM, options
 from ..target import Exchange
 
 OUTCOMES: Sequence[Outcome] = (
     "pass", "fail", "flaky", "timeout", "unsupported", "diverges", "skip",
 )  # fmt: skip
 SHOWN_BYTES = 2000
+# A function that writes a body to a file, and returns its path.
+Keep: TypeAlias = Callable[[bytes], Path]
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="latimer-conform-"))
+
+
+def kept(body: bytes) -> Path:
+    """Write a body to a temporary file, which stays there for the command that sends it."""
+    file = _folder() / sha256(body).hexdigest()[:12]
+    file.write_bytes(body)
+    return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +116,29 @@ class Run:
         """Return a reply's body, shortened."""
         return self._shown(exchange.reply)
 
-    def command(self, exchange: Exchange) -> str:
-        """Return a command that repeats a request, with the key read from the environment."""
-        url = self.url.rstrip("/") + exchange.path
+    def command(self, exchange: Exchange, keep: Keep | None = None) -> str:
+        """Return a command that repeats a request, with the key read from the environment.
+
+        Args:
+            keep: see `kept`. Without it, a command does not have what is too long to show, and a
+                comment says so.
+        """
+        url, body = self.url.rstrip("/") + exchange.path, exchange.request
         parts = ["curl", "-sS", "-X", exchange.method, shlex.quote(url)]
         parts += ["-H", "'Authorization: Bearer '\"$OPENAI_API_KEY\""]
-        if exchange.request.startswith(f"--{BOUNDARY}".encode()):
-            words = options(exchange.request)
-            parts += (
-                map(shlex.quote, words) if self.content else [f"[{len(exchange.request)} bytes]"]
-            )
-        elif exchange.request:
-            body = self._shown(exchange.request)
-            parts += ["-H", "'Content-Type: application/json'", "-d", shlex.quote(body)]
+        is_form = body.startswith(f"--{BOUNDARY}".encode())
+        shown = self._shown(body)
+        if keep is not None and self.content and (is_form or shown.encode() != body):
+            kind = FORM["content-type"] if is_form else "application/json"
+            file = shlex.quote(f"@{keep(body)}")
+            parts += ["-H", f"'Content-Type: {kind}'", "--data-binary", file]
+        elif is_form and self.content:
+            parts += map(shlex.quote, options(body))
+            parts.append("# --explain writes the file that was sent")
+        elif is_form:
+            parts.append(shown)
+        elif body:
+            parts += ["-H", "'Content-Type: application/json'", "-d", shlex.quote(shown)]
         return " ".join(parts)
 
     def _shown(self, data: bytes) -> str:
