@@ -17,6 +17,7 @@ from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.records import Query, Record, new_id
 from latimer.adapter.store.store import Store
 from support.stored import KIND, PIXEL, record, same, store_at
+from support.turns import FEW, turns_after_the_first
 
 
 def keep(store: Store, *records: Record) -> list[str]:
@@ -45,6 +46,13 @@ async def test_a_kept_object_is_returned_as_it_was(store: Store) -> None:
     )  # fmt: skip
     listed = (await store.page("", KIND, Query(), same)).data
     assert [one.request for one in listed] == [{"store": True}]
+
+
+async def test_who_waits_until_a_store_is_open_goes_on_at_once(target: str) -> None:
+    """The first requests of a store, which wait until it is open, go on together."""
+    store = store_at(target)
+    assert await turns_after_the_first(store.open() for _ in range(64)) < FEW
+    await store.aclose()
 
 
 async def test_pages_have_every_object_once_in_order(store: Store) -> None:

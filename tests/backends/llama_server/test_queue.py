@@ -13,11 +13,13 @@ from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import Busy
 from latimer.backends.http import Connection, ConnectionPool, Request, Response
 from latimer.backends.llama_server import LlamaServer
+from latimer.backends.llama_server.embeddings import embedder
 from latimer.backends.llama_server.server import QUESTIONS
 from latimer.backends.queue import Ticket
 from latimer.backends.streams import merge_streams
 from support.jobs import run
 from support.servers import llama_server
+from support.turns import FEW, turns_after_the_first
 
 SPM = Path(__file__).parent.parent.parent / "models" / "spm.gguf"
 SLOTS = 2
@@ -124,4 +126,16 @@ async def test_scoring_takes_turns_too(address: str) -> None:
     found = await asyncio.gather(*(run(backend, job) for _ in range(20)))
     assert all(texts == alone[0] for texts, _ in found)
     assert pool.most <= SLOTS + QUESTIONS + 1
+    await backend.aclose()
+
+
+async def test_who_waits_for_the_facts_of_a_server_goes_on_at_once(address: str) -> None:
+    """The first calls of many requests, which need what is known about a server, end together."""
+    backend = LlamaServer(address)
+    server = backend.server
+    model = await backend.model()
+    assert await turns_after_the_first(server.facts() for _ in range(64)) < FEW
+    assert await turns_after_the_first(server.special_tokens() for _ in range(64)) < FEW
+    calls = (embedder(server, model, Ticket()) for _ in range(64))
+    assert await turns_after_the_first(calls) < FEW
     await backend.aclose()
