@@ -122,8 +122,9 @@ class Store:
         queue.
 
         Args:
-            seconds: the time that it has; by default little, but items of a conversation have as
-                long as those that a client appends itself.
+            seconds: the time that it has, longer while the database writes others or the event loop
+                is busy; by default little, but items of a conversation have as long as those that a
+                client appends itself.
         """
         if self._database is None and self._opens_later:
             return self.keep(record)
@@ -132,8 +133,7 @@ class Store:
         try:
             if seconds is None:
                 seconds = COMMIT_SECONDS if record.conversation is None else ANSWER_SECONDS
-            async with asyncio.timeout(seconds):
-                await self._writer.flush()
+            await self._writer.flush(seconds)
         except (TimeoutError, StoreUnavailable):
             record.is_withdrawn = True
             return False

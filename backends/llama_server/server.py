@@ -402,14 +402,25 @@ class Server:
             raise EngineError(f"{ENGINE} sent a response to {path} that is not JSON.") from None
 
     async def reply(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Send a question and return status and body; at most `QUESTIONS` run concurrently."""
-        async with self._questions:
-            try:
-                async with await self.client.send(method, path, body) as response:
-                    return response.status, await response.aread()
-            except EngineUnavailable:
-                self.monitor.invalidate()
-                raise
+        """Send a question and return status and body.
+
+        At most `QUESTIONS` run concurrently, and as many more as calls leave places. Under load, an
+        answer is read some turns of the event loop after it has come, so two are few.
+        """
+        places = self._questions
+        if not places.try_take():
+            if self.turns.try_take():
+                places = self.turns
+            else:
+                await places.take()
+        try:
+            async with await self.client.send(method, path, body) as response:
+                return response.status, await response.aread()
+        except EngineUnavailable:
+            self.monitor.invalidate()
+            raise
+        finally:
+            places.release()
 
     async def _read_model(self) -> Model:
         await self.monitor.check()

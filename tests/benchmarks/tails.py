@@ -37,7 +37,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """What a number of clients have got.
+    """The latencies and the answers of a number of clients.
 
     Args:
         rate: the answers in a second.

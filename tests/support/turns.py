@@ -14,7 +14,7 @@ import uvicorn
 
 from support.servers import free_port
 
-# Turns in which everybody who waits for the same thing goes on. A lock wakes one in a turn.
+# More turns than it takes until all who wait for an event have run. A lock wakes one in a turn.
 FEW = 8
 
 
