@@ -66,8 +66,8 @@ async def tails(port: int, request: bytes, end: bytes, count: int, seconds: floa
     await asyncio.gather(*(client.done for client in clients))
     found = [latency for client in clients for latency in client.latencies]
     answers = [len(client.latencies) for client in clients]
-    quantiles = (quantile(found, share) for share in (0.5, 0.99, 1))
-    return Tails(len(found) / seconds, *quantiles, min(answers), max(answers))
+    middle, late, slowest = (quantile(found, share) for share in (0.5, 0.99, 1))
+    return Tails(len(found) / seconds, middle, late, slowest, min(answers), max(answers))
 
 
 def measure(

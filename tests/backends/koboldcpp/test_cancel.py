@@ -299,7 +299,8 @@ async def test_special_tokens_are_asked_for_once(backend: KoboldCpp) -> None:
 async def test_the_tokenizer_is_never_idle(backend: KoboldCpp) -> None:
     """The next of 64 texts is sent in the turn of the event loop in which the last one is done."""
 
-    async def ask(*_arguments: object) -> dict[str, list[int]]:
+    async def ask(method: str, path: str, payload: Any = None, size: int = 0) -> Any:
+        del method, path, payload, size
         await asyncio.sleep(0)
         return {"ids": [1]}
 
