@@ -471,6 +471,7 @@ class ConnectionPool:
         most_idle: the largest number of idle connections.
 
     Attributes:
+        most_idle: the same.
         on_connect: awaited for a new connection, before a request is sent on it; its errors are
             raised to the request.
     """
@@ -496,7 +497,7 @@ class ConnectionPool:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._host_header = _host_of(parts)
-        self._most_idle = most_idle
+        self.most_idle = most_idle
         self._failure: EngineUnavailable | None = None
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
@@ -591,7 +592,7 @@ class ConnectionPool:
         """Add an idle connection to the pool."""
         connection.idle_since = time.monotonic()
         self._idle.append(connection)
-        if len(self._idle) > self._most_idle:
+        if len(self._idle) > self.most_idle:
             self._idle.pop(0).close()
 
     def _close_idle(self) -> None:

@@ -46,43 +46,42 @@ Identity = TypeVar("Identity")
 
 
 class SharedCheck:
-    """A check shared by concurrent callers; each gets a check that began after its call.
+    """A check shared by concurrent callers; they go on in the same turn of the event loop."""
 
-    Args:
-        check: asks the engine; its error is raised to every caller that shares the check.
-    """
-
-    def __init__(self, check: Callable[[], Awaitable[None]]) -> None:
-        self._check = check
+    def __init__(self) -> None:
         # Set at the end of the running check. A lock would wake one caller in each turn of the
         # event loop; the last of a hundred callers would wait for a hundred turns.
         self._running: asyncio.Event | None = None
         self._begun = 0
         self._ended = 0
-        self._error: LatimerError | None = None
+        self._error: Exception | None = None
 
-    async def run(self) -> None:
-        """Return when a check has succeeded.
+    async def run(self, check: Callable[[], Awaitable[None]], fresh: bool = True) -> None:
+        """Return when a check has succeeded; raise its error to every caller that shares it.
 
-        Raises:
-            LatimerError: the error of the check.
+        Args:
+            check: asks the engine, unless a check of another caller serves.
+            fresh: True for a check that begins after the call; False for the running one.
         """
         asked = self._begun
+        if not fresh and self._running is not None:
+            asked -= 1
         while self._ended <= asked:
             if self._running is None:
-                await self._run()
+                await self._run(check)
                 return
             await self._running.wait()
         if self._error is not None:
-            raise self._error
+            # Otherwise its traceback has the frames of all callers.
+            raise self._error.with_traceback(None)
 
-    async def _run(self) -> None:
+    async def _run(self, check: Callable[[], Awaitable[None]]) -> None:
         """Check, and wake the callers that wait for the end."""
         self._begun += 1
         running = self._running = asyncio.Event()
         try:
-            await self._check()
-        except LatimerError as error:
+            await check()
+        except Exception as error:
             self._ended, self._error = self._begun, error
             raise
         else:
@@ -163,8 +162,8 @@ class IdentityMonitor(ABC, Generic[Identity]):
         self.model: Model | None = None
         self._read_model = read_model
         self._forget = forget
-        self._reading = SharedCheck(self._learn)
-        self._checks = SharedCheck(self._check)
+        self._reading = SharedCheck()
+        self._checks = SharedCheck()
         self._holds = holds
         self._checked_at = -math.inf
 
@@ -184,7 +183,7 @@ class IdentityMonitor(ABC, Generic[Identity]):
             EngineUnavailable: it is not reachable, not ready, or serves another model than before.
             EngineError: it is another kind of engine.
         """
-        await self._checks.run()
+        await self._checks.run(self._check)
 
     async def _check(self) -> None:
         await self._compare()
@@ -207,13 +206,14 @@ class IdentityMonitor(ABC, Generic[Identity]):
         """
         if self.model is not None and not self.is_verified:
             try:
-                await self.check()
+                # A check that began before would hold for a moment, too.
+                await self._checks.run(self._check, fresh=False)
             except EngineUnavailable:
                 # If the check found another model, that one is read below.
                 if self.model is not None:
                     raise
         while self.model is None:
-            await self._reading.run()
+            await self._reading.run(self._learn)
         return self.model
 
     async def _learn(self) -> None:

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 # The listen backlog; uvicorn's default.
 _BACKLOG = 2048
-# libuv accepts one connection of a handle in a turn of the event loop, and a turn of a busy server
-# takes 20 ms. Of 128 clients that connected at once, the last one waited for 1.8 s; with eight
-# handles of the same socket, for 0.2 s.
-HANDLES = 8
 
 
 class Door(Protocol):
@@ -132,13 +128,6 @@ class Listener:
             f"cannot listen on {self._host}:{self._port}: {reason}. Choose another address with "
             "--host and --port, or LATIMER_PORT."
         )
-
-
-def handles(sockets: Sequence[socket.socket]) -> list[socket.socket]:
-    """Return sockets with copies, so that an event loop accepts several connections in a turn."""
-    # Windows can wait for connections of one handle only.
-    copies = HANDLES - 1 if os.name == "posix" else 0
-    return [*sockets, *(one.dup() for one in sockets for _ in range(copies))]
 
 
 def bound(host: str, port: int) -> list[socket.socket]:

@@ -38,7 +38,7 @@ from ..settings import Settings
 from ..settings_file import WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words
 from . import otel
-from .listener import Door, Listener, handles
+from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
 from .terminal import EXIT_START, START, Download, end_at_once, fail, is_read, print_json, say
 
@@ -106,7 +106,7 @@ async def _serve(settings: Settings, door: Door) -> None:
     if door.admin is not None and settings.admin_key is not None:
         server.serve_operator(door.admin.socket, settings.admin_key.get_secret_value())
     _collect_rarely()
-    await server.serve(handles(door.sockets))
+    await server.serve([*door.sockets])
     for task in tasks:
         task.cancel()
     made.close()

@@ -1,8 +1,9 @@
-"""uvicorn's server with a drain that ends in an error for what still runs."""
+"""uvicorn's server, which accepts many connections at once, with a drain that ends in an error."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import sys
@@ -23,6 +24,55 @@ from .terminal import say
 
 # Seconds for cancelled requests to send their errors, and for the process to end.
 _LAST_WORDS, END = 2, 5.0
+# The largest number of connections to accept in a turn of the event loop; they take 5 ms.
+BURST = 64
+# Seconds without new connections when the process has no file or memory for one.
+_SHORTAGE = 1.0
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Accepts the connections of a socket that listens, those that wait together in one turn.
+
+    The servers of libuv accept one in a turn of the event loop, and a turn of a busy server takes
+    20 ms and more. Of 512 clients that connected at once, the last one waited for seconds.
+
+    Args:
+        listening: the socket.
+        use: called with each connection.
+    """
+
+    def __init__(self, listening: socket.socket, use: Callable[[socket.socket], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = listening
+        self._use = use
+        self._timer: asyncio.TimerHandle | None = None
+        listening.setblocking(False)
+        self._begin()
+
+    def close(self) -> None:
+        """Accept no more connections; the socket stays open."""
+        self._loop.remove_reader(self._socket)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(BURST):
+            try:
+                connection, _address = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _SHORT_OF:
+                    raise
+                # Clients wait in the kernel meanwhile.
+                self._loop.remove_reader(self._socket)
+                self._timer = self._loop.call_later(_SHORTAGE, self._begin)
+                return
+            self._use(connection)
 
 
 class Server(uvicorn.Server):
@@ -66,6 +116,8 @@ class Server(uvicorn.Server):
         self._drain = drain
         self._loop = asyncio.get_running_loop()
         self._admin: tuple[socket.socket, uvicorn.Config] | None = None
+        self._acceptors: list[Acceptor] = []
+        self._opening: set[asyncio.Task[object]] = set()
 
     def serve_operator(self, admin: socket.socket, key: str) -> None:
         """Serve the operator's socket, too, from the startup on; `key` opens the paths."""
@@ -82,7 +134,11 @@ class Server(uvicorn.Server):
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections."""
-        await super().startup(sockets)
+        if sockets is None or os.name != "posix":
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            self._acceptors = [Acceptor(one, self.open) for one in sockets]
         if self._admin is not None and self.started:
             admin, config = self._admin
             config.load()
@@ -92,6 +148,14 @@ class Server(uvicorn.Server):
                 options["cleanup_socket"] = False
             make = partial(self._protocol, config)
             self.servers.append(await self._loop.create_unix_server(make, sock=admin, **options))
+
+    def open(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted."""
+        connection.setblocking(False)
+        make = partial(self._protocol, self.config)
+        opening = self._loop.create_task(self._loop.connect_accepted_socket(make, connection))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
 
     def _protocol(self, config: uvicorn.Config) -> asyncio.Protocol:
         """Return the protocol of a new connection."""
@@ -116,6 +180,11 @@ class Server(uvicorn.Server):
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for running requests until the drain is over."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        if self._opening:
+            # uvicorn closes idle connections once, and then waits for those that came later.
+            await asyncio.wait(self._opening)
         timer = self._loop.call_later(self._drain, self.end)
         await super().shutdown(sockets)
         timer.cancel()

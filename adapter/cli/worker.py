@@ -128,7 +128,6 @@ class _WorkerServer(Server):
         self._register = register
         self._around = around
         self._tally: Tally | None = None
-        self._opening: set[asyncio.Task[object]] = set()
         # What siblings pass on is for this worker. They send the address of the client.
         self._siblings = uvicorn.Config(
             app, http=Protocol, ws="none", log_config=None, log_level="warning", access_log=False,
@@ -194,7 +193,7 @@ class _WorkerServer(Server):
             except OSError:
                 message, files = b"", []
             if message == CONNECTION and files:
-                self._open(socket.socket(fileno=files[0]))
+                self.open(socket.socket(fileno=files[0]))
             elif message == RELOAD:
                 self._worker.reload()
             elif message == DRAIN:
@@ -207,13 +206,6 @@ class _WorkerServer(Server):
             elif not message:
                 self._loop.remove_reader(self._worker.channel)
                 return
-
-    def _open(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        make = partial(self._protocol, self.config)
-        opening = self._loop.create_task(self._loop.connect_accepted_socket(make, connection))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
 
 
 def _counted(note: Callable[[], None]) -> type[Protocol]:

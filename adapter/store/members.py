@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ...backends.identity import SharedCheck
 from .errors import errors
 from .store import Store
 
@@ -45,7 +46,7 @@ class Members:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._joining = asyncio.Lock()
+        self._joining = SharedCheck()
         # The file that this process has locked.
         self._file: IO[bytes] | None = None
         self._connection: Connection | None = None
@@ -61,9 +62,11 @@ class Members:
         Raises:
             StoreError, StoreUnavailable: see `Store.open`.
         """
-        async with self._joining:
-            database = await self._store.open()
-            await asyncio.to_thread(self._join, database)
+        await self._joining.run(self._check)
+
+    async def _check(self) -> None:
+        database = await self._store.open()
+        await asyncio.to_thread(self._join, database)
 
     async def running(self) -> set[str]:
         """Return the marks of the processes that run.

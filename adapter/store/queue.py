@@ -30,6 +30,8 @@ LOOSE = 2 << 20
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
 # Seconds after which a running attempt counts as failed.
 PATIENCE = 3.0
+# The timers for a patience, one after the other. Each is late by what the event loop is busy with.
+_LOOKS = 5
 # Seconds between two lines about lost objects.
 QUIET = 10.0
 # Seconds to write what waits, at the end of the process.
@@ -103,11 +105,16 @@ class Writer:
             self._packing = asyncio.get_running_loop().create_task(self._pack())
         return True
 
-    async def flush(self) -> None:
+    async def flush(self, patience: float | None = None) -> None:
         """Wait until every object that was added before is written.
+
+        Args:
+            patience: the seconds without a written object after which it raises. They are longer by
+                the time for which the event loop is busy, since the database's answer waits, too.
 
         Raises:
             StoreUnavailable: an attempt to write them failed; they stay in the queue.
+            TimeoutError: the patience is over; they stay in the queue, too.
         """
         if self._done == self._taken:
             return
@@ -117,7 +124,23 @@ class Writer:
         self._flushes.append((self._taken, done))
         if self._task is None:
             self._start()
+        if patience is not None:
+            await self._wait(done, patience)
         await done
+
+    async def _wait(self, done: asyncio.Future[None], patience: float) -> None:
+        """Wait for a future, or until nothing was written for as long as the patience."""
+        left = _LOOKS
+        try:
+            while not done.done():
+                if not left:
+                    raise TimeoutError
+                before = self._done
+                await asyncio.wait([done], timeout=patience / _LOOKS)
+                left = _LOOKS if self._done > before else left - 1
+        except BaseException:
+            done.cancel()
+            raise
 
     def hurry(self) -> None:
         """Try again soon what an attempt could not write, because the database answers others."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...backends.identity import SharedCheck
 from .config import StoreConfig
 from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
 from .queue import DELAY, MEMORY_DELAY, QUIET, Writer
@@ -61,7 +62,7 @@ class Store:
         self.place = place
         self._writer = Writer(self.write, DELAY if place.durable else MEMORY_DELAY)
         self._database: Database | None = None
-        self._opening = asyncio.Lock()
+        self._opening = SharedCheck()
         # False after the last attempt to open it failed.
         self._can_open = True
         # The time until which an answer that failed counts, and that of the next line about one.
@@ -76,20 +77,21 @@ class Store:
             StoreError: the schema is newer than this program, or the place cannot be used.
             StoreUnavailable: the database does not answer now.
         """
-        if self._database is not None:
-            return self._database
-        async with self._opening:
-            if self._database is None:
-                database = await asyncio.to_thread(_database, self.place)
-                try:
-                    await database.open()
-                except (StoreError, StoreUnavailable):
-                    self._can_open = False
-                    raise
-                self._database, self._can_open = database, True
-                if self.place.age is not None:
-                    self._tidy()
+        while self._database is None:
+            await self._opening.run(self._open)
         return self._database
+
+    async def _open(self) -> None:
+        if self._database is None:
+            database = await asyncio.to_thread(_database, self.place)
+            try:
+                await database.open()
+            except (StoreError, StoreUnavailable):
+                self._can_open = False
+                raise
+            self._database, self._can_open = database, True
+            if self.place.age is not None:
+                self._tidy()
 
     async def look(self) -> bool:
         """Check that the database can be opened; return False if `open` would make its tables.
@@ -120,8 +122,9 @@ class Store:
         queue.
 
         Args:
-            seconds: the time that it has; by default little, but items of a conversation have as
-                long as those that a client appends itself.
+            seconds: the time that it has, longer while the database writes others or the event loop
+                is busy; by default little, but items of a conversation have as long as those that a
+                client appends itself.
         """
         if self._database is None and self._opens_later:
             return self.keep(record)
@@ -130,8 +133,7 @@ class Store:
         try:
             if seconds is None:
                 seconds = COMMIT_SECONDS if record.conversation is None else ANSWER_SECONDS
-            async with asyncio.timeout(seconds):
-                await self._writer.flush()
+            await self._writer.flush(seconds)
         except (TimeoutError, StoreUnavailable):
             record.is_withdrawn = True
             return False
@@ -338,8 +340,8 @@ class Store:
                 tidying.cancel()
                 await asyncio.wait([tidying])
         database, self._database = self._database, None
-        # A lock belongs to the event loop that waited for it.
-        self._opening = asyncio.Lock()
+        # An event belongs to the event loop that waited for it.
+        self._opening = SharedCheck()
         if database is not None:
             await database.aclose()
 

@@ -149,18 +149,22 @@ async def _embedder(server: Server, model: Model, party: Ticket) -> Embedder:
     """Return the facts about the embedding model; the first call embeds two short texts."""
     if not server.embeds:
         return Embedder(hint=NOT_STARTED)
-    facts = server.embedder
-    if facts is None:
-        one, other = (await _call(server, model, TEST, party))[0]
-        if one is None or other is None or is_memory(one):
-            facts = Embedder(hint=NO_VECTORS)
-        elif one == other:
-            facts = Embedder(hint=NOT_POOLED)
-        else:
-            facts = Embedder(len(one))
-        server.monitor.check_is(model)
-        server.embedder = facts
-    return facts
+
+    async def learn() -> None:
+        if server.embedder is None:
+            one, other = (await _call(server, model, TEST, party))[0]
+            if one is None or other is None or is_memory(one):
+                facts = Embedder(hint=NO_VECTORS)
+            elif one == other:
+                facts = Embedder(hint=NOT_POOLED)
+            else:
+                facts = Embedder(len(one))
+            server.monitor.check_is(model)
+            server.embedder = facts
+
+    while server.embedder is None:
+        await server.learning_embedder.run(learn)
+    return server.embedder
 
 
 async def _failed(server: Server, model: Model, param: str, party: Ticket) -> LatimerError:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,8 +29,8 @@ from ..errors import (
     text_of,
     whole_of,
 )
-from ..http import HttpClient
-from ..identity import Throttled
+from ..http import FORWARDED, HttpClient
+from ..identity import SharedCheck, Throttled
 from ..queue import AdmissionQueue
 from .call import WHOLE, Call
 from .identity import Identity, ServerMonitor
@@ -85,6 +86,7 @@ class Server:
         monitor: the model that it serves, and the detector of another one at the address.
         turns: the queue of calls.
         embedder: the facts about its embeddings, once known.
+        learning_embedder: the question for them, which concurrent calls share.
         embeds_at_once: the number of texts in its next call that embeds.
     """
 
@@ -100,7 +102,9 @@ class Server:
         self._specials: Sequence[Special] | None = None
         self.embedder: Embedder | None = None
         self.embeds_at_once = FIRST_EMBEDS
-        self._tokenizing = asyncio.Lock()
+        self._learning_specials, self.learning_embedder = SharedCheck(), SharedCheck()
+        # The questions for the tokenizer, of which the first is sent, each with its answer.
+        self._texts: deque[tuple[str, Any, int, bytes, asyncio.Future[Any]]] = deque()
         self._tasks: set[asyncio.Future[Any]] = set()
 
     @property
@@ -134,8 +138,12 @@ class Server:
 
     async def special_tokens(self) -> Sequence[Special]:
         """Return the spellings of the template, and well-known ones, that are a single token."""
-        specials = self._specials
-        if specials is None:
+        while self._specials is None:
+            await self._learning_specials.run(self._learn_specials)
+        return self._specials
+
+    async def _learn_specials(self) -> None:
+        if self._specials is None:
             model = await self.monitor.get()
             spellings = {model.bos_token, model.eos_token, *_MARK.findall(model.template or "")}
             spellings |= WELL_KNOWN
@@ -146,7 +154,6 @@ class Server:
             ]
             self.monitor.check_is(model)
             self._specials = specials
-        return specials
 
     async def health(self) -> None:
         """Check that the server is ready; ask it at most twice a second."""
@@ -186,14 +193,38 @@ class Server:
         if not self.generates:
             raise NotServed("generate", ENGINE, "Did you mean to use v1/embeddings?")
 
-        async def alone() -> Any:
-            try:
-                return await self.ask("POST", path, payload, size)
-            finally:
-                self._tokenizing.release()
+        answer = asyncio.get_running_loop().create_future()
+        self._texts.append((path, payload, size, FORWARDED.get(), answer))
+        if len(self._texts) == 1:
+            self.background(self._tokenize())
+        return await answer
 
-        await self._tokenizing.acquire()
-        return await asyncio.shield(self.background(alone()))
+    async def _tokenize(self) -> None:
+        """Ask what waits; the next question is sent in the turn of the event loop with an answer.
+
+        With a lock, the tokenizer would have nothing to do for two turns after each answer.
+        """
+        texts = self._texts
+        try:
+            while texts:
+                path, payload, size, forwarded, answer = texts[0]
+                if not answer.done():
+                    FORWARDED.set(forwarded)
+                    try:
+                        reply = await self.ask("POST", path, payload, size)
+                    except Exception as error:
+                        # The caller may have been cancelled.
+                        if not answer.done():
+                            answer.set_exception(error)
+                    else:
+                        if not answer.done():
+                            answer.set_result(reply)
+                texts.popleft()
+        finally:
+            # After a cancellation, since the connections are closed.
+            for *_, answer in texts:
+                answer.cancel()
+            texts.clear()
 
     async def perf(self) -> Perf:
         """Return the facts of the last generation, and if the engine is idle."""

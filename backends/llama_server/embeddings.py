@@ -212,15 +212,16 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
 
 async def embedder(server: Server, model: Model, party: Ticket) -> Embedder:
     """Return the facts about the server's embeddings; the first call asks for them."""
-    facts = server.embedder
-    if facts is None:
-        async with server.learning_embedder:
-            facts = server.embedder
-            if facts is None:
-                facts = await _read_embedder(server, party)
-                server.monitor.check_is(model)
-                server.embedder = facts
-    return facts
+
+    async def learn() -> None:
+        if server.embedder is None:
+            facts = await _read_embedder(server, party)
+            server.monitor.check_is(model)
+            server.embedder = facts
+
+    while server.embedder is None:
+        await server.learning_embedder.run(learn)
+    return server.embedder
 
 
 def context_of(model: Model) -> int:

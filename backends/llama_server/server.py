@@ -6,7 +6,6 @@ server-common.cpp). So it is called once with short texts, only to detect the to
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from ..errors import (
     ids_of_text,
     read_from,
 )
-from ..http import HttpClient
-from ..identity import Throttled
+from ..http import MOST_IDLE, HttpClient
+from ..identity import SharedCheck, Throttled
 from ..queue import AdmissionQueue, Ticket
 from .identity import ServerMonitor
 from .translate import ENGINE, Vocabulary, read_pieces, to_error
@@ -252,7 +251,7 @@ class Server:
         names: the model's names in responses.
         infill: the model's infill tokens, once known.
         embedder: the facts about its embeddings, once known.
-        learning_embedder: held while they are asked for.
+        learning_embedder: the question for them, which concurrent calls share.
         generates: True if it also generates text; None if not known yet.
     """
 
@@ -272,8 +271,8 @@ class Server:
         self._specials: Sequence[Special] | None = None
         self.embedder: Embedder | None = None
         self.generates: bool | None = None
-        self._learning = asyncio.Lock()
-        self.learning_embedder = asyncio.Lock()
+        self._learning, self._learning_specials = SharedCheck(), SharedCheck()
+        self.learning_embedder = SharedCheck()
 
     async def call(
         self, path: str, payload: bytes, party: Ticket | None, model: Model | None = None
@@ -320,6 +319,10 @@ class Server:
 
     def _resize(self, slots: int) -> None:
         self.turns.resize(slots)
+        pool = self.client.pool
+        if pool is not None:
+            # With fewer, calls that end together would close connections that the next ones need.
+            pool.most_idle = max(slots, MOST_IDLE)
         self._most_batches = min(max(slots // 2, 1), 2)
         self._batches.resize(self._most_batches)
 
@@ -337,13 +340,16 @@ class Server:
 
     async def special_tokens(self) -> Sequence[Special]:
         """Return its special spellings; the first call reads the vocabulary."""
-        specials = self._specials
-        if specials is None:
+        while self._specials is None:
+            await self._learning_specials.run(self._learn_specials)
+        return self._specials
+
+    async def _learn_specials(self) -> None:
+        if self._specials is None:
             facts = await self.facts()
             specials = await read_specials(facts.vocabulary, self.plain)
             self.monitor.check_is(facts.model)
             self._specials = specials
-        return specials
 
     async def health(self) -> None:
         """Check that the server is ready; ask it at most twice a second."""
@@ -396,14 +402,25 @@ class Server:
             raise EngineError(f"{ENGINE} sent a response to {path} that is not JSON.") from None
 
     async def reply(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Send a question and return status and body; at most `QUESTIONS` run concurrently."""
-        async with self._questions:
-            try:
-                async with await self.client.send(method, path, body) as response:
-                    return response.status, await response.aread()
-            except EngineUnavailable:
-                self.monitor.invalidate()
-                raise
+        """Send a question and return status and body.
+
+        At most `QUESTIONS` run concurrently, and as many more as calls leave places. Under load, an
+        answer is read some turns of the event loop after it has come, so two are few.
+        """
+        places = self._questions
+        if not places.try_take():
+            if self.turns.try_take():
+                places = self.turns
+            else:
+                await places.take()
+        try:
+            async with await self.client.send(method, path, body) as response:
+                return response.status, await response.aread()
+        except EngineUnavailable:
+            self.monitor.invalidate()
+            raise
+        finally:
+            places.release()
 
     async def _read_model(self) -> Model:
         await self.monitor.check()
@@ -422,15 +439,15 @@ class Server:
 
     async def facts(self) -> ServerInfo:
         """Return the facts that reporting tokens needs; the first call reads them."""
-        facts = self._facts
-        if facts is None:
+        while self._facts is None:
+            await self._learning.run(self._learn)
+        return self._facts
+
+    async def _learn(self) -> None:
+        if self._facts is None:
             model = await self.monitor.get()
-            async with self._learning:
-                facts = self._facts
-                if facts is None:
-                    slots = self.monitor.identity.slots if self.monitor.identity is not None else 1
-                    with read_from(ENGINE, "its vocabulary"):
-                        facts = await read_info(self.reply, self.ask, model, slots)
-                    self.monitor.check_is(model)
-                    self._facts = facts
-        return facts
+            slots = self.monitor.identity.slots if self.monitor.identity is not None else 1
+            with read_from(ENGINE, "its vocabulary"):
+                facts = await read_info(self.reply, self.ask, model, slots)
+            self.monitor.check_is(model)
+            self._facts = facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -13,6 +14,8 @@ from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.servers import canned
+
+PROPS = b'{"default_generation_settings":{"n_ctx":512},"model_path":"a.gguf","build_info":"b1"}'
 
 
 class Engine:
@@ -35,8 +38,8 @@ class Engine:
 async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
     """Of 64 concurrent callers, the first runs a check and the other 63 share a second one."""
     engine = Engine()
-    checks = SharedCheck(engine.look)
-    tasks = [asyncio.create_task(checks.run()) for _ in range(64)]
+    checks = SharedCheck()
+    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(64)]
     await asyncio.sleep(0.01)
     assert engine.asked == 1
     engine.go.set()
@@ -47,8 +50,8 @@ async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
 async def test_who_waits_for_a_check_wakes_at_once() -> None:
     """The end of a check wakes all callers in one turn of the event loop, not one in each turn."""
     engine = Engine()
-    checks = SharedCheck(engine.look)
-    tasks = [asyncio.create_task(checks.run()) for _ in range(64)]
+    checks = SharedCheck()
+    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(64)]
     await asyncio.sleep(0.01)
     engine.go.set()
     for _ in range(8):
@@ -56,11 +59,54 @@ async def test_who_waits_for_a_check_wakes_at_once() -> None:
     assert all(task.done() for task in tasks)
 
 
+async def test_a_running_check_serves_those_to_whom_it_is_fresh_enough() -> None:
+    """Of 64 callers, those who do not need a check that begins after their call share the first."""
+    engine = Engine()
+    checks = SharedCheck()
+    tasks = [asyncio.create_task(checks.run(engine.look, fresh=False)) for _ in range(63)]
+    await asyncio.sleep(0.01)
+    tasks.append(asyncio.create_task(checks.run(engine.look)))
+    await asyncio.sleep(0.01)
+    engine.go.set()
+    await asyncio.gather(*tasks[:63])
+    assert engine.asked == 2
+    await tasks[63]
+    assert engine.asked == 2
+
+
+async def test_the_error_of_a_check_does_not_grow() -> None:
+    """The traceback of a shared error has the frames of one caller, not those of all 64."""
+    engine = Engine()
+    engine.error = EngineError("gone")
+    checks = SharedCheck()
+    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(64)]
+    await asyncio.sleep(0.01)
+    engine.go.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(found[-1], EngineError)
+    assert len([*traceback.walk_tb(found[-1].__traceback__)]) < 8
+
+
+async def test_requests_after_a_pause_share_one_check() -> None:
+    """Of 64 requests after a pause, none waits for the check of its model that another began."""
+    answers = {"/props": (200, PROPS), "/v1/models": (404, b"{}"), "*": (200, b'{"tokens":[]}')}
+    with canned(answers) as (address, asked):
+        backend = LlamaServer(address)
+        await backend.model()
+        backend.server.monitor.invalidate()
+        asked.clear()
+        first = asyncio.create_task(backend.model())
+        await asyncio.sleep(0)
+        await asyncio.gather(first, *(backend.model() for _ in range(63)))
+        assert asked.count("/props") == 1
+        await backend.aclose()
+
+
 async def test_what_a_check_finds_is_everybodys() -> None:
     """A shared check raises its error to every caller that waits for it."""
     engine = Engine()
-    checks = SharedCheck(engine.look)
-    tasks = [asyncio.create_task(checks.run()) for _ in range(10)]
+    checks = SharedCheck()
+    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(10)]
     await asyncio.sleep(0.01)
     engine.error = EngineError("another")
     engine.go.set()
@@ -72,8 +118,8 @@ async def test_what_a_check_finds_is_everybodys() -> None:
 async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
     """The next caller runs a check of its own when the caller that checks is cancelled."""
     engine = Engine()
-    checks = SharedCheck(engine.look)
-    tasks = [asyncio.create_task(checks.run()) for _ in range(3)]
+    checks = SharedCheck()
+    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(3)]
     await asyncio.sleep(0.01)
     tasks[0].cancel()
     await asyncio.sleep(0.01)

@@ -85,6 +85,7 @@ HANDSHAKE = (
 class Framed(Counted):
     """The same over a WebSocket; a response ends with its last event."""
 
+    head = b""
     _opened = False
     _buffer = b""
 

@@ -192,8 +192,11 @@ def run_engine(port: int, core: int | None = None, protocol: type[FakeEngine] = 
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(protocol, "127.0.0.1", port, backlog=2048)
-        await server.serve_forever()
+        with socket.create_server(("127.0.0.1", port), backlog=2048) as listening:
+            # libuv accepts one connection of each in a turn of the event loop.
+            for _ in range(64):
+                await loop.create_server(protocol, sock=listening.dup())
+            await asyncio.Event().wait()
 
     uvloop.run(main())
 

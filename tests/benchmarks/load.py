@@ -16,7 +16,13 @@ LAST_FRAMES = (b'{"type":"response.completed"', b'{"type":"response.incomplete"'
 
 
 class Client(asyncio.Protocol):
-    """A client that sends requests in a row; a response ends with the last bytes of its body."""
+    """A client that sends requests in a row; a response ends with the last bytes of its body.
+
+    Attributes:
+        head: what each response begins with.
+    """
+
+    head = b"HTTP/1.1 200 "
 
     def __init__(self, request: bytes, end: bytes, seconds: float) -> None:
         self._request = request
@@ -36,6 +42,10 @@ class Client(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if not self._tail and not data.startswith(self.head):
+            self._transport.abort()
+            self.done.set_exception(ValueError(f"not a success: {data!r:.500}"))
+            return
         self._tail = (self._tail + data)[-64:]
         if not self._tail.endswith(self._end):
             return

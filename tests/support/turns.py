@@ -7,12 +7,27 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 import uvicorn
 
 from support.servers import free_port
+
+# More turns than it takes until all who wait for an event have run. A lock wakes one in a turn.
+FEW = 8
+
+
+async def turns_after_the_first(calls: Iterable[Coroutine[Any, Any, object]]) -> int:
+    """Make calls at once; return the turns from the end of the first one to that of the last."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    count = 0
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        count += 1
+    await asyncio.gather(*tasks)
+    return count
 
 
 class MeasuredLoop(asyncio.SelectorEventLoop):

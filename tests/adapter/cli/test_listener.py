@@ -10,39 +10,30 @@ from typing import Any
 
 import pytest
 import uvloop
-from latimer.adapter.cli.listener import HANDLES, bound, handles
-from typing_extensions import override
+from latimer.adapter.cli import server
+from latimer.adapter.cli.listener import bound
+from latimer.adapter.cli.server import Acceptor
 
 CLIENTS = 64
 
 
-class Accepted(asyncio.Protocol):
-    """A server's side of a connection, which is counted."""
-
-    count = 0
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        Accepted.count += 1
-        transport.close()
-
-
 async def turns() -> int:
-    """Return the turns of the event loop in which a server accepts the clients that wait."""
-    Accepted.count = 0
-    loop, found = asyncio.get_running_loop(), bound("127.0.0.1", 0)
-    found[0].listen(CLIENTS)
+    """Return the turns of the event loop in which the clients that wait are accepted."""
+    listening = bound("127.0.0.1", 0)[0]
+    listening.listen(CLIENTS)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(listening)
         for _ in range(CLIENTS):
-            stack.enter_context(socket.create_connection(found[0].getsockname()))
-        servers = [await loop.create_server(Accepted, sock=one) for one in handles(found)]
+            stack.enter_context(socket.create_connection(listening.getsockname()))
+        accepted: list[socket.socket] = []
+        acceptor = Acceptor(listening, accepted.append)
         count = 0
-        while Accepted.count < CLIENTS:
+        while len(accepted) < CLIENTS:
             await asyncio.sleep(0)
             count += 1
-        for server in servers:
-            server.close()
-            await server.wait_closed()
+        for one in accepted:
+            one.close()
+        acceptor.close()
     return count
 
 
@@ -50,5 +41,35 @@ async def turns() -> int:
 def test_a_burst_of_clients_waits_for_few_turns(
     run: Callable[[Coroutine[Any, Any, int]], int],
 ) -> None:
-    """Of 64 clients that connect at once, several are accepted in each turn of the event loop."""
-    assert run(turns()) < 2 * CLIENTS / HANDLES
+    """Clients that connect at once are accepted in the same turns, not one in each turn."""
+    assert run(turns()) < 8
+
+
+class Short(socket.socket):
+    """A socket of a process that may open no file at first."""
+
+    fails = 1
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; fail the first time."""
+        if Short.fails:
+            Short.fails -= 1
+            raise OSError(24, "Too many open files")
+        return super().accept()
+
+
+async def test_a_client_waits_while_the_process_has_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a file for a connection, the client waits, and the event loop does not spin."""
+    monkeypatch.setattr(server, "_SHORTAGE", 0.05)
+    accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
+    with Short() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        acceptor = Acceptor(listening, accepted.put_nowait)
+        with socket.create_connection(listening.getsockname()):
+            async with asyncio.timeout(5):
+                (await accepted.get()).close()
+        acceptor.close()
+        assert not Short.fails

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from latimer.adapter.store.database import Database
 from latimer.adapter.store.members import Members
 from latimer.adapter.store.store import Store
 
@@ -54,6 +55,23 @@ async def test_a_member_runs_until_it_leaves(opened: Opened) -> None:
         await first.leave()
         await second.leave()
         assert await first.running() == set()
+
+
+async def test_who_joins_at_once_shares_an_attempt(store: Store) -> None:
+    """Of 64 responses that begin at once, the first joins the members, and the others after it."""
+    members = Members(store)
+    tried = 0
+    join = members._join
+
+    def counted(database: Database) -> None:
+        nonlocal tried
+        tried += 1
+        join(database)
+
+    members._join = counted  # type: ignore[method-assign]
+    await asyncio.gather(*(members.join() for _ in range(64)))
+    assert tried == 2
+    await members.leave()
 
 
 async def test_a_process_that_is_killed_does_not_run(store: Store, target: str) -> None:

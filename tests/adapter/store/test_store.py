@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
 from base64 import b64encode
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 from adapter.store.conftest import Opened
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.records import Query, Record, new_id
-from latimer.adapter.store.store import Store
+from latimer.adapter.store.store import COMMIT_SECONDS, Store
 from support.stored import KIND, PIXEL, record, same, store_at
+from support.turns import FEW, turns_after_the_first
 
 
 def keep(store: Store, *records: Record) -> list[str]:
@@ -45,6 +47,23 @@ async def test_a_kept_object_is_returned_as_it_was(store: Store) -> None:
     )  # fmt: skip
     listed = (await store.page("", KIND, Query(), same)).data
     assert [one.request for one in listed] == [{"store": True}]
+
+
+async def test_who_waits_until_a_store_is_open_goes_on_at_once(target: str) -> None:
+    """The first requests of a store, which wait until it is open, go on together."""
+    store = store_at(target)
+    assert await turns_after_the_first(store.open() for _ in range(64)) < FEW
+    await store.aclose()
+
+
+async def test_a_busy_event_loop_loses_no_object(target: str) -> None:
+    """An object that the database has taken in time is stored, also if its answer is late."""
+    store = store_at(target)
+    await store.open()
+    # Longer than a response waits for a database.
+    asyncio.get_running_loop().call_later(0.001, time.sleep, 2 * COMMIT_SECONDS)
+    assert await store.commit(record("a"))
+    await store.aclose()
 
 
 async def test_pages_have_every_object_once_in_order(store: Store) -> None:

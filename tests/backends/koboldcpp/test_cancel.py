@@ -17,6 +17,7 @@ from latimer.backends.koboldcpp import KoboldCpp, call
 from latimer.backends.koboldcpp import run as koboldcpp_run
 from support.engines.koboldcpp import MOST_WAITING, FakeKoboldcpp
 from support.jobs import run
+from support.turns import FEW, turns_after_the_first
 
 SHORT = Generation(Prompt(Text("echo:abc")), 8, sampling=Sampling(temperature=0.0))
 ENDLESS = Generation(Prompt(Text("endless slow:5")), 2000)
@@ -275,3 +276,47 @@ async def test_a_hung_engine_gives_the_turn_back(
     async with asyncio.timeout(3):
         while backend.server.turns.taken:
             await asyncio.sleep(0.02)
+
+
+async def test_special_tokens_are_asked_for_once(backend: KoboldCpp) -> None:
+    """16 concurrent calls cost the tokenizer as many questions as one."""
+    server, asked = backend.server, 0
+    tokenizer = server._tokenizer
+
+    async def counted(path: str, payload: Any, size: int) -> Any:
+        nonlocal asked
+        asked += 1
+        return await tokenizer(path, payload, size)
+
+    server._tokenizer = counted  # type: ignore[method-assign]
+    await asyncio.gather(*(backend.special_tokens() for _ in range(16)))
+    many, asked = asked, 0
+    server._forget()
+    await backend.special_tokens()
+    assert asked == many
+
+
+async def test_the_tokenizer_is_never_idle(backend: KoboldCpp) -> None:
+    """The next of 64 texts is sent in the turn of the event loop in which the last one is done."""
+
+    async def ask(method: str, path: str, payload: Any = None, size: int = 0) -> Any:
+        del method, path, payload, size
+        await asyncio.sleep(0)
+        return {"ids": [1]}
+
+    backend.server.ask = ask  # type: ignore[method-assign]
+    calls = (backend.server.token_count("a", False) for _ in range(64))
+    assert await turns_after_the_first(calls) < 64 + FEW
+
+
+async def test_a_text_whose_caller_leaves_is_not_sent(backend: KoboldCpp) -> None:
+    """Cancelled callers leave the queue for the tokenizer, and the others get their own tokens."""
+    texts = [f"text {number}" for number in range(16)]
+    tasks = [asyncio.create_task(backend.server.token_count(one, False)) for one in texts]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    for text, one in zip(texts[1::2], found[1::2], strict=True):
+        assert one == await backend.server.token_count(text, False)
+    assert not [one for one in found[::2] if not isinstance(one, asyncio.CancelledError)]

@@ -13,11 +13,13 @@ from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import Busy
 from latimer.backends.http import Connection, ConnectionPool, Request, Response
 from latimer.backends.llama_server import LlamaServer
+from latimer.backends.llama_server.embeddings import embedder
 from latimer.backends.llama_server.server import QUESTIONS
 from latimer.backends.queue import Ticket
 from latimer.backends.streams import merge_streams
 from support.jobs import run
-from support.servers import llama_server
+from support.servers import canned, llama_server
+from support.turns import FEW, turns_after_the_first
 
 SPM = Path(__file__).parent.parent.parent / "models" / "spm.gguf"
 SLOTS = 2
@@ -125,3 +127,47 @@ async def test_scoring_takes_turns_too(address: str) -> None:
     assert all(texts == alone[0] for texts, _ in found)
     assert pool.most <= SLOTS + QUESTIONS + 1
     await backend.aclose()
+
+
+async def test_who_waits_for_the_facts_of_a_server_goes_on_at_once(address: str) -> None:
+    """The first calls of many requests, which need what is known about a server, end together."""
+    backend = LlamaServer(address)
+    server = backend.server
+    model = await backend.model()
+    assert await turns_after_the_first(server.facts() for _ in range(64)) < FEW
+    assert await turns_after_the_first(server.special_tokens() for _ in range(64)) < FEW
+    calls = (embedder(server, model, Ticket()) for _ in range(64))
+    assert await turns_after_the_first(calls) < FEW
+    await backend.aclose()
+
+
+async def test_questions_use_the_places_of_calls_that_are_free(address: str) -> None:
+    """16 texts to tokenize use the connections of calls as long as there are no calls."""
+    pool = Counted(address)
+    backend = LlamaServer(address, client=pool)
+    await backend.model()
+    pool.most = 0
+    await asyncio.gather(
+        *(backend.tokenize("a", add_special=False, parse_special=False) for _ in range(16))
+    )
+    assert pool.most == SLOTS + QUESTIONS
+    await backend.aclose()
+
+
+async def test_a_server_keeps_a_connection_for_each_of_its_slots() -> None:
+    """Calls that end together keep their connections, which the next calls need."""
+    props = (
+        b'{"default_generation_settings":{"n_ctx":512},"model_path":"a.gguf","build_info":"b1",'
+        b'"total_slots":100}'
+    )
+    answers = {"/props": (200, props), "/v1/models": (404, b"{}"), "*": (200, b'{"tokens":[]}')}
+    with canned(answers) as (address, _):
+        backend = LlamaServer(address)
+        await backend.model()
+        pool = backend.server.client.pool
+        assert pool is not None
+        many = [await pool._connect() for _ in range(100)]
+        for connection in many:
+            pool._keep(connection)
+        assert len(pool._idle) == 100
+        await backend.aclose()
