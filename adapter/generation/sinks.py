@@ -242,7 +242,7 @@ class StreamSink(Sink):
         self._is_text = (
             self._frames.is_plain
             and self._answer.show is None
-            and not self._answer.keeps
+            and (self._frames.keeps or not self._answer.keeps)
             and len(choices) == 1
             and choices[0].is_content
         )
@@ -286,7 +286,10 @@ class StreamSink(Sink):
         if self._answer.keeps:
             results = [*filter(None, self._results)]
             cost = _cost(self._answer, results, usage)
-            reply = await offload.run(cost, self._answer.whole, results, usage)
+            if cost <= offload.SMALL:
+                reply = self._answer.whole(results, usage)
+            else:
+                reply = await offload.run(cost, self._answer.whole, results, usage)
             if self._answer.store is not None:
                 await self._answer.store(reply)
         if cost <= offload.SMALL:
