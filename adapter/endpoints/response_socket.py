@@ -20,8 +20,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from ...backends import offload
 from ...backends.errors import LatimerError
 from ..errors import Header, InvalidRequest, ShuttingDown, render, unexpected
-from ..handshake import PARTS, TEXTS, request_of, shared_scope, subprotocol_of
-from ..request import object_of
+from ..handshake import PARTS, TEXTS, shared_scope, subprotocol_of
+from ..request import FRAME, object_of
 from ..responses.lanes import DEFAULT, Create, Lanes, create_of, lane_of
 from ..service import Service
 
@@ -218,7 +218,9 @@ class _Connection:
         answer = _Answer(self, frame.lane)
         frame.write = answer.write
         try:
-            await self._app(request_of(self._shared, frame), answer.receive, answer.send)
+            shared = self._shared
+            own = {"headers": [*shared["headers"]], "state": {**shared["state"]}, FRAME: frame}
+            await self._app({**shared, **own}, answer.receive, answer.send)
         except Exception:
             # The app has logged it.
             await answer.fail()

@@ -138,25 +138,21 @@ async def keep_turn(
     frame.has_succeeded = True
     if request.conversation is not None:
         return
-    size = frame.size + TEXT * reply["usage"]["output_tokens"]
+    size, body = frame.size + TEXT * reply["usage"]["output_tokens"], frame.body
     if state.referenced:
         # The size does not count stored items.
         size = max(size, offload.UNKNOWN)
+        body = await offload.run(size, stored_request, body, state)
+    turn = [*items_of(body.get("input")), *reply["output"]]
     if size <= offload.SMALL:
-        items = _turn(frame, state, reply)
+        items = orjson.dumps(turn)
     else:
-        items = await offload.run(size, _turn, frame, state, reply)
+        items = await offload.run(size, orjson.dumps, turn)
     turns = (*state.turns, items)
     stored = bool(reply["store"])
     chain = reply["id"] if state.chain is None or (stored and state.is_unstored) else state.chain
     kept = Kept(reply["id"], chain, turns, stored, sum(map(len, turns)))
     frame.turns.keep(frame.lane, kept)
-
-
-def _turn(frame: Create, state: State, reply: Mapping[str, Any]) -> bytes:
-    body = stored_request(frame.body, state) if state.referenced else frame.body
-    given = body.get("input")
-    return orjson.dumps([*items_of(given), *reply["output"]])
 
 
 def stored_request(body: Mapping[str, Any], state: State) -> Mapping[str, Any]:

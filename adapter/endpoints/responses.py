@@ -119,15 +119,18 @@ class _Drafted:
 async def create_response(exchange: Exchange, service: Service) -> None:
     """Create a response."""
     request = await read(exchange, _REQUEST, RESPONSE_LIMITS if service.hosted else ())
-    if FRAME in exchange.scope:
+    frame: Create | None = exchange.scope.get(FRAME)
+    if frame is not None:
         # A WebSocket has no comments.
         exchange.keepalive = 0.0
-        frame: Create = exchange.scope[FRAME]
         if not (frame.generates or request.input or request.previous_response_id):
             # Codex warms up before the first message. No template takes a conversation without one.
             request.input = "."
     draft = await _drafted(exchange, service, request, generates=True)
-    await _answer(exchange, service, request, draft)
+    if frame is None:
+        await _answer(exchange, service, request, draft)
+    else:
+        await _answer_frame(exchange, service, request, draft, frame)
 
 
 async def count_input_tokens(exchange: Exchange, service: Service) -> None:
@@ -222,6 +225,10 @@ async def _prepared(
 
     Args:
         dropped: see `conversation_of`.
+
+    Raises:
+        LatimerError: the request is invalid, or the model cannot do what is asked; the error has
+            Responses' field names.
     """
     capabilities = served.backend.capabilities
     if type(request.input) is str and state is NO_STATE and exchange.size <= offload.SMALL:
@@ -233,7 +240,18 @@ async def _prepared(
     inexact: Sequence[str] = ()
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
-    chat = await _chat_of(exchange, request, served, sampling, tools, conversation, state)
+    try:
+        arguments = exchange, request, served, sampling, conversation, tools.tool_set
+        if exchange.size <= offload.SMALL:
+            turn = turn_of_response(*arguments)
+        else:
+            turn = await offload.run(exchange.size, turn_of_response, *arguments)
+        if state.before or conversation.inexact:
+            # The size of the request does not count stored items and the texts of PDF files.
+            turn = turn._replace(size=max(turn.size, offload.UNKNOWN))
+        chat = prepare_plain(turn, served) or await prepare(turn, served)
+    except LatimerError as error:
+        raise in_responses(error, conversation.names) from None
     return (sampling, tools, conversation), chat, inexact
 
 
@@ -278,34 +296,6 @@ async def _fits(served: ServedModel, job: Generation, most: int) -> bool:
         # A token has at least one byte; the one more is a BOS.
         return True
     return await prompt_tokens(served, job) < most
-
-
-async def _chat_of(
-    exchange: Exchange,
-    request: ResponseRequest,
-    served: ServedModel,
-    sampling: Sampling,
-    tools: Tools,
-    conversation: Conversation,
-    state: State,
-) -> ChatJob:
-    """Return the job of a request whose parts were read.
-
-    Raises:
-        LatimerError: the model cannot do what is asked; the error has Responses' field names.
-    """
-    try:
-        arguments = exchange, request, served, sampling, conversation, tools.tool_set
-        if exchange.size <= offload.SMALL:
-            turn = turn_of_response(*arguments)
-        else:
-            turn = await offload.run(exchange.size, turn_of_response, *arguments)
-        if state.before or conversation.inexact:
-            # The size of the request does not count stored items and the texts of PDF files.
-            turn = turn._replace(size=max(turn.size, offload.UNKNOWN))
-        return prepare_plain(turn, served) or await prepare(turn, served)
-    except LatimerError as error:
-        raise in_responses(error, conversation.names) from None
 
 
 async def _understood(
@@ -430,39 +420,42 @@ def _answer(
 
         body = stored_request(exchange.to_store or {}, drafted.state)
         return begin(exchange, service, request, work, body, again)
-    if FRAME in exchange.scope:
-        return _answer_frame(exchange, request, drafted, work)
     keep = None if work.store is None else partial(work.store, exchange)
     if not request.stream:
         answer = Answer(work.draft.whole, work.show, store=keep)
         return respond(exchange, work.served, work.plan, answer, None)
-    frames = ResponseEncoder(work.draft)
-    answer = Answer(frames.whole, work.show, keeps=True, store=keep)
-    padded = in_stream(request.stream_options, frames)
-    return respond(exchange, work.served, work.plan, answer, padded)
+    made = ResponseEncoder(work.draft)
+    answer = Answer(made.whole, work.show, keeps=True, store=keep)
+    frames = in_stream(request.stream_options, made) if request.stream_options else made
+    return respond(exchange, work.served, work.plan, answer, frames)
 
 
 def _answer_frame(
-    exchange: Exchange, request: ResponseRequest, drafted: _Drafted, work: Work
+    exchange: Exchange,
+    service: Service,
+    request: ResponseRequest,
+    drafted: _Drafted,
+    frame: Create,
 ) -> Awaitable[None]:
     """Answer a frame of a WebSocket, which can continue the response then."""
-    frame: Create = exchange.scope[FRAME]
+    place = new_response_id(service.background.mark)
+    work = _work(exchange, service, request, drafted, place)
 
     keep = partial(keep_turn, frame, request, drafted.state)
     if work.store is not None:
         keep = partial(_stored_and_kept, partial(work.store, exchange), keep)
     plan, show = work.plan, work.show
     if frame.generates:
-        frames = SocketEncoder(work.draft)
+        made = SocketEncoder(work.draft)
     else:
-        frames, show = WarmUpEncoder(work.draft), None
+        made, show = WarmUpEncoder(work.draft), None
         # An engine evaluates the whole prompt only to generate a token.
         most = 1 if any(map(frame.body.get, _EVALUATED)) else 0
         job = replace(plan.jobs[0], max_tokens=most, grammar=None, logprobs=None)
         plan = replace(plan, jobs=[job], usage=_warm_up_usage, form=None)
-    answer = Answer(frames.whole, show, keeps=True, store=keep)
-    padded = in_stream(request.stream_options, frames)
-    return respond(exchange, work.served, plan, answer, padded)
+    answer = Answer(made.whole, show, keeps=True, store=keep)
+    frames = in_stream(request.stream_options, made) if request.stream_options else made
+    return respond(exchange, work.served, plan, answer, frames)
 
 
 async def _stored_and_kept(

@@ -358,7 +358,8 @@ class StreamSink(Sink):
         choice = self._choices[index]
         rest, reason = choice.end(event)
         self._ended += 1
-        data = self._framed(index, rest) + self._frames.end(index, reason)
+        data = self._framed(index, rest) if rest else b""
+        data += self._frames.end(index, reason)
         if self._answer.keeps:
             deltas = self._kept[index] if self._kept else ()
             self._results[index] = self._answer.result((), deltas, reason, event, choice.stop)
@@ -393,6 +394,8 @@ class StreamSink(Sink):
 
     def _start(self, index: int) -> bytes:
         start, deltas = self._frames.start(index), self._starts[index]
+        if not deltas:
+            return start
         return start + b"".join([self._frames.delta(index, delta) for delta in deltas])
 
 

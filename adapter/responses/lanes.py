@@ -218,7 +218,9 @@ class KeptTurns:
 
     def put(self, key: tuple[int, str], kept: Kept) -> None:
         """Keep a response instead of the one before it."""
-        self.drop(key)
+        before = self._kept.pop(key, None)
+        if before is not None:
+            self.size -= before.size
         if kept.size > self._most:
             return
         self._kept[key] = kept

@@ -111,6 +111,9 @@ class Output:
         return item_id(prefix, self._id, index), index
 
     def _begin(self, item: OpenItem) -> list[Event]:
+        if self.open is None:
+            self.open = item
+            return item.begin()
         events = self._close("completed")
         self.open = item
         return events + item.begin()

@@ -200,7 +200,7 @@ class ResponseEncoder(ChunkEncoder):
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._output = Output(draft.id, draft.shape)
+        self._output = Output(draft.begun["id"], draft.shape)
         self.is_plain = draft.shape.show is None
         # The beginning has the first numbers, also if a delta is formatted before it.
         self._number = len(_BEGINNING)
@@ -219,7 +219,8 @@ class ResponseEncoder(ChunkEncoder):
         self._has_begun = True
         # Both events have the same object.
         begun = {"response": orjson.Fragment(orjson.dumps(self._draft.begun))}
-        return framed([(name, begun) for name in _BEGINNING], 0, self.is_named)
+        created, in_progress = _BEGINNING
+        return framed([(created, begun), (in_progress, begun)], 0, self.is_named)
 
     def cut(self) -> Sequence[Mapping[str, Any]]:
         """Return the items so far; the one that is open is incomplete."""
@@ -229,17 +230,17 @@ class ResponseEncoder(ChunkEncoder):
     @override
     def texts(self, index: int, texts: Sequence[str]) -> bytes:
         """The events of a burst are put together without a loop in Python."""
-        if not texts:
-            return b""
-        if self._kind != "content":
+        first = b""
+        if texts and self._kind != "content":
             # The first text opens the message, and its event is one of several.
-            first = self.delta(index, Delta(texts[0]))
-            return first + self.texts(index, texts[1:])
+            first, texts = self.delta(index, Delta(texts[0])), texts[1:]
+        if not texts:
+            return first
         self._texts += texts
         number, count = self._number, len(texts)
         self._number = end = number + count
         parts = [self._next, b"", self._between, b""] * count
-        parts[0] = self._before
+        parts[0] = first + self._before
         if end <= len(_NUMBERS):
             parts[1::4] = _NUMBERS[number:end]
         else:
@@ -266,14 +267,15 @@ class ResponseEncoder(ChunkEncoder):
 
     @override
     def end(self, index: int, reason: FinishReason) -> bytes:
-        data = self._framed(self._output.end(reason))
-        self._prebuild()
-        return data
+        # No item is open then.
+        self._kind = ""
+        return self._framed(self._output.end(reason))
 
     @override
     def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
         assert reply is not None, "a response is kept"
-        return self._framed([(f"response.{reply['status']}", {"response": reply})])
+        end = (f"response.{reply['status']}", {"response": reply})
+        return framed((end,), self._number, self.is_named)
 
     @override
     def failed(self, error: LatimerError) -> Mapping[str, Any]:
