@@ -138,7 +138,8 @@ async def keep_turn(
     frame.has_succeeded = True
     if request.conversation is not None:
         return
-    size, body = frame.size + TEXT * reply["usage"]["output_tokens"], frame.body
+    body: Mapping[str, Any] = frame.body
+    size = frame.size + TEXT * reply["usage"]["output_tokens"]
     if state.referenced:
         # The size does not count stored items.
         size = max(size, offload.UNKNOWN)
