@@ -1,4 +1,4 @@
-"""Handshakes of WebSockets, and the requests that frames of a WebSocket are (contract, 1 and 3).
+"""Handshakes of WebSockets, and what the requests of their frames share (contract, 1 and 3).
 
 A frame that asks for a response is a POST without a connection of its own: it passes through the
 same middlewares, keys, limits and records, and its events are the frames of the answer.
@@ -7,14 +7,13 @@ same middlewares, keys, limits and records, and its events are the frames of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 from starlette.types import Scope, Send
 
 from ..backends.errors import LatimerError
 from .errors import Header, render
-from .request import FRAME, JSON
+from .request import JSON
 
 # The app that serves the requests of frames, in the scope of a handshake.
 APP = "latimer.app"
@@ -88,15 +87,3 @@ def shared_scope(scope: Scope) -> Scope:
     found |= {"type": "http", "method": "POST", "scheme": scheme_of(scope), "headers": headers}
     found["state"] = scope.get("state") or {}
     return found
-
-
-def request_of(shared: Scope, frame: Any) -> Scope:
-    """Return the scope of the request that a frame is.
-
-    Args:
-        shared: see `shared_scope`.
-        frame: the frame (`responses.lanes.Create`).
-    """
-    return {
-        **shared, "headers": [*shared["headers"]], "state": {**shared["state"]}, FRAME: frame,
-    }  # fmt: skip

@@ -206,7 +206,8 @@ class Exchange(Request):
         if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
             self._forward(headers)
         parts: list[bytes] = []
-        size, more = 0, True
+        # A frame has arrived already.
+        size, more = 0, FRAME not in self.scope
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":

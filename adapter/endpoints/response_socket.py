@@ -20,8 +20,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from ...backends import offload
 from ...backends.errors import LatimerError
 from ..errors import Header, InvalidRequest, ShuttingDown, render, unexpected
-from ..handshake import PARTS, TEXTS, request_of, shared_scope, subprotocol_of
-from ..request import object_of
+from ..handshake import PARTS, TEXTS, shared_scope, subprotocol_of
+from ..request import FRAME, object_of
 from ..responses.lanes import DEFAULT, Create, Lanes, create_of, lane_of
 from ..service import Service
 
@@ -104,6 +104,8 @@ class _Connection:
         self.raw_send = send
         self.joins = TEXTS in (socket.scope.get("extensions") or ())
         self._service = service
+        # A character takes at most four bytes.
+        self._short = min(offload.SMALL, service.max_body) // 4
         self._app = app
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(_BODIES * service.max_body)
@@ -158,8 +160,15 @@ class _Connection:
                 return
             lane = DEFAULT
             try:
-                frame, size = await self._parsed(message)
-                lane = lane_of(frame)
+                text: str | None = message.get("text")
+                if text is not None and len(text) <= self._short:
+                    # Most frames are short, which saves them two calls.
+                    data = text.encode()
+                    frame, size = object_of([data]), len(data)
+                else:
+                    frame, size = await self._parsed(message)
+                if frame.get("stream_id") is not None:
+                    lane = lane_of(frame)
                 if frame.get("type") == _STEER:
                     await self.send(_not_steered(frame))
                     continue
@@ -209,7 +218,9 @@ class _Connection:
         answer = _Answer(self, frame.lane)
         frame.write = answer.write
         try:
-            await self._app(request_of(self._shared, frame), answer.receive, answer.send)
+            shared = self._shared
+            own = {"headers": [*shared["headers"]], "state": {**shared["state"]}, FRAME: frame}
+            await self._app({**shared, **own}, answer.receive, answer.send)
         except Exception:
             # The app has logged it.
             await answer.fail()

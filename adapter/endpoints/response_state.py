@@ -129,32 +129,31 @@ def _items_of_turns(turns: Sequence[bytes]) -> list[dict[str, Any]]:
 async def keep_turn(
     frame: Create, request: ResponseRequest, state: State, reply: Mapping[str, Any]
 ) -> None:
-    """Keep a response for the frames that continue it on their WebSocket.
+    """Keep a response that can be continued for the frames of its WebSocket that do so.
 
     One in a conversation is continued with `conversation` only.
     """
+    if reply["status"] not in USABLE:
+        return
     frame.has_succeeded = True
     if request.conversation is not None:
         return
+    body: Mapping[str, Any] = frame.body
     size = frame.size + TEXT * reply["usage"]["output_tokens"]
     if state.referenced:
         # The size does not count stored items.
         size = max(size, offload.UNKNOWN)
+        body = await offload.run(size, stored_request, body, state)
+    turn = [*items_of(body.get("input")), *reply["output"]]
     if size <= offload.SMALL:
-        items = _turn(frame, state, reply)
+        items = orjson.dumps(turn)
     else:
-        items = await offload.run(size, _turn, frame, state, reply)
+        items = await offload.run(size, orjson.dumps, turn)
     turns = (*state.turns, items)
     stored = bool(reply["store"])
     chain = reply["id"] if state.chain is None or (stored and state.is_unstored) else state.chain
     kept = Kept(reply["id"], chain, turns, stored, sum(map(len, turns)))
     frame.turns.keep(frame.lane, kept)
-
-
-def _turn(frame: Create, state: State, reply: Mapping[str, Any]) -> bytes:
-    body = stored_request(frame.body, state) if state.referenced else frame.body
-    given = body.get("input")
-    return orjson.dumps([*items_of(given), *reply["output"]])
 
 
 def stored_request(body: Mapping[str, Any], state: State) -> Mapping[str, Any]:
@@ -281,22 +280,19 @@ def _typed(items: Sequence[Mapping[str, Any]]) -> list[Item]:
     return _ITEMS.validate_python([*items])
 
 
-async def is_stored(request: ResponseRequest, store: Store | None) -> bool:
-    """Return True if the response to a request is to be stored.
+async def check_store(store: Store | None) -> None:
+    """Check that a response can be stored, before it is generated.
 
     Raises:
-        InvalidRequest: the request asks for it, and nothing is stored here.
+        InvalidRequest: nothing is stored here.
         StoreUnavailable: the store is required, and it is known not to work.
     """
-    if request.store is False or (store is None and request.store is None):
-        return False
     if store is None:
         raise nothing_is_stored()
     if store.place.required:
         await store.check()
     else:
         await store.begin()
-    return True
 
 
 async def store_response(

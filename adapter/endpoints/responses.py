@@ -14,13 +14,12 @@ from ...backends import offload
 from ...backends.base import Capabilities, Finish, Generation, Sampling, Text
 from ...backends.errors import ContextExceeded, LatimerError
 from ...schemas.openai.common import Usage
-from ...schemas.openai.messages import Message
 from ...schemas.openai.response_items import ReasoningItem
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
 from ..admission import admitted
-from ..chat.prepare import ChatJob, ChatTurn, prepare
+from ..chat.prepare import ChatJob, ChatTurn, prepare, prepare_plain
 from ..chat.profile import known_profile
-from ..chat.templates import Reasoning
+from ..chat.templates import AS_USUAL, Reasoning
 from ..chat.tools import ToolSet
 from ..errors import RESPONSE_NAMES, InvalidRequest, in_responses
 from ..generation.frames import in_stream
@@ -36,7 +35,6 @@ from ..responses.items import new_response_id
 from ..responses.lanes import Create
 from ..responses.output import Shape, Thoughts
 from ..responses.response import (
-    USABLE,
     Draft,
     ResponseEncoder,
     SocketEncoder,
@@ -49,18 +47,19 @@ from ..service import ServedModel, Service
 from ..validation import (
     check_stream_options,
     grammar_of,
+    has_no_notes,
     notes,
     read,
     refuse_unserved,
     sampling_of,
-    seeds_of,
     stops_of,
 )
 from .background import Work, begin
 from .common import chosen_format, name_of, opening_of, party_of, prompt_tokens
 from .response_state import (
+    NO_STATE,
     State,
-    is_stored,
+    check_store,
     keep_turn,
     state_of,
     store_response,
@@ -85,9 +84,16 @@ _UNSERVED: Mapping[str, tuple[Callable[[Any], bool] | None, str]] = {
 }  # fmt: skip
 
 # Fields of OpenAI's own service, without an effect on the answer.
-_HARMLESS = (
-    "access_programs", "background_options", "client_metadata", "context_management", "image",
-)  # fmt: skip
+_HARMLESS = frozenset(
+    {"access_programs", "background_options", "client_metadata", "context_management", "image"}
+)
+# The fields that name the conversation before a request; those about its reasoning, about the end
+# of its prompt and about log-probabilities; and what a text alone has of fields with fields.
+_BEFORE = frozenset({"previous_response_id", "conversation"})
+_REASONING = frozenset({"reasoning", "enable_thinking"})
+_OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
+_LOGPROBS = frozenset({"include", "top_logprobs"})
+_ONLY_INPUT = frozenset({"input"})
 # Paths of fields that only some values make inert, with those values.
 _INERT: Mapping[tuple[str, str], frozenset[Any]] = {
     ("prompt_cache_options", "prewarm"): frozenset({False}),
@@ -113,10 +119,18 @@ class _Drafted:
 async def create_response(exchange: Exchange, service: Service) -> None:
     """Create a response."""
     request = await read(exchange, _REQUEST, RESPONSE_LIMITS if service.hosted else ())
-    if FRAME in exchange.scope:
-        _prepare_frame(exchange, request)
+    frame: Create | None = exchange.scope.get(FRAME)
+    if frame is not None:
+        # A WebSocket has no comments.
+        exchange.keepalive = 0.0
+        if not (frame.generates or request.input or request.previous_response_id):
+            # Codex warms up before the first message. No template takes a conversation without one.
+            request.input = "."
     draft = await _drafted(exchange, service, request, generates=True)
-    await _answer(exchange, service, request, draft)
+    if frame is None:
+        await _answer(exchange, service, request, draft)
+    else:
+        await _answer_frame(exchange, service, request, draft, frame)
 
 
 async def count_input_tokens(exchange: Exchange, service: Service) -> None:
@@ -147,28 +161,47 @@ async def _drafted(
             served = await admitted(exchange, service, request.model, most)
     except LatimerError as error:
         raise in_responses(error) from None
-    exchange.model, capabilities = served.label, served.capabilities
-    check_stream_options(request)
-    refuse_unserved(request, _UNSERVED, capabilities.engine)
-    stored = await is_stored(request, service.store)
-    state = await state_of(exchange, service, request)
+    exchange.model, capabilities = served.label, served.backend.capabilities
+    fields = request.__pydantic_fields_set__
+    if request.stream_options is not None:
+        check_stream_options(request)
+    if not _UNSERVED.keys().isdisjoint(fields):
+        refuse_unserved(request, _UNSERVED, capabilities.engine)
+    # Responses are stored by default, where anything is.
+    stored = service.store is not None if request.store is None else request.store
+    if stored:
+        await check_store(service.store)
+    state = NO_STATE
+    if type(request.input) is not str or not _BEFORE.isdisjoint(fields):
+        state = await state_of(exchange, service, request)
     prepared = _truncated if request.truncation == "auto" else _prepared
     understood, chat, inexact = await prepared(exchange, service, request, served, state)
     sampling, tools, conversation = understood
     thoughts = _thoughts(request, served)
     if thoughts == "summarised" and (await known_profile(served.model)).tags is not None:
         inexact = (*inexact, "reasoning.summary")
-    await notes(
-        exchange,
-        request,
-        sampling,
-        capabilities,
-        served.policy.strict,
-        map(_renamed, (*inexact, *conversation.own(chat.inexact), *conversation.inexact)),
-        [*map(_renamed, chat.dropped)],
-        [*tools.ignored, *conversation.ignored, *_inert(request)],
-        [name for name in _HARMLESS if getattr(request, name) is not None],
-    )
+    strict = served.policy.strict
+    if (
+        strict
+        or not conversation.is_plain
+        or inexact
+        or chat.inexact
+        or chat.dropped
+        or type(request.input) is not str
+        or not _HARMLESS.isdisjoint(fields)
+        or not has_no_notes(exchange, request, sampling, capabilities, _ONLY_INPUT)
+    ):
+        await notes(
+            exchange,
+            request,
+            sampling,
+            capabilities,
+            strict,
+            map(_renamed, (*inexact, *conversation.own(chat.inexact), *conversation.inexact)),
+            [*map(_renamed, chat.dropped)],
+            [*tools.ignored, *conversation.ignored, *_inert(request)],
+            [name for name in _HARMLESS if getattr(request, name) is not None],
+        )
     if request.service_tier is not None:
         chat.job.party = party_of(request.service_tier)
     seal = None
@@ -192,13 +225,33 @@ async def _prepared(
 
     Args:
         dropped: see `conversation_of`.
+
+    Raises:
+        LatimerError: the request is invalid, or the model cannot do what is asked; the error has
+            Responses' field names.
     """
-    understood = await _understood(exchange, service, request, served.capabilities, state, dropped)
+    capabilities = served.backend.capabilities
+    if type(request.input) is str and state is NO_STATE and exchange.size <= offload.SMALL:
+        # A text has nothing to wait for.
+        understood = _read(request, capabilities, state, _no_seal, {}, dropped)
+    else:
+        understood = await _understood(exchange, service, request, capabilities, state, dropped)
     sampling, tools, conversation = understood
     inexact: Sequence[str] = ()
     if sampling.logit_bias:
         sampling, inexact = await in_model_vocabulary(request, sampling, served)
-    chat = await _chat_of(exchange, request, served, sampling, tools, conversation, state)
+    try:
+        arguments = exchange, request, served, sampling, conversation, tools.tool_set
+        if exchange.size <= offload.SMALL:
+            turn = turn_of_response(*arguments)
+        else:
+            turn = await offload.run(exchange.size, turn_of_response, *arguments)
+        if state.before or conversation.inexact:
+            # The size of the request does not count stored items and the texts of PDF files.
+            turn = turn._replace(size=max(turn.size, offload.UNKNOWN))
+        chat = prepare_plain(turn, served) or await prepare(turn, served)
+    except LatimerError as error:
+        raise in_responses(error, conversation.names) from None
     return (sampling, tools, conversation), chat, inexact
 
 
@@ -245,34 +298,6 @@ async def _fits(served: ServedModel, job: Generation, most: int) -> bool:
     return await prompt_tokens(served, job) < most
 
 
-async def _chat_of(
-    exchange: Exchange,
-    request: ResponseRequest,
-    served: ServedModel,
-    sampling: Sampling,
-    tools: Tools,
-    conversation: Conversation,
-    state: State,
-) -> ChatJob:
-    """Return the job of a request whose parts were read.
-
-    Raises:
-        LatimerError: the model cannot do what is asked; the error has Responses' field names.
-    """
-    try:
-        turn = await offload.run(
-            exchange.size,
-            turn_of_response,
-            *(exchange, request, served, sampling, conversation.messages, tools.tool_set),
-        )
-        if state.before or conversation.inexact:
-            # The size of the request does not count stored items and the texts of PDF files.
-            turn = turn._replace(size=max(turn.size, offload.UNKNOWN))
-        return await prepare(turn, served)
-    except LatimerError as error:
-        raise in_responses(error, conversation.names) from None
-
-
 async def _understood(
     exchange: Exchange,
     service: Service,
@@ -302,7 +327,7 @@ def turn_of_response(
     request: ResponseRequest,
     served: ServedModel,
     sampling: Sampling,
-    messages: Sequence[Message],
+    conversation: Conversation,
     tool_set: ToolSet | None,
 ) -> ChatTurn:
     """Return the `ChatTurn` of a Responses request; a large one is for a thread.
@@ -313,25 +338,29 @@ def turn_of_response(
         InvalidRequest: the text format or the adapter are invalid.
         Unsupported: the engine does not support a field of the request.
     """
-    opening = opening_of(request, messages)
+    fields, messages = request.__pydantic_fields_set__, conversation.messages
+    opening = None if fields.isdisjoint(_OPENING) else opening_of(request, messages)
     if opening is None and messages[-1].role == "assistant":
         opening = "begin"
-    own = chosen_format(request, served)
+    own = chosen_format(request, served) if request.adapter or served.policy.chat_format else None
     return ChatTurn(
         messages,
         exchange.size,
         exchange.owner,
-        request.most_tokens,
-        seeds_of(request.seed, 1),
-        stops_of(request.stop),
+        request.max_output_tokens,
+        (request.seed,),
+        stops_of(request.stop) if request.stop else (),
         sampling,
-        request.logprobs,
+        None if fields.isdisjoint(_LOGPROBS) else request.logprobs,
         tool_set,
         grammar_of(request, served.backend.capabilities),
         own,
         request.chat_template_kwargs,
-        Reasoning(request.effort, request.enable_thinking),
+        AS_USUAL
+        if fields.isdisjoint(_REASONING)
+        else Reasoning(request.effort, request.enable_thinking),
         opening,
+        conversation.is_plain,
     )
 
 
@@ -356,6 +385,10 @@ def _thoughts(request: ResponseRequest, served: ServedModel) -> Thoughts:
         return "hidden"
     reasoning = request.reasoning
     return "shown" if reasoning is None or reasoning.summary is None else "summarised"
+
+
+def _no_seal(_sealed: str) -> None:
+    """Open nothing: a text has no sealed reasoning."""
 
 
 def _renamed(name: str) -> str:
@@ -387,52 +420,50 @@ def _answer(
 
         body = stored_request(exchange.to_store or {}, drafted.state)
         return begin(exchange, service, request, work, body, again)
-    if FRAME in exchange.scope:
-        return _answer_frame(exchange, request, drafted, work)
     keep = None if work.store is None else partial(work.store, exchange)
     if not request.stream:
         answer = Answer(work.draft.whole, work.show, store=keep)
         return respond(exchange, work.served, work.plan, answer, None)
-    frames = ResponseEncoder(work.draft)
-    answer = Answer(frames.whole, work.show, keeps=True, store=keep)
-    padded = in_stream(request.stream_options, frames)
-    return respond(exchange, work.served, work.plan, answer, padded)
-
-
-def _prepare_frame(exchange: Exchange, request: ResponseRequest) -> None:
-    """Prepare the request of a frame."""
-    # A WebSocket has no comments.
-    exchange.keepalive = 0.0
-    frame: Create = exchange.scope[FRAME]
-    if not (frame.generates or request.input or request.previous_response_id):
-        # Codex warms up before the first message. No template takes a conversation without one.
-        request.input = "."
+    made = ResponseEncoder(work.draft)
+    answer = Answer(made.whole, work.show, keeps=True, store=keep)
+    frames = in_stream(request.stream_options, made) if request.stream_options else made
+    return respond(exchange, work.served, work.plan, answer, frames)
 
 
 def _answer_frame(
-    exchange: Exchange, request: ResponseRequest, drafted: _Drafted, work: Work
+    exchange: Exchange,
+    service: Service,
+    request: ResponseRequest,
+    drafted: _Drafted,
+    frame: Create,
 ) -> Awaitable[None]:
     """Answer a frame of a WebSocket, which can continue the response then."""
-    frame: Create = exchange.scope[FRAME]
+    place = new_response_id(service.background.mark)
+    work = _work(exchange, service, request, drafted, place)
 
-    async def keep(reply: Any) -> None:
-        if work.store is not None:
-            await work.store(exchange, reply)
-        if reply["status"] in USABLE:
-            await keep_turn(frame, request, drafted.state, reply)
-
+    keep = partial(keep_turn, frame, request, drafted.state)
+    if work.store is not None:
+        keep = partial(_stored_and_kept, partial(work.store, exchange), keep)
     plan, show = work.plan, work.show
     if frame.generates:
-        frames = SocketEncoder(work.draft)
+        made = SocketEncoder(work.draft)
     else:
-        frames, show = WarmUpEncoder(work.draft), None
+        made, show = WarmUpEncoder(work.draft), None
         # An engine evaluates the whole prompt only to generate a token.
         most = 1 if any(map(frame.body.get, _EVALUATED)) else 0
         job = replace(plan.jobs[0], max_tokens=most, grammar=None, logprobs=None)
         plan = replace(plan, jobs=[job], usage=_warm_up_usage, form=None)
-    answer = Answer(frames.whole, show, keeps=True, store=keep)
-    padded = in_stream(request.stream_options, frames)
-    return respond(exchange, work.served, plan, answer, padded)
+    answer = Answer(made.whole, show, keeps=True, store=keep)
+    frames = in_stream(request.stream_options, made) if request.stream_options else made
+    return respond(exchange, work.served, plan, answer, frames)
+
+
+async def _stored_and_kept(
+    store: Callable[[Any], Awaitable[None]], keep: Callable[[Any], Awaitable[None]], reply: Any
+) -> None:
+    """Store a response, and keep it for the frames that continue it."""
+    await store(reply)
+    await keep(reply)
 
 
 def _warm_up_usage(finishes: Sequence[Finish], choices: int) -> Usage:

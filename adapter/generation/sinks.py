@@ -242,7 +242,7 @@ class StreamSink(Sink):
         self._is_text = (
             self._frames.is_plain
             and self._answer.show is None
-            and not self._answer.keeps
+            and (self._frames.keeps or not self._answer.keeps)
             and len(choices) == 1
             and choices[0].is_content
         )
@@ -286,7 +286,10 @@ class StreamSink(Sink):
         if self._answer.keeps:
             results = [*filter(None, self._results)]
             cost = _cost(self._answer, results, usage)
-            reply = await offload.run(cost, self._answer.whole, results, usage)
+            if cost <= offload.SMALL:
+                reply = self._answer.whole(results, usage)
+            else:
+                reply = await offload.run(cost, self._answer.whole, results, usage)
             if self._answer.store is not None:
                 await self._answer.store(reply)
         if cost <= offload.SMALL:
@@ -355,7 +358,8 @@ class StreamSink(Sink):
         choice = self._choices[index]
         rest, reason = choice.end(event)
         self._ended += 1
-        data = self._framed(index, rest) + self._frames.end(index, reason)
+        data = self._framed(index, rest) if rest else b""
+        data += self._frames.end(index, reason)
         if self._answer.keeps:
             deltas = self._kept[index] if self._kept else ()
             self._results[index] = self._answer.result((), deltas, reason, event, choice.stop)
@@ -390,6 +394,8 @@ class StreamSink(Sink):
 
     def _start(self, index: int) -> bytes:
         start, deltas = self._frames.start(index), self._starts[index]
+        if not deltas:
+            return start
         return start + b"".join([self._frames.delta(index, delta) for delta in deltas])
 
 

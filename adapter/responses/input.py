@@ -72,12 +72,14 @@ class Conversation:
         ignored: the paths of items, such as `input[2]`, that no model here can read.
         inexact: names of fields that are only approximated.
         names: the path in the request for each path in `messages` that differs, for errors.
+        is_plain: True if each message is a role and a text, and no item is left out.
     """
 
     messages: list[Message]
-    ignored: list[str]
-    inexact: list[str]
+    ignored: Sequence[str] = ()
+    inexact: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    is_plain: bool = False
 
     def own(self, paths: Iterable[str]) -> list[str]:
         """Return the paths in the request for paths in `messages`; see `files.own_path`."""
@@ -114,6 +116,10 @@ def conversation_of(
             None,
             "missing_required_parameter",
         )
+    if not before and not dropped:
+        plain = _plain(request)
+        if plain is not None:
+            return Conversation(plain, is_plain=True)
     every = [*placed(request, before, resolve)]
     items = [one for index, one in enumerate(every) if index not in dropped]
     check_count((content_of(item) for item, _ in items), "input")
@@ -141,6 +147,30 @@ def conversation_of(
         )
     own = [path for path in ignored if path.startswith("input")]
     return Conversation(messages, own, inexact, history.names)
+
+
+def _plain(request: ResponseRequest) -> list[Message] | None:
+    """Return the messages of a text, or of items that are texts; None for other items.
+
+    Most requests are no more than that, and need none of the checks of other items.
+    """
+    found: list[Message] = []
+    if request.instructions:
+        found.append(SystemMessage(role="system", content=request.instructions))
+    if isinstance(request.input, str):
+        found.append(UserMessage(role="user", content=request.input))
+        return found
+    for item in request.input:
+        if not isinstance(item, InputMessage | OutputMessage) or type(item.content) is not str:
+            return None
+        if item.role == "user":
+            found.append(UserMessage(role="user", content=item.content))
+        elif item.role == "assistant":
+            found.append(AssistantMessage(role="assistant", content=item.content))
+        else:
+            # Several texts at the head become one message.
+            return None
+    return found
 
 
 def _add(history: History, item: Item, path: str, answers: Sequence[Answer]) -> None:

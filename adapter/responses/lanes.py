@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InvalidRequest, missing, unsupported, wrong_type
 
@@ -181,8 +181,7 @@ class Lanes:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A response that its connection can continue.
 
     Args:
@@ -219,7 +218,9 @@ class KeptTurns:
 
     def put(self, key: tuple[int, str], kept: Kept) -> None:
         """Keep a response instead of the one before it."""
-        self.drop(key)
+        before = self._kept.pop(key, None)
+        if before is not None:
+            self.size -= before.size
         if kept.size > self._most:
             return
         self._kept[key] = kept

@@ -7,7 +7,7 @@ streamed again by the same items, with one delta per text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -20,6 +20,10 @@ from ..generation.choice import Delta, Kind
 from ..generation.logprobs import Entry
 from .items import item_id
 from .tools import CalledTool
+
+# An event of a stream without its number: its type, and the fields after `type` and
+# `sequence_number`. A class of its own would take a response sixteen calls more.
+Event: TypeAlias = tuple[str, Mapping[str, Any]]
 
 # Reasoning is omitted, shown, or also shown as a summary.
 Thoughts: TypeAlias = Literal["hidden", "shown", "summarised"]
@@ -107,6 +111,9 @@ class Output:
         return item_id(prefix, self._id, index), index
 
     def _begin(self, item: OpenItem) -> list[Event]:
+        if self.open is None:
+            self.open = item
+            return item.begin()
         events = self._close("completed")
         self.open = item
         return events + item.begin()
@@ -121,26 +128,20 @@ class Output:
         return events
 
 
-class Event(NamedTuple):
-    """An event of a stream, without its number.
+def framed(events: Iterable[Event], number: int, is_named: bool = True) -> bytes:
+    """Return events as bytes, numbered from `number` on.
 
     Args:
-        fields: the fields after `type` and `sequence_number`.
+        is_named: True for a line with the name of each event, which is its type.
     """
-
-    type: str
-    fields: Mapping[str, Any]
-
-    def framed(self, number: int, is_named: bool = True) -> bytes:
-        """Return the event as bytes, with its number.
-
-        Args:
-            is_named: True for a line with its name, which is its type.
-        """
-        body = {"type": self.type, "sequence_number": number, **self.fields}
-        if not is_named:
-            return b"data: %b\n\n" % orjson.dumps(body)
-        return b"event: %b\ndata: %b\n\n" % (self.type.encode(), orjson.dumps(body))
+    out: list[bytes] = []
+    for name, fields in events:
+        if is_named:
+            out += (b"event: ", name.encode(), b"\n")
+        body = orjson.dumps({"type": name, "sequence_number": number, **fields})
+        out += (b"data: ", body, b"\n\n")
+        number += 1
+    return b"".join(out)
 
 
 class OpenItem:
@@ -153,6 +154,7 @@ class OpenItem:
         kind: the kind of deltas that the item takes.
         delta: the type of the event of a delta.
         at: the fields that the item's events begin with.
+        within: those of them that name the place in the item.
         is_simple: True if a delta with text has one event, whose `delta` is the text. Such a text
             may be added to `texts` without `add`.
         after: further fields of the event of a delta.
@@ -163,32 +165,35 @@ class OpenItem:
     kind: Kind
     delta: str
     is_simple = True
+    within: Mapping[str, Any] = {}
     after: Mapping[str, Any] = {}
 
     def __init__(self, place: tuple[str, int], head: Mapping[str, Any]) -> None:
         self.id, self.index = place
         self.texts: list[str] = []
-        self.at: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
+        self.at: dict[str, Any] = {
+            "item_id": self.id, "output_index": self.index, **self.within,
+        }  # fmt: skip
         self.value: dict[str, Any] = {"id": self.id, **head}
 
     def begin(self) -> list[Event]:
         """Return the events before the first delta."""
         item = {**self.value, "status": "in_progress"}
-        return [Event("response.output_item.added", {"output_index": self.index, "item": item})]
+        return [("response.output_item.added", {"output_index": self.index, "item": item})]
 
     def add(self, text: str, entries: Sequence[Entry]) -> list[Event]:
         """Return the events of a delta."""
         if not text:
             return []
         self.texts.append(text)
-        return [Event(self.delta, {**self.at, "delta": text, **self.after})]
+        return [(self.delta, {**self.at, "delta": text, **self.after})]
 
     def end(self, status: str) -> list[Event]:
         """Return the last events, the last of which has the finished item."""
         events = self._finish("".join(self.texts))
         self.value["status"] = status
         fields = {"output_index": self.index, "item": self.value}
-        return [*events, Event("response.output_item.done", fields)]
+        return [*events, ("response.output_item.done", fields)]
 
     def _finish(self, text: str) -> list[Event]:
         """Complete the item with its text; return the events about it."""
@@ -198,25 +203,22 @@ class OpenItem:
 class _InParts(OpenItem):
     """An item whose text is its only content part."""
 
+    within: Mapping[str, Any] = {"content_index": 0}
     done: str
     # The keys of a part without text.
     empty: Mapping[str, Any]
 
-    def __init__(self, place: tuple[str, int], head: Mapping[str, Any]) -> None:
-        super().__init__(place, head)
-        self.at = {**self.at, "content_index": 0}
-
     @override
     def begin(self) -> list[Event]:
         part = {**self.at, "part": {**self.empty, "text": ""}}
-        return [*super().begin(), Event("response.content_part.added", part)]
+        return [*super().begin(), ("response.content_part.added", part)]
 
     def _finish(self, text: str) -> list[Event]:
         part = {**self.empty, **self.after, "text": text}
         self.value["content"] = [part]
         return [
-            Event(self.done, {**self.at, "text": text, **self.after}),
-            Event("response.content_part.done", {**self.at, "part": part}),
+            (self.done, {**self.at, "text": text, **self.after}),
+            ("response.content_part.done", {**self.at, "part": part}),
         ]
 
 
@@ -251,7 +253,7 @@ class MessageItem(_InParts):
         self.texts.append(text)
         shown = self._show(entries)
         self._logprobs += shown
-        return [Event(self.delta, {**self.at, "delta": text, "logprobs": shown})]
+        return [(self.delta, {**self.at, "delta": text, "logprobs": shown})]
 
     def _finish(self, text: str) -> list[Event]:
         self.after = {"logprobs": self._logprobs}
@@ -304,7 +306,7 @@ class ReasoningItem(_InParts):
     def _summary(self, name: str, **fields: Any) -> Sequence[Event]:
         if self.is_simple:
             return ()
-        return (Event(f"response.reasoning_summary_{name}", {**self._summary_at, **fields}),)
+        return ((f"response.reasoning_summary_{name}", {**self._summary_at, **fields}),)
 
 
 def _summary(text: str) -> dict[str, str]:
@@ -327,7 +329,7 @@ class Call(OpenItem):
     def _finish(self, text: str) -> list[Event]:
         self.value["arguments"] = text
         fields = {**self.at, "name": self.value["name"], "arguments": text}
-        return [Event("response.function_call_arguments.done", fields)]
+        return [("response.function_call_arguments.done", fields)]
 
 
 class CustomCall(OpenItem):
@@ -353,7 +355,7 @@ class CustomCall(OpenItem):
 
     def _finish(self, text: str) -> list[Event]:
         self.value["input"] = text
-        return [Event("response.custom_tool_call_input.done", {**self.at, "input": text})]
+        return [("response.custom_tool_call_input.done", {**self.at, "input": text})]
 
 
 # The values of a response at its beginning that differ from those at its end.
@@ -375,14 +377,16 @@ def replayed(reply: Mapping[str, Any], after: int, tier: str = "auto") -> list[b
         tier: the `service_tier` of the request.
     """
     return [
-        event.framed(number) for number, event in enumerate(_events(reply, tier)) if number > after
+        framed((event,), number)
+        for number, event in enumerate(_events(reply, tier))
+        if number > after
     ]
 
 
 def _events(reply: Mapping[str, Any], tier: str) -> Iterator[Event]:
     begun = {"response": {**reply, **_BEGUN, "service_tier": tier}}
-    yield Event("response.created", begun)
-    yield Event("response.in_progress", begun)
+    yield ("response.created", begun)
+    yield ("response.in_progress", begun)
     for index, value in enumerate(reply["output"]):
         item, text = _item(value, index)
         yield from item.begin()
@@ -390,7 +394,7 @@ def _events(reply: Mapping[str, Any], tier: str) -> Iterator[Event]:
             OpenItem.add(item, text, ()) if isinstance(item, CustomCall) else item.add(text, ())
         )
         yield from item.end(value["status"])
-    yield Event(f"response.{reply['status']}", {"response": reply})
+    yield (f"response.{reply['status']}", {"response": reply})
 
 
 def _item(value: Mapping[str, Any], index: int) -> tuple[OpenItem, str]:

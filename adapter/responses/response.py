@@ -7,7 +7,7 @@ most tokens need no object of an event.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..errors import render
 from ..generation.choice import Delta
 from ..generation.frames import ChunkEncoder
 from ..generation.sinks import Result
-from .output import Event, Output, Shape
+from .output import Event, Output, Shape, framed
 from .tools import Tools
 
 # The status and the details of a response, by the reason for its end; others are complete.
@@ -200,29 +200,54 @@ class ResponseEncoder(ChunkEncoder):
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._output = Output(draft.id, draft.shape)
+        self._output = Output(draft.begun["id"], draft.shape)
+        self.is_plain = draft.shape.show is None
         # The beginning has the first numbers, also if a delta is formatted before it.
         self._number = len(_BEGINNING)
         self._has_begun = False
         self._failed: dict[str, Any] | None = None
         # The kind of deltas that only add a text to the open item, its texts, and the bytes of
-        # their events before the number, between it and the text, and after that.
+        # their events before the number, between it and the text, after that, and between two.
         self._kind = ""
         self._texts: list[str] = []
-        self._before = self._between = self._after = b""
+        self._before = self._between = self._after = self._next = b""
 
     @override
     def start(self, index: int) -> bytes:
+        if self.begins_early and self._has_begun:
+            return b""
         self._has_begun = True
-        begun, is_named = {"response": self._draft.begun}, self.is_named
-        return b"".join(
-            [Event(name, begun).framed(at, is_named) for at, name in enumerate(_BEGINNING)]
-        )
+        # Both events have the same object.
+        begun = {"response": orjson.Fragment(orjson.dumps(self._draft.begun))}
+        created, in_progress = _BEGINNING
+        return framed([(created, begun), (in_progress, begun)], 0, self.is_named)
 
     def cut(self) -> Sequence[Mapping[str, Any]]:
         """Return the items so far; the one that is open is incomplete."""
         self._output.end("length")
         return self._output.items
+
+    @override
+    def texts(self, index: int, texts: Sequence[str]) -> bytes:
+        """The events of a burst are put together without a loop in Python."""
+        first = b""
+        if texts and self._kind != "content":
+            # The first text opens the message, and its event is one of several.
+            first, texts = self.delta(index, Delta(texts[0])), texts[1:]
+        if not texts:
+            return first
+        self._texts += texts
+        number, count = self._number, len(texts)
+        self._number = end = number + count
+        parts = [self._next, b"", self._between, b""] * count
+        parts[0] = first + self._before
+        if end <= len(_NUMBERS):
+            parts[1::4] = _NUMBERS[number:end]
+        else:
+            parts[1::4] = [b"%d" % each for each in range(number, end)]
+        parts[3::4] = map(orjson.dumps, texts)
+        parts.append(self._after)
+        return b"".join(parts)
 
     @override
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -242,14 +267,15 @@ class ResponseEncoder(ChunkEncoder):
 
     @override
     def end(self, index: int, reason: FinishReason) -> bytes:
-        data = self._framed(self._output.end(reason))
-        self._prebuild()
-        return data
+        # No item is open then.
+        self._kind = ""
+        return self._framed(self._output.end(reason))
 
     @override
     def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
         assert reply is not None, "a response is kept"
-        return self._framed([Event(f"response.{reply['status']}", {"response": reply})])
+        end = (f"response.{reply['status']}", {"response": reply})
+        return framed((end,), self._number, self.is_named)
 
     @override
     def failed(self, error: LatimerError) -> Mapping[str, Any]:
@@ -269,8 +295,8 @@ class ResponseEncoder(ChunkEncoder):
         flat = {"code": told["code"], "message": told["message"], "param": told["param"]}
         return head + self._framed(
             [
-                Event("error", {**flat, "error": {"type": told["type"], **flat}}),
-                Event("response.failed", {"response": self.failed(error)}),
+                ("error", {**flat, "error": {"type": told["type"], **flat}}),
+                ("response.failed", {"response": self.failed(error)}),
             ]
         )
 
@@ -278,12 +304,10 @@ class ResponseEncoder(ChunkEncoder):
         """Return the response object at the end of the stream."""
         return self._draft.ended(self._output.items, results[0].finish_reason, usage)
 
-    def _framed(self, events: Iterable[Event]) -> bytes:
-        out: list[bytes] = []
-        for event in events:
-            out.append(event.framed(self._number, self.is_named))
-            self._number += 1
-        return b"".join(out)
+    def _framed(self, events: Sequence[Event]) -> bytes:
+        number = self._number
+        self._number = number + len(events)
+        return framed(events, number, self.is_named)
 
     def _prebuild(self) -> None:
         """Prepare the events of deltas that only add a text to the open item."""
@@ -300,6 +324,7 @@ class ResponseEncoder(ChunkEncoder):
         self._before = b'%bdata: {"type":"%b","sequence_number":' % (line, name)
         self._between = b',%b,"delta":' % at[1:-1]
         self._after = (b"," if item.after else b"") + after[1:] + b"\n\n"
+        self._next = self._after + self._before
 
 
 class BackgroundEncoder(ResponseEncoder):
@@ -312,13 +337,13 @@ class BackgroundEncoder(ResponseEncoder):
     def queued(self) -> bytes:
         """Return the first events, before the engine has begun."""
         begun = {"response": {**self._draft.begun, "status": "queued"}}
-        return b"".join([Event(name, begun).framed(at) for at, name in enumerate(_QUEUED)])
+        return framed([(name, begun) for name in _QUEUED], 0)
 
     @override
     def start(self, index: int) -> bytes:
         self._has_begun = True
         begun = {"response": self._draft.begun}
-        return Event("response.in_progress", begun).framed(len(_QUEUED))
+        return framed([("response.in_progress", begun)], len(_QUEUED))
 
 
 class SocketEncoder(ResponseEncoder):
@@ -330,13 +355,13 @@ class SocketEncoder(ResponseEncoder):
     begins_early = True
     is_named = False
 
-    @override
-    def start(self, index: int) -> bytes:
-        return b"" if self._has_begun else super().start(index)
-
 
 class WarmUpEncoder(SocketEncoder):
     """The events of a response for which nothing is generated."""
+
+    @override
+    def texts(self, index: int, texts: Sequence[str]) -> bytes:
+        return b""
 
     @override
     def delta(self, index: int, delta: Delta) -> bytes:

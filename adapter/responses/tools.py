@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...backends.base import Grammar
@@ -56,10 +57,14 @@ class Tools:
     """
 
     tool_set: ToolSet | None
-    echo: list[dict[str, Any]]
+    echo: Sequence[dict[str, Any]]
     choice_echo: Any
-    ignored: list[str]
+    ignored: Sequence[str]
     names: Mapping[str, CalledTool]
+
+
+# Those of a request without any.
+NO_TOOLS = Tools(None, [], "auto", [], MappingProxyType({}))
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -77,6 +82,14 @@ def tools_of(request: ResponseRequest, before: Sequence[Item] = ()) -> Tools:
         InvalidRequest: `tool_choice` names a tool that is missing or that this server does not
             run, a schema is invalid, or two tools have one name.
     """
+    items: Sequence[Any] = request.input if isinstance(request.input, list) else ()
+    if (
+        request.tools is None
+        and request.tool_choice is None
+        and ToolsItem not in map(type, items)
+        and ToolsItem not in map(type, before)
+    ):
+        return NO_TOOLS
     reader = _Reader()
     echo = reader.read(request.tools or (), "tools")
     own = len(reader.ignored)
@@ -85,7 +98,7 @@ def tools_of(request: ResponseRequest, before: Sequence[Item] = ()) -> Tools:
             reader.read(item.tools, "previous_response_id")
     # The responses so far have listed theirs.
     del reader.ignored[own:]
-    for index, item in enumerate(request.input if isinstance(request.input, list) else ()):
+    for index, item in enumerate(items):
         if isinstance(item, ToolsItem):
             reader.read(item.tools, f"input[{index}].tools")
     if len(reader.offered) > limits.TOOLS.maximum:

@@ -239,7 +239,8 @@ def _present(body: dict[str, Any]) -> dict[str, Any]:
                 f"to '{moved}'. Try again with the new parameter.",
                 "unsupported_parameter",
             )
-    found = without_nulls(body)
+    # Most bodies have no null, and need no copy.
+    found = without_nulls(body) if None in body.values() else body
     if not _ALONE - found.keys():
         raise invalid(
             "Mutually exclusive parameters: ''. Ensure you are only providing one of: "

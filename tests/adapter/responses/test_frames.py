@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta
 from latimer.adapter.generation.frames import STEP, ObfuscatedEncoder
 from latimer.adapter.generation.sinks import Result
 from latimer.adapter.responses.output import Output, Shape, Thoughts
-from latimer.adapter.responses.response import Draft, ResponseEncoder
+from latimer.adapter.responses.response import Draft, ResponseEncoder, SocketEncoder
 from latimer.adapter.responses.tools import CalledTool
 from latimer.backends.errors import Busy, EngineError, LatimerError
 from latimer.schemas.openai.common import FinishReason, Usage
@@ -92,7 +93,7 @@ def test_prebuilt_events(deltas: list[Delta], reason: FinishReason, thoughts: Th
     data = streamed(named, reason, of)
     events = parsed(data)
     plain = [event for delta in named for event in output.add(delta)] + output.end(reason)
-    expected = [{"type": event.type, **event.fields} for event in plain]
+    expected = [{"type": name, **fields} for name, fields in plain]
     for number, (event, wanted) in enumerate(zip(events[2:-1], expected, strict=True), 2):
         whole = {"type": wanted.pop("type"), "sequence_number": number, **wanted}
         assert orjson.dumps(event) == orjson.dumps(whole)
@@ -111,6 +112,24 @@ def test_a_long_stream_is_numbered() -> None:
     """The numbers of thousands of events have no gap."""
     deltas = [Delta("a")] * 3_000
     assert len(parsed(streamed(deltas, "stop", draft("shown")))) > len(deltas)
+
+
+@pytest.mark.parametrize("encoder", [ResponseEncoder, SocketEncoder])
+@given(st.lists(st.lists(st.text(min_size=1, max_size=5), max_size=6), max_size=4))
+def test_a_burst(encoder: type[ResponseEncoder], bursts: list[list[str]]) -> None:
+    """The texts of a burst have the same events as one delta after another."""
+    frames, single = encoder(draft()), encoder(draft())
+    for burst in bursts:
+        deltas = b"".join([single.delta(0, Delta(text)) for text in burst])
+        assert frames.texts(0, burst) == deltas
+    assert frames.end(0, "stop") == single.end(0, "stop")
+
+
+def test_a_long_burst_is_numbered() -> None:
+    """A burst that goes beyond the prepared numbers has the same events as its deltas."""
+    frames, single = ResponseEncoder(draft()), ResponseEncoder(draft())
+    burst = ["a"] * 3_000
+    assert frames.texts(0, burst) == b"".join([single.delta(0, Delta(text)) for text in burst])
 
 
 def test_a_text() -> None:

@@ -53,6 +53,26 @@ def test_a_string_is_a_message_of_the_user() -> None:
     ]
 
 
+@pytest.mark.parametrize("instructions", [None, "", "Be brief."])
+@pytest.mark.parametrize(
+    "items",
+    [
+        "Hello",
+        [user("a")],
+        [user("a"), user(""), user("b")],
+        [user("a"), message("assistant", "b"), message("assistant", ""), user("c")],
+    ],
+)
+def test_plain_texts_need_no_history(instructions: str | None, items: Any) -> None:
+    """Texts make the same messages by the short way as by that of all items."""
+    request = request_of(input=items, instructions=instructions)
+    plain = conversation_of(request)
+    # Items that are dropped rule out the short way; there is none at this place.
+    whole = conversation_of(request, dropped=(-1,))
+    assert (plain.is_plain, whole.is_plain) == (True, False)
+    assert plain.messages == whole.messages
+
+
 @pytest.mark.parametrize(
     ("items", "expected"),
     [

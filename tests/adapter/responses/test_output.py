@@ -63,19 +63,19 @@ def deltas_of(said: Sequence[tuple[Kind, str]], size: int = 1_000) -> list[Delta
 
 def names(events: Sequence[Event]) -> list[str]:
     """Return the types of events, each run of them once, without `response.`."""
-    return [name.removeprefix("response.") for name, _ in groupby(event.type for event in events)]
+    return [name.removeprefix("response.") for name, _ in groupby(name for name, _ in events)]
 
 
 def check_events(items: Sequence[Any], events: Sequence[Event]) -> None:
     """Check that every event is valid, and that the deltas join to the items."""
     joined: dict[tuple[int, str], str] = {}
-    for number, event in enumerate(events):
-        body = {"type": event.type, "sequence_number": number, **event.fields}
+    for number, (name, fields) in enumerate(events):
+        body = {"type": name, "sequence_number": number, **fields}
         assert event_problem(json.loads(json.dumps(body))) is None
-        if event.type.endswith(".delta"):
-            key = event.fields["output_index"], event.type.removesuffix(".delta")
-            joined[key] = joined.get(key, "") + event.fields["delta"]
-            assert event.fields["item_id"] == items[key[0]]["id"]
+        if name.endswith(".delta"):
+            key = fields["output_index"], name.removesuffix(".delta")
+            joined[key] = joined.get(key, "") + fields["delta"]
+            assert fields["item_id"] == items[key[0]]["id"]
     wanted: dict[tuple[int, str], str] = {}
     for at, item in enumerate(items):
         for kind, text in texts_of(item):
@@ -218,9 +218,9 @@ def test_logprobs() -> None:
     assert [token["bytes"] for token in shown] == [[72, 101, 108], [108, 111], []]
     assert shown[0]["top_logprobs"][0]["bytes"] == []
     assert items[0]["content"][0]["logprobs"] == shown
-    found = {event.type: event.fields for event in events}
+    found = dict(events)
     assert found["response.output_text.done"]["logprobs"] == shown
     assert found["response.content_part.done"]["part"]["logprobs"] == shown
     assert found["response.content_part.added"]["part"]["logprobs"] == []
-    deltas_shown = [one.fields["logprobs"] for one in events if one.type.endswith(".delta")]
+    deltas_shown = [fields["logprobs"] for name, fields in events if name.endswith(".delta")]
     assert deltas_shown == [shown[:1], shown[1:2], shown[2:]]
