@@ -21,7 +21,7 @@ GAIN = 0.97
 
 @dataclass(slots=True)
 class _Size:
-    """What is known about batches of one size.
+    """The measurements of batches of one size.
 
     Args:
         left: the steps until the next trial; during a trial it is 0.

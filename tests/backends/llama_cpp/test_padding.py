@@ -41,7 +41,7 @@ def test_a_slow_step_of_a_trial_does_not_decide() -> None:
 
 
 def test_a_trial_is_repeated() -> None:
-    """What is found holds for a number of steps, since the other load of a machine changes."""
+    """A verdict holds for a number of steps, since the other load of a machine changes."""
     padding = Padding()
     steps(padding, 7, 0.070, 0.055, 2 * TRIALS)
     assert all(steps(padding, 7, 0.070, 0.055, HOLD))
