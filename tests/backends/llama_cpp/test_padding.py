@@ -77,7 +77,7 @@ def test_a_padded_batch_has_the_same_logits(context: Context) -> None:
             context.pad()
         assert context.decode() == 3
         found.append(context.logits(0, 3).copy())
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
     for sequence in range(3):
         context.remove(sequence)
     # One batch after another fills the context, if padding leaves no cell behind.
