@@ -11,7 +11,6 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -163,10 +162,6 @@ class RowSampler(Sampler):
 
     Args:
         scratch: an array of the vocabulary's size, which samplers of one thread share.
-
-    Attributes:
-        scratch: the array of the thread that samples next.
-        is_plain: True if its work is mostly NumPy's, during which other threads run Python.
     """
 
     def __init__(
@@ -185,8 +180,7 @@ class RowSampler(Sampler):
         self._min_p = math.log(min_p) if min_p > 0 else -math.inf
         self._presence = sampling.presence_penalty
         self._frequency = sampling.frequency_penalty
-        self.scratch = scratch
-        self.is_plain = constraint is None and sampling.temperature > 0
+        self._scratch = scratch
         self._random = uniform(seed)
         # What is added to the logits of some tokens: biases, and the penalties of those generated.
         self._places: dict[int, int] = {}
@@ -228,11 +222,11 @@ class RowSampler(Sampler):
             ids = _top(logits, self._top_k)
             logits = logits[ids]
         if self._top_p < 1:
-            ids, logits = _nucleus(ids, logits, self._top_p, self.scratch)
+            ids, logits = _nucleus(ids, logits, self._top_p, self._scratch)
         if self._min_p > -math.inf:
             chosen = (logits >= logits.max() + self._min_p).nonzero()[0]
             ids, logits = chosen if ids is None else ids[chosen], logits[chosen]
-        weights = _weights(logits, self.scratch, self._temperature)
+        weights = _weights(logits, self._scratch, self._temperature)
         if weights is None:
             return None
         place = _drawn(weights, self._random())
@@ -246,55 +240,6 @@ class RowSampler(Sampler):
             if token not in self._seen:
                 self._seen.add(token)
                 self._offsets[place] -= self._presence
-
-
-# The logits that are worth a second thread: to wake it takes as long as a third of them.
-_WORTH = 400_000
-
-
-class RowSamplers:
-    """Samplers of several sequences, which share the work between two threads.
-
-    llama.cpp's other threads are idle while tokens are sampled. With a large vocabulary, sampling
-    takes a twentieth of a step.
-
-    Args:
-        scratch: an array of the vocabulary's size for the caller's thread.
-    """
-
-    def __init__(self, scratch: NDArray[np.float32]) -> None:
-        self._size = len(scratch)
-        self._scratches = scratch, np.empty_like(scratch)
-        self._helper = ThreadPoolExecutor(1, "latimer-sampling")
-
-    def are_worth(self, count: int) -> bool:
-        """Return True if two threads sample so many sequences sooner than one."""
-        return count > 1 and count * self._size >= _WORTH
-
-    def sample(self, rows: Sequence[tuple[RowSampler, NDArray[np.float32]]]) -> list[int | DeadEnd]:
-        """Select and accept the token that follows each sequence, as `Sampler.sample` does.
-
-        Args:
-            rows: the samplers, which must be plain, each with a row of logits of its own.
-        """
-        middle = len(rows) // 2
-        later = self._helper.submit(self._sampled, rows[middle:], self._scratches[1])
-        first = self._sampled(rows[:middle], self._scratches[0])
-        return first + later.result()
-
-    def _sampled(
-        self,
-        rows: Sequence[tuple[RowSampler, NDArray[np.float32]]],
-        scratch: NDArray[np.float32],
-    ) -> list[int | DeadEnd]:
-        found: list[int | DeadEnd] = []
-        for sampler, logits in rows:
-            sampler.scratch = scratch
-            try:
-                found.append(sampler.sample(logits))
-            except DeadEnd as error:
-                found.append(error)
-        return found
 
 
 def uniform(seed: int | None) -> Callable[[], float]:

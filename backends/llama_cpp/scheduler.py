@@ -24,7 +24,7 @@ from .library import Context, DecodeFailed
 from .line import ChoiceQueue
 from .padding import Padding
 from .projector import Projector
-from .sampling import DeadEnd, RowSampler, RowSamplers, Sampler, score
+from .sampling import DeadEnd, RowSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
 from .trace import Trace
 from .vocabulary import Vocabulary
@@ -78,7 +78,6 @@ class Scheduler:
         self._is_drafting = drafts or draft_model is not None
         self._cost = DecodeCost()
         self._padding = Padding()
-        self._samplers = RowSamplers(self._scratch)
         self._trace = trace
         self._mark: Callable[..., None] = _untraced if trace is None else trace.mark
         self._waiting = ChoiceQueue()
@@ -135,7 +134,6 @@ class Scheduler:
             except DecodeFailed as error:
                 self._fail(batch, error)
             else:
-                self._sample_ahead(batch)
                 for run in batch:
                     if run.scored is not None and run.outputs:
                         self._score(run)
@@ -466,22 +464,6 @@ class Scheduler:
             self._waiting.add(other)
         return found
 
-    def _sample_ahead(self, batch: Sequence[Run]) -> None:
-        """Sample the next tokens of a large vocabulary for sequences without drafts."""
-        if not self._samplers.are_worth(len(batch)):
-            return
-        runs, rows = [], []
-        for run in batch:
-            sampler = run.sampler
-            # The choices of a prompt sample from one row first.
-            is_alone = run.ready and run.sampled and not run.draft
-            if is_alone and isinstance(sampler, RowSampler) and sampler.is_plain:
-                runs.append(run)
-                rows.append((sampler, self._context.logits(run.row + run.outputs - 1, 1)[0]))
-        if self._samplers.are_worth(len(runs)):
-            for run, token in zip(runs, self._samplers.sample(rows), strict=True):
-                run.ahead = token
-
     def _sample_all(self, run: Run) -> None:
         """Sample the next token of a ready sequence, and those after the tokens of its draft."""
         drafted, before = len(run.draft), run.accepted
@@ -507,7 +489,7 @@ class Scheduler:
         task = run.choice.task
         job = task.job
         try:
-            token = self._sampled(run, row)
+            token = run.sampler.sample(self._context.logits(row, 1)[0])
         except (DeadEnd, TooComplex) as error:
             param = job.grammar.param if job.grammar is not None else "logit_bias"
             self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
@@ -543,15 +525,6 @@ class Scheduler:
             self._finish(run, "length", None, run.sampled)
             return False
         return is_drafted
-
-    def _sampled(self, run: Run, row: int) -> int:
-        """Return the token that follows a row, sampled now or ahead."""
-        found, run.ahead = run.ahead, None
-        if found is None:
-            return run.sampler.sample(self._context.logits(row, 1)[0])
-        if isinstance(found, DeadEnd):
-            raise found
-        return found
 
     def _tokens_of(self, run: Run, token: int, row: int) -> list[Token]:
         """Return the sampled token with the log-probabilities at its position."""

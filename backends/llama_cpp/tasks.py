@@ -16,7 +16,7 @@ from .cache import Slot
 from .drafts import Acceptance, Lookup
 from .grammars import Constraint
 from .projector import Chunk
-from .sampling import DeadEnd, Sampler
+from .sampling import Sampler
 
 
 class Mailbox:
@@ -137,7 +137,6 @@ class Run:
         sampled: the number of sampled tokens.
         row, outputs: the first row of its logits in the batch, and the number of rows.
         ready: True if the batch has its last token, so that the next can be sampled.
-        ahead: the token that was sampled together with those of other sequences, if any.
         held: the pieces that are delivered at its end.
         lookup: the index from which it gets drafts; None if it gets none.
         guesses: the acceptance of the draft model's tokens; None if it gets none.
@@ -159,7 +158,6 @@ class Run:
     row: int = -1
     outputs: int = 0
     ready: bool = False
-    ahead: int | DeadEnd | None = None
     held: list[Piece] = field(default_factory=list)
     lookup: Lookup | None = None
     guesses: Acceptance | None = None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from latimer.backends.base import Sampling
 from latimer.backends.llama_cpp.chain import ChainSampler
 from latimer.backends.llama_cpp.grammars import Candidates, Constraint
-from latimer.backends.llama_cpp.sampling import DeadEnd, RowSampler, RowSamplers
+from latimer.backends.llama_cpp.sampling import DeadEnd, RowSampler
 from latimer.backends.llama_cpp.sampling import _sorted as sort
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from numpy.typing import NDArray
@@ -200,35 +200,3 @@ def test_the_models_logits_do_not_change() -> None:
     for _ in range(20):
         sampler.sample(logits)
     assert (logits == before).all()
-
-
-def test_two_threads_sample_what_one_does() -> None:
-    """Sequences that share the work of two threads get the tokens that they get alone."""
-    size, count = 100_000, 7
-    rows = [logits_of(size, seed) for seed in range(count)]
-    alone = [sampler_of(size, seed) for seed in range(count)]
-    together = [sampler_of(size, seed) for seed in range(count)]
-    samplers = RowSamplers(np.empty(size, np.float32))
-    assert samplers.are_worth(count)
-    for _ in range(5):
-        expected = [one.sample(row) for one, row in zip(alone, rows, strict=True)]
-        assert samplers.sample(list(zip(together, rows, strict=True))) == expected
-
-
-def test_a_dead_end_in_either_thread_is_that_sequences_own() -> None:
-    """A sequence without a possible token does not stop the others."""
-    size = 3_000
-    dead = np.full(size, -np.inf, np.float32)
-    for place in (0, 3):
-        rows = [logits_of(size, seed) for seed in range(4)]
-        rows[place] = dead
-        samplers = RowSamplers(np.empty(size, np.float32))
-        found = samplers.sample([(sampler_of(size), row) for row in rows])
-        assert [isinstance(one, DeadEnd) for one in found] == [at == place for at in range(4)]
-
-
-def test_few_logits_are_sampled_in_one_thread() -> None:
-    """To wake a thread for little work would take longer than the work."""
-    assert not RowSamplers(np.empty(32_000, np.float32)).are_worth(8)
-    assert not RowSamplers(np.empty(500_000, np.float32)).are_worth(1)
-    assert RowSamplers(np.empty(128_000, np.float32)).are_worth(4)

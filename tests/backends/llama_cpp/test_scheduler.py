@@ -16,7 +16,6 @@ from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedMode
 from latimer.backends.llama_cpp.loop import Loop
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.padding import Padding
-from latimer.backends.llama_cpp.sampling import RowSamplers
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler
 from latimer.backends.llama_cpp.tasks import Task
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
@@ -186,31 +185,6 @@ def test_a_seeded_job_shares_no_padded_batch(two: Engine, padded: list[int]) -> 
     assert padded == []
     finish(two, other)
     assert padded == [1] * (40 - 12)
-
-
-def test_answers_stay_the_same_with_two_threads(
-    two: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seeded answers, with penalties or not, are those that one thread samples."""
-    known = prompts()[:6]
-    sampling = [Sampling(temperature=1.0), Sampling(temperature=0.8, presence_penalty=1.0)]
-    found = []
-    counts: list[int] = []
-
-    def are_worth(_samplers: RowSamplers, count: int) -> bool:
-        counts.append(count)
-        return count > 1
-
-    for _ in range(2):
-        boxes = [
-            two.submit(prompt["prompt"], 24, sampling=sampling[at % 2], seeds=(at,))[1]
-            for at, prompt in enumerate(known)
-        ]
-        finish(two, *boxes)
-        found.append([box.text for box in boxes])
-        monkeypatch.setattr(RowSamplers, "are_worth", are_worth)
-    assert found[0] == found[1]
-    assert 2 in counts
 
 
 def test_a_full_context_is_not_padded(padded: list[int]) -> None:
