@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..base import Pooling
 from ..errors import EngineError
-from .options import CacheType, Options
+from .options import MOST_SEQUENCES, CacheType, Options
 
 
 class Batch:
@@ -254,22 +254,31 @@ class Context:
     """A llama.cpp context, and one batch that is refilled for each decode.
 
     Only one thread may use it.
+
+    Attributes:
+        pads: True if batches can have a token that belongs to no sequence of the caller.
     """
 
     def __init__(self, model: LoadedModel, options: Options, length: int) -> None:
         # A batch cannot have more tokens than the KV cache has cells.
         size = min(options.batch, length)
         params = context_params(options, length)
+        # A sequence for `pad`, which only a memory that removes single tokens gets.
+        self.pads = model.rolls_back and not model.has_window and not options.exact
+        self.pads = self.pads and options.slots < MOST_SEQUENCES
+        self._spare = options.slots
+        sequences = params.n_seq_max = options.slots + self.pads
         self._vocabulary: int = llama_cpp.llama_vocab_n_tokens(model.vocab)
-        most = max(MAX_LOGITS // (4 * self._vocabulary), options.slots)
+        most = max(MAX_LOGITS // (4 * self._vocabulary), sequences)
         self._max_outputs = min(most, size)
         # llama.cpp aborts if these are smaller than the number of sequences.
-        params.n_outputs_max = max(self._max_outputs, options.slots)
-        params.n_batch = params.n_ubatch = max(size, options.slots)
+        params.n_outputs_max = max(self._max_outputs, sequences)
+        params.n_batch = params.n_ubatch = max(size, sequences)
         self.pointer = new_context(model, params)
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._batch = Batch(size)
         self.outputs = 0
+        self._is_padded = False
         # The logits of the last decode; None until somebody reads them.
         self._logits: NDArray[np.float32] | None = None
         self._decoded = 0
@@ -278,6 +287,11 @@ class Context:
     def room(self) -> int:
         """The number of tokens that still fit into the batch."""
         return self._batch.room
+
+    @property
+    def size(self) -> int:
+        """The number of tokens in the batch."""
+        return self._batch.used
 
     @property
     def is_empty(self) -> bool:
@@ -301,24 +315,35 @@ class Context:
         self.outputs += outputs
         return row
 
+    def pad(self) -> None:
+        """Add a token whose result nobody reads; it needs a free cell until `decode` returns."""
+        if not self.pads or self._is_padded:
+            raise ValueError("this batch cannot be padded")
+        self.add(self._spare, 0, [0], 1)
+        self._is_padded = True
+
     def decode(self) -> int:
-        """Evaluate the batch, empty it, and return the number of its tokens.
+        """Evaluate the batch, empty it, and return the number of its tokens without padding.
 
         Raises:
             DecodeFailed: llama.cpp failed; the sequences of the batch must be removed.
         """
         batch, size = self._batch.native, self._batch.used
         self._decoded, self._logits = self.outputs, None
+        is_padded = self._is_padded
         self.clear()
         status = llama_cpp.llama_decode(self.pointer, batch)
+        if is_padded:
+            self.remove(self._spare)
         if status:
             raise DecodeFailed(status)
-        return size
+        return size - is_padded
 
     def clear(self) -> None:
         """Empty the batch."""
         self._batch.clear()
         self.outputs = 0
+        self._is_padded = False
 
     def logits(self, start: int, count: int) -> NDArray[np.float32]:
         """Return logits of the last decode, shape (count, vocabulary); valid until the next one."""

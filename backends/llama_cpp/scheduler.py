@@ -22,6 +22,7 @@ from .drafts import ASSUMED, Acceptance, DecodeCost, Lookup
 from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
+from .padding import Padding
 from .projector import Projector
 from .sampling import DeadEnd, RowSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
@@ -76,6 +77,7 @@ class Scheduler:
         self._draft_model = draft_model
         self._is_drafting = drafts or draft_model is not None
         self._cost = DecodeCost()
+        self._padding = Padding()
         self._trace = trace
         self._mark: Callable[..., None] = _untraced if trace is None else trace.mark
         self._waiting = ChoiceQueue()
@@ -127,15 +129,11 @@ class Scheduler:
         batch = self._fill()
         self._mark("admit and fill", running=len(self._running), waiting=len(self._waiting))
         if batch:
-            begun = time.perf_counter()
             try:
-                size = self._context.decode()
+                self._decode(batch)
             except DecodeFailed as error:
                 self._fail(batch, error)
             else:
-                self._mark("decode", sequences=len(batch), tokens=size)
-                if self._is_drafting and all(run.sampled for run in batch):
-                    self._cost.add(size, time.perf_counter() - begun)
                 for run in batch:
                     if run.scored is not None and run.outputs:
                         self._score(run)
@@ -148,6 +146,31 @@ class Scheduler:
         self._mark("hand over")
         if self._trace is not None:
             self._trace.write()
+
+    def _decode(self, batch: Sequence[Run]) -> None:
+        """Evaluate the batch, with one token more if that is faster."""
+        may_pad = self._may_pad(batch)
+        is_padded = may_pad and self._padding.wants(self._context.size)
+        if is_padded:
+            self._context.pad()
+        begun = time.perf_counter()
+        size = self._context.decode()
+        seconds = time.perf_counter() - begun
+        self._mark("decode", sequences=len(batch), tokens=size, padded=int(is_padded))
+        if may_pad:
+            self._padding.add(size, is_padded, seconds)
+        if self._is_drafting and all(run.sampled for run in batch):
+            self._cost.add(size, seconds)
+
+    def _may_pad(self, batch: Sequence[Run]) -> bool:
+        """Return True if the batch has only generated tokens, and may get another token."""
+        context = self._context
+        if not (context.pads and context.room and context.output_room and self._cache.free):
+            return False
+        if context.size != context.outputs:
+            return False
+        # A seed must reproduce its result, so its batches must not depend on measured times.
+        return all(run.sampled and not _is_seeded(run.choice) for run in batch)
 
     def _drop_cancelled(self) -> None:
         for run in [s for s in self._running if s.choice.task.cancelled]:

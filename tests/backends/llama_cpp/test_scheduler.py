@@ -15,6 +15,7 @@ from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel
 from latimer.backends.llama_cpp.loop import Loop
 from latimer.backends.llama_cpp.options import Options
+from latimer.backends.llama_cpp.padding import Padding
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler
 from latimer.backends.llama_cpp.tasks import Task
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
@@ -151,6 +152,55 @@ def test_two_sequences_share_a_step(two: Engine) -> None:
         two.scheduler.step()
     assert len(one.events) == len(other.events) == 5
     assert all(len(post) == 2 for post in two.posts)
+
+
+@pytest.fixture
+def padded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pad every batch that may be padded; the sizes of these batches."""
+    sizes: list[int] = []
+
+    def wants(_padding: Padding, tokens: int) -> bool:
+        sizes.append(tokens)
+        return True
+
+    monkeypatch.setattr(Padding, "wants", wants)
+    return sizes
+
+
+def test_padded_batches_give_the_recorded_answers(engine: Engine, padded: list[int]) -> None:
+    """Another token in each batch changes no greedy completion, and nobody gets it."""
+    known = prompts()[:8]
+    boxes = [engine.submit(prompt["prompt"], 64)[1] for prompt in known]
+    finish(engine, *boxes)
+    assert [box.text.decode() for box in boxes] == [prompt["greedy"] for prompt in known]
+    assert len(padded) > 20
+
+
+def test_a_seeded_job_shares_no_padded_batch(two: Engine, padded: list[int]) -> None:
+    """Batches with a seeded sequence do not depend on measured times; others may."""
+    seeded = Sampling(temperature=1.0, extras={"ignore_eos": True})
+    _, one = two.submit("1", 12, sampling=seeded, seeds=(1,))
+    _, other = two.submit("2", 40, sampling=ENDLESS)
+    finish(two, one)
+    assert padded == []
+    finish(two, other)
+    assert padded == [1] * (40 - 12)
+
+
+def test_a_full_context_is_not_padded(padded: list[int]) -> None:
+    """A batch that takes the last cell gets no other token, and does not fail."""
+    engine = Engine(2, 64)
+    _, box = engine.submit("1", 256, sampling=ENDLESS)
+    _, other = engine.submit("2", 256, sampling=ENDLESS)
+    while engine.cache.free:
+        engine.scheduler.step()
+    before = len(padded)
+    engine.scheduler.step()
+    assert box.error is None
+    assert other.error is None
+    assert 0 < before < 64
+    engine.scheduler.abandon(EngineError("the test is over"))
+    engine.close()
 
 
 def test_a_long_prompt_goes_in_pieces_and_stops_nobody(two: Engine) -> None:
