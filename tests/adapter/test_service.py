@@ -41,7 +41,8 @@ async def test_a_second_model_stands_behind_another_name(llama_server_url: str) 
 
 async def test_a_replaced_model_is_not_served_again(llama_server_url: str) -> None:
     """What is known of a name ends with its models, also if an engine answers after that."""
-    pools = [Pool("demo", [Replica("a", LlamaServer(llama_server_url))]) for _ in range(2)]
+    there = LlamaServer(llama_server_url)
+    pools = [Pool("demo", [Replica("a", there)]) for _ in range(2)]
     before, after = (ModelEntry(pool, ["demo"]) for pool in pools)
     service = Service([before])
     assert service.latest("demo", None) is None
@@ -54,6 +55,7 @@ async def test_a_replaced_model_is_not_served_again(llama_server_url: str) -> No
     assert (await service.resolve("demo")).backend is pools[1]
     await service.aclose()
     await pools[0].aclose()
+    await there.aclose()
 
 
 async def test_an_engine_that_is_away_hides_no_other(llama_server_url: str) -> None:
