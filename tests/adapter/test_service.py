@@ -40,7 +40,7 @@ async def test_a_second_model_stands_behind_another_name(llama_server_url: str) 
 
 
 async def test_a_replaced_model_is_not_served_again(llama_server_url: str) -> None:
-    """A name loses what is known of its model when another replaces it, also after a late answer."""
+    """A name loses its known model when another replaces it, also if an engine answers later."""
     there = LlamaServer(llama_server_url)
     pools = [Pool("demo", [Replica("a", there)]) for _ in range(2)]
     before, after = (ModelEntry(pool, ["demo"]) for pool in pools)
