@@ -364,7 +364,8 @@ class Service:
             EngineUnavailable: an engine that may serve the model is not available.
         """
         if self.table is not None:
-            return await self.served(*self.chosen(name, grant))
+            found = self.latest(name, grant)
+            return found or await self.served(*self.chosen(name, grant))
         if not name and len(self._listings) == 1:
             return await self.first(grant)
         missing: LatimerError | None = None
