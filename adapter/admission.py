@@ -66,16 +66,21 @@ async def admitted(
     """
     grant = exchange.grant
     names = None if is_free else grant
-    chosen = None if service.table is None else service.chosen(name, names)
-    served: ServedModel | None = None
+    served, chosen = service.latest(name, names), None
     known: Model | None
-    if chosen is None or chosen[0].pool is None:
-        served = await (service.resolve(name, names) if chosen is None else service.served(*chosen))
-        model, known = served.name, served.model
-        exchange.model = served.label
+    if served is None and service.table is not None:
+        chosen = service.chosen(name, names)
+        if chosen[0].pool is None:
+            served = await service.served(*chosen)
+    elif served is None:
+        served = await service.resolve(name, names)
+    if served is not None:
+        known, model, exchange.model = served.model, served.name, served.label
     else:
+        assert chosen is not None
         entry, model, _ = chosen
-        known, exchange.model = chosen[0].pool.known, entry.names[0]
+        assert entry.pool is not None
+        known, exchange.model = entry.pool.known, entry.names[0]
     if grant is not None and grant.rates is not NO_RATES:
         if exchange.lease is None:
             tokens = prompt = 0
@@ -100,7 +105,7 @@ async def admitted(
         _show(exchange, grant.rates, exchange.lease)
     if served is None:
         assert chosen is not None
-        served = service.latest(*chosen) or await service.served(*chosen)
+        served = await service.served(*chosen)
     return served
 
 

@@ -152,8 +152,9 @@ class Exchange(Request):
         self.begun_at = time.perf_counter()
         self.named: Mapping[bytes, bytes] = dict(scope["headers"])
         if REQUEST_ID in scope:
-            self.is_named = True
-        self.request_id = scope.get(REQUEST_ID) or f"req_{random.getrandbits(128):032x}"
+            self.request_id, self.is_named = scope[REQUEST_ID], True
+        else:
+            self.request_id = f"req_{random.getrandbits(128):032x}"
         self.response_headers: list[Header] = []
         self.max_body = max_body
 

@@ -243,8 +243,8 @@ class Service:
     def replace(self, listings: Sequence[ModelEntry]) -> None:
         """Serve these models from now on; running requests end with the models that they have."""
         self._listings = listings
-        # What `served` has returned, by the name of the model.
-        self._latest: dict[str, ServedModel] = {}
+        # The pool and the model that `served` has returned for a name, if no other one replaces it.
+        self._latest: dict[str, tuple[Pool, ServedModel]] = {}
         table: dict[str, ModelEntry] = {}
         for listing in listings:
             for name in listing.names:
@@ -364,7 +364,8 @@ class Service:
             EngineUnavailable: an engine that may serve the model is not available.
         """
         if self.table is not None:
-            return await self.served(*self.chosen(name, grant))
+            found = self.latest(name, grant)
+            return found or await self.served(*self.chosen(name, grant))
         if not name and len(self._listings) == 1:
             return await self.first(grant)
         missing: LatimerError | None = None
@@ -397,16 +398,21 @@ class Service:
         label = entry.names[0]
         rules = entry.policy, name, self.is_fleet, replaces, label
         found = ServedModel(entry.backend, model, *rules)
-        if name in entry.names and not replaces:
-            self._latest[name] = found
+        # Other models may be served since the engine was asked.
+        is_listed = self.table is not None and self.table.get(name) is entry
+        if is_listed and entry.pool is not None and not (replaces or entry.fallback):
+            self._latest[name] = entry.pool, found
         return found
 
-    def latest(self, entry: ModelEntry, name: str, replaces: bool) -> ServedModel | None:
-        """Return what `served` has returned for the name, if that is still true."""
-        found = self._latest.get(name)
-        if found is None or replaces or entry.pool is None or entry.pool.known is not found.model:
+    def latest(self, name: str | None, grant: Grant | None) -> ServedModel | None:
+        """Return what `served` has returned for a name, if that is still true.
+
+        None if a model can replace it, or if the key may not use all models.
+        """
+        pool, found = self._latest.get(name or "", (None, None))
+        if pool is None or found is None or pool.known is not found.model:
             return None
-        return found
+        return found if grant is None or grant.names is None else None
 
     def chosen(self, name: str | None, grant: Grant | None) -> Chosen:
         """Return the model for a name, its name, and True if it replaces another one.

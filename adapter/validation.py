@@ -61,9 +61,7 @@ NESTED = frozenset(
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 # The fields that `_read` notes in the exchange.
-_OF_EXCHANGE = frozenset(
-    {"background", "conversation", "safety_identifier", "store", "stream", "user"}
-)
+_OF_EXCHANGE = frozenset({"background", "conversation", "safety_identifier", "store", "user"})
 # The fields with which a response is kept in a way although it is not stored.
 _KEPT = ("background", "conversation")
 _TEXT_MESSAGE = frozenset({"role", "content"})
@@ -105,9 +103,9 @@ def _read(
         if stored or (by_default and (stored is None or any(map(body.get, _KEPT)))):
             exchange.to_store = body
         exchange.end_user = end_user_of(body)
-        if where is not None and body.get("stream"):
-            # The response of an engine itself has no comments.
-            exchange.wants_stream = body.get("oai_compat") is not False
+    if where is not None and body.get("stream"):
+        # The response of an engine itself has no comments.
+        exchange.wants_stream = body.get("oai_compat") is not False
     extra = request.__pydantic_extra__
     if where is not None and extra:
         draft = exchange.draft = dialects.replaced(body, extra, where)

@@ -161,13 +161,13 @@ class Connection(asyncio.Protocol):
         holds: True to wake the reader at the end of the body, or when it has `MOST_HELD` bytes.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str = "") -> None:
         self.loop = loop
         self._transport: Any = None
         self.closed = False
         self.idle_since = 0.0
         self.last = 0.0
-        self._address = ""
+        self._address = address
         self._unsent = _NOTHING
         self._is_full = False
         self._is_waiting = False
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         self._error: Exception | None = None
         self._answered = self.headers_complete = self.complete = self.may_be_kept = False
 
-    def start(self, head: bytes, body: bytes, address: str) -> None:
+    def start(self, head: bytes, body: bytes) -> None:
         """Send a request.
 
         Raises:
@@ -198,7 +198,6 @@ class Connection(asyncio.Protocol):
         self.headers_complete = self.complete = self.may_be_kept = False
         if self.closed:
             raise Dropped
-        self._address = address
         self._is_waiting = True
         self.last = self.loop.time()
         if len(body) <= PIECE:
@@ -531,7 +530,7 @@ class ConnectionPool:
                 self._busy.add(connection)
                 if self._sweep is None or self._loop is not connection.loop:
                     self._watch(connection.loop)
-                connection.start(*request, self.address)
+                connection.start(*request)
                 while not connection.headers_complete:
                     await connection.wait()
             except BaseException as error:
@@ -667,7 +666,7 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop), self._host, self._port, ssl=self._ssl
+                    lambda: Connection(loop, self.address), self._host, self._port, ssl=self._ssl
                 )
         except (OSError, TimeoutError) as error:
             reason = reason_of(error) or f"no response within {CONNECT_SECONDS} s"

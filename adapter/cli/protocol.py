@@ -7,6 +7,7 @@ one of its connection: RFC 9112 lets a server close a connection with requests t
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 import httptools
 import orjson
 from typing_extensions import override
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -145,6 +147,8 @@ class Protocol(HttpToolsProtocol):
         self._unread = 0
         self._data = b""
         self._opens_socket = False
+        # The time of the end of the last response; infinite if something has arrived since.
+        self._idle_since = math.inf
 
     def closed(self) -> None:
         """Note that the connection has closed."""
@@ -169,19 +173,63 @@ class Protocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        self._end_timer()
         self.closed()
 
     @override
     def on_body(self, body: bytes) -> None:
         self._unread = 0
-        super().on_body(body)
+        cycle = self.cycle
+        if not (self._opens_socket or cycle.response_complete):
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
 
     @override
     def on_message_complete(self) -> None:
         self._unread = 0
         # The parser ends a request that asks for another protocol before its body.
-        if not self.parser.should_upgrade() or self._should_upgrade():
-            super().on_message_complete()
+        if not (self.parser.should_upgrade() or self.cycle.response_complete):
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
+
+    @override
+    def on_response_complete(self) -> None:
+        """Begin the next request, or the time for which the connection may be idle."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._begin_timer(self.timeout_keep_alive)
+
+    @override
+    def _unset_keepalive_if_required(self) -> None:
+        """Let the timer run on; to look at its end costs less than to set it for each request."""
+        self._idle_since = math.inf
+
+    @override
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left <= 0:
+            super().timeout_keep_alive_handler()
+        elif left < math.inf:
+            self._begin_timer(left)
+
+    def _begin_timer(self, seconds: float) -> None:
+        handler = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+
+    def _end_timer(self) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
 
     @override
     def on_headers_complete(self) -> None:
@@ -221,7 +269,7 @@ class Protocol(HttpToolsProtocol):
     @override
     def handle_websocket_upgrade(self) -> None:
         """Continue with the protocol of WebSockets, which the first handshake imports."""
-        self._unset_keepalive_if_required()
+        self._end_timer()
         self.flow.pause_reading()
         self._upgrading = self.loop.create_task(self._upgrade())
 
@@ -261,7 +309,9 @@ class Protocol(HttpToolsProtocol):
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def _refuse(self, message: str, status: int) -> None:
         """Send an error object and close; only close if another response is incomplete."""

@@ -94,7 +94,8 @@ class Server(uvicorn.Server):
         around: ASGIApp | None = None,
         http: type[Protocol] = Protocol,
     ) -> None:
-        self._served = around or app
+        # The router itself would only pass on what it gets.
+        self._served = around or app.middleware_stack
         super().__init__(
             uvicorn.Config(
                 self._served,

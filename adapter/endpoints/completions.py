@@ -73,6 +73,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     request = await read(exchange, _REQUEST, COMPLETION_LIMITS if service.hosted else ())
     if exchange.grant is None:
         served = await service.resolve(request.model)
+        exchange.model = served.label
     else:
         most, each, count = request.max_tokens, request.n or 1, 1
         if request.best_of is not None:
@@ -80,7 +81,6 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
         if type(request.prompt) is list:
             count = _prompt_count(request.prompt)
         served = await admitted(exchange, service, request.model, most, each, count)
-    exchange.model = served.label
     model, policy, capabilities = served.model, served.policy, served.backend.capabilities
     fields, include_usage, candidates = request.__pydantic_fields_set__, False, request.n or 1
     show: Callable[[Sequence[Entry]], Any] | None = None
@@ -114,8 +114,11 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
             f"{len(prompts) * candidates} choices; at most {MOST_CHOICES} are allowed. Send fewer "
             "prompts.",
         )
-    has_notes = policy.strict or bool(inexact)
-    if has_notes or not has_no_notes(exchange, request, sampling, capabilities, _NO_FIELDS):
+    if (
+        policy.strict
+        or inexact
+        or not has_no_notes(exchange, request, sampling, capabilities, _NO_FIELDS)
+    ):
         await notes(exchange, request, sampling, capabilities, policy.strict, inexact)
     grammar = None
     if not OF_GRAMMARS.isdisjoint(fields):

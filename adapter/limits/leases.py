@@ -136,7 +136,7 @@ class Account:
         leases: the time at which each lease expires by itself.
     """
 
-    __slots__ = ("_now", "leases", "most", "requests", "tokens")
+    __slots__ = ("_now", "leases", "most", "rates", "requests", "tokens")
 
     def __init__(
         self,
@@ -154,6 +154,7 @@ class Account:
 
     def limit(self, rates: Rates) -> None:
         """Apply other limits from now on."""
+        self.rates = rates
         self.requests.limit = math.inf if rates.requests is None else rates.requests
         self.tokens.limit = math.inf if rates.tokens is None else rates.tokens
         self.most = math.inf if rates.concurrent is None else rates.concurrent

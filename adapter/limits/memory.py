@@ -11,16 +11,14 @@ class MemoryLimits:
     """A store of limits for one process; see `LeaseStore`."""
 
     def __init__(self) -> None:
-        # The account of each key, and the grant whose limits it has.
+        # The account of each key.
         self._accounts: dict[str, Account] = {}
-        self._grants: dict[str, Grant] = {}
         self._count = 0
 
     async def reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
         """See `LeaseStore.reserve`."""
-        if self._grants.get(grant.name) is grant:
-            account = self._accounts[grant.name]
-        else:
+        account = self._accounts.get(grant.name)
+        if account is None or account.rates is not grant.rates:
             account = self._account(grant)
         self._count += 1
         name, now = str(self._count), time.monotonic()
@@ -40,7 +38,6 @@ class MemoryLimits:
         """Return the account of a key that is new, or whose limits have changed."""
         account = self._accounts.setdefault(grant.name, Account(grant.rates))
         account.limit(grant.rates)
-        self._grants[grant.name] = grant
         return account
 
     async def open(self) -> None:

@@ -343,8 +343,9 @@ class Pool(Speaking):
                     )
                 job.fingerprint = model.fingerprint
             party.engine = replica.name
-            hit = "hit" if place.matched else "miss"
-            party.affinity = "none" if self._affinity == "none" else hit
+            party.affinity = "none"
+            if self._affinity != "none":
+                party.affinity = "hit" if place.matched else "miss"
         return replica
 
     async def _wait(self, place: Place) -> Replica:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from latimer.adapter.limits.leases import Grant
 from latimer.adapter.service import ModelEntry, Policy, Service
 from latimer.backends.errors import EngineUnavailable, RequestError
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.servers import free_port
@@ -34,6 +37,25 @@ async def test_a_second_model_stands_behind_another_name(llama_server_url: str) 
         await service.resolve("two")
     await service.health()
     await service.aclose()
+
+
+async def test_a_replaced_model_is_not_served_again(llama_server_url: str) -> None:
+    """A name loses its known model when another replaces it, also if an engine answers later."""
+    there = LlamaServer(llama_server_url)
+    pools = [Pool("demo", [Replica("a", there)]) for _ in range(2)]
+    before, after = (ModelEntry(pool, ["demo"]) for pool in pools)
+    service = Service([before])
+    assert service.latest("demo", None) is None
+    served = await service.served(*service.chosen("demo", None))
+    assert service.latest("demo", None) is served
+    assert service.latest("demo", Grant("team", names=frozenset({"other"}))) is None
+    service.replace([after])
+    await service.served(before, "demo", False)
+    assert service.latest("demo", None) is None
+    assert (await service.resolve("demo")).backend is pools[1]
+    await service.aclose()
+    await pools[0].aclose()
+    await there.aclose()
 
 
 async def test_an_engine_that_is_away_hides_no_other(llama_server_url: str) -> None:

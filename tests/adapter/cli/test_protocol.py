@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from latimer.adapter.cli.protocol import MOST_HEAD
+from latimer.adapter.cli.protocol import MOST_HEAD, Protocol
 from support.servers import serving
 
 
@@ -105,6 +106,43 @@ async def test_an_early_request_is_the_last_one_of_its_connection() -> None:
         async with asyncio.timeout(1.5):
             assert await reader.read() == b""
     assert app.begun == 2
+
+
+class Brief(Protocol):
+    """A connection that may be idle for 0.3 s."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.timeout_keep_alive: Any = 0.3
+
+
+async def test_an_idle_connection_closes() -> None:
+    """A connection closes when it was idle for its time, and not while requests follow."""
+    with serving(Waiting, Brief) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+        for pause in (0.2, 0.2, 0.0):
+            writer.write(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(pause)
+        before = time.monotonic()
+        async with asyncio.timeout(3):
+            assert await reader.read() == b""
+        assert time.monotonic() - before > 0.2
+        writer.close()
+
+
+async def test_half_a_head_is_not_idle() -> None:
+    """A request that arrives slowly after another one is answered."""
+    with serving(Waiting, Brief) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+        writer.write(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\nGET /now HTTP")
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"/1.1\r\n")
+        await asyncio.sleep(0.5)
+        writer.write(b"Host: a\r\n\r\n")
+        async with asyncio.timeout(3):
+            assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
 
 
 async def test_trailers_are_no_headers_and_have_an_end() -> None:
