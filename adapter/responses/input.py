@@ -72,7 +72,7 @@ class Conversation:
         ignored: the paths of items, such as `input[2]`, that no model here can read.
         inexact: names of fields that are only approximated.
         names: the path in the request for each path in `messages` that differs, for errors.
-        is_plain: True if each message is a role and a text, and no item is left out.
+        is_plain: True if each message is a role and a text, and every item is in a message.
     """
 
     messages: list[Message]
