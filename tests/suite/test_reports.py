@@ -331,13 +331,16 @@ async def test_a_run_ends_with_its_server() -> None:
         address = stack.enter_context(serving(Server))
         settings = Settings(f"{address}/v1", restart=0.3)
         ended: list[Verdict] = []
+        closing: list[asyncio.Task[None]] = []
 
         def end(verdict: Verdict) -> None:
             ended.append(verdict)
             if len(ended) == 5:
-                stack.close()
+                # The server waits for requests that this loop has to send.
+                closing.append(asyncio.create_task(asyncio.to_thread(stack.close)))
 
         verdicts = await judge(settings, all_checks(), end)
+        await closing[0]
     left = [verdict for verdict in verdicts if not verdict.runs]
     assert len(left) > 400
     assert "the server has ended" in left[0].detail
