@@ -137,7 +137,7 @@ def conversation_of(
 
 
 def _has_results(message: InputMessage) -> bool:
-    return any(isinstance(block, ToolResultBlock) for block in message.content)
+    return isinstance(message.content, list) and ToolResultBlock in map(type, message.content)
 
 
 def _system_of(request: CountTokensRequest) -> list[str]:
