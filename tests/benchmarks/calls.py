@@ -261,9 +261,9 @@ class Socket:
     async def send(self, message: Any) -> None:
         """Receive a message of the app."""
         # An earlier checkout sends one text in each message.
-        texts = message.get(TEXTS) or [message.get("text", "").encode()]
-        assert not texts[0].startswith(b'{"type":"error"'), texts
-        if texts[-1].startswith(LAST_FRAMES):
+        data = message.get(FRAMES) or message.get("text", "").encode()
+        assert b'{"type":"error"' not in data, data
+        if any(last in data for last in LAST_FRAMES):
             self._ended.set_result(None)
 
     def tell(self, message: Any) -> None:
@@ -341,7 +341,7 @@ async def connected(app: App) -> AsyncIterator[Socket]:
     """Open a WebSocket of responses."""
     socket = Socket()
     scope = {**scope_of(RESPONSES), "type": "websocket", "scheme": "ws", "subprotocols": []}
-    scope["extensions"] = {TEXTS: {}}
+    scope["extensions"] = {FRAMES: {}}
     task = asyncio.ensure_future(app(scope, socket.receive, socket.send))
     yield socket
     socket.tell({"type": "websocket.disconnect", "code": 1000})
@@ -377,8 +377,8 @@ PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 # What is counted for an app without an engine only, as a stream.
 RESPONSES = "/v1/responses"
 STREAMED = ("streamed response", "response over a WebSocket")
-# The message of a server that takes several texts.
-TEXTS = "latimer.texts"
+# The message of a server that takes frames.
+FRAMES = "latimer.frames"
 # The apps whose messages are counted, too.
 MESSAGES = {"messages": "/v1/messages"}
 WITH_MESSAGES = ("", "over llama-server: ")

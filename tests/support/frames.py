@@ -10,6 +10,8 @@ from typing import Any
 from latimer.adapter import OpenAIAdapter
 from starlette.testclient import TestClient, WebSocketTestSession
 from websockets.asyncio.client import ClientConnection
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Protocol, Side, State
 
 R = "/v1/responses"
 ENDS = ("response.completed", "response.incomplete", "response.failed")
@@ -24,6 +26,16 @@ def create(given: Any = "Hi", **body: Any) -> dict[str, Any]:
 def is_last(frame: dict[str, Any]) -> bool:
     """Return True for the last frame of an answer."""
     return frame["type"] in ENDS or (frame["type"] == "error" and "status" in frame)
+
+
+def texts_in(frames: bytes) -> list[bytes]:
+    """Return the texts of a server's frames, as the parser of a real client reads them."""
+    client = Protocol(Side.CLIENT, state=State.OPEN, max_size=None)
+    client.receive_data(frames)
+    found = client.events_received()
+    assert all(isinstance(one, Frame) and one.fin and one.opcode == Opcode.TEXT for one in found)
+    assert client.parser_exc is None
+    return [bytes(one.data) for one in found if isinstance(one, Frame)]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.adapter.cli.protocol import Protocol
 from latimer.adapter.cli.sockets import PIECE, SocketProtocol, Splitter
-from latimer.adapter.handshake import TEXTS
+from latimer.adapter.handshake import FRAMES
+from latimer.adapter.text_frames import frames_of
 from support.frames import R, answered, create, is_last, text_of
 from support.servers import begun
 from support.workers import double, workers
@@ -28,8 +29,6 @@ from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
-from websockets.protocol import Protocol as WebSocketParser
-from websockets.protocol import Side
 from websockets.server import ServerProtocol
 
 HANDSHAKE = (
@@ -354,7 +353,7 @@ async def held() -> AsyncIterator[tuple[SocketProtocol, Written]]:
     ended = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert TEXTS in scope["extensions"]
+        assert FRAMES in scope["extensions"]
         assert (await receive())["type"] == "websocket.connect"
         await send({"type": "websocket.accept"})
         await ended.wait()
@@ -372,17 +371,12 @@ async def held() -> AsyncIterator[tuple[SocketProtocol, Written]]:
     await asyncio.gather(*protocol.tasks)
 
 
-async def test_texts_of_one_message_are_frames_in_one_write() -> None:
-    """A server writes several frames at once, of any length, and a client reads the texts."""
+async def test_frames_of_one_message_are_one_write() -> None:
+    """A server writes the frames of several texts at once, as they are."""
     async with held() as (protocol, transport):
-        texts = [b"x" * size for size in (0, 1, 125, 126, 127, 65_535, 65_536, 1 << 20, 0)]
-        await protocol.send({"type": "websocket.send", TEXTS: texts})
-        (data,) = transport.writes
-        client = WebSocketParser(Side.CLIENT, max_size=None)
-        client.receive_data(data)
-        found = client.events_received()
-        assert [frame.data for frame in found if isinstance(frame, Frame)] == texts
-        assert {frame.opcode for frame in found if isinstance(frame, Frame)} == {Opcode.TEXT}
+        frames = frames_of([b"{}", b"x" * 70_000, b""])
+        await protocol.send({"type": "websocket.send", FRAMES: frames})
+        assert transport.writes == [frames]
 
 
 async def test_a_full_transport_holds_the_producer() -> None:
@@ -390,7 +384,9 @@ async def test_a_full_transport_holds_the_producer() -> None:
     async with held() as (protocol, transport):
         for goes_on in (True, False):
             protocol.pause_writing()
-            sending = asyncio.create_task(protocol.send({"type": "websocket.send", TEXTS: [b"{}"]}))
+            sending = asyncio.create_task(
+                protocol.send({"type": "websocket.send", FRAMES: b"\x81\x02{}"})
+            )
             await asyncio.sleep(0.01)
             assert (transport.writes, sending.done()) == ([], False)
             if goes_on:

@@ -14,10 +14,16 @@ from latimer.adapter.generation.choice import Delta
 from latimer.adapter.generation.frames import STEP, ObfuscatedEncoder
 from latimer.adapter.generation.sinks import Result
 from latimer.adapter.responses.output import Output, Shape, Thoughts
-from latimer.adapter.responses.response import Draft, ResponseEncoder, SocketEncoder
+from latimer.adapter.responses.response import (
+    Draft,
+    FrameEncoder,
+    ResponseEncoder,
+    SocketEncoder,
+)
 from latimer.adapter.responses.tools import CalledTool
 from latimer.backends.errors import Busy, EngineError, LatimerError
 from latimer.schemas.openai.common import FinishReason, Usage
+from support.frames import texts_in
 from support.samples import sample
 
 BEGUN: dict[str, Any] = {
@@ -41,9 +47,14 @@ def draft(thoughts: Thoughts = "shown") -> Draft:
     return Draft(BEGUN, Shape(names, thoughts), "default")
 
 
-def streamed(deltas: Sequence[Delta], reason: FinishReason, of: Draft) -> bytes:
+def streamed(
+    deltas: Sequence[Delta],
+    reason: FinishReason,
+    of: Draft,
+    encoder: type[ResponseEncoder] = ResponseEncoder,
+) -> bytes:
     """Return the whole stream of a choice."""
-    frames = ResponseEncoder(of)
+    frames = encoder(of)
     # A sink formats the first delta before the beginning.
     first = b"".join([frames.delta(0, delta) for delta in deltas[:1]])
     data = frames.start(0) + first + b"".join([frames.delta(0, delta) for delta in deltas[1:]])
@@ -104,6 +115,8 @@ def test_prebuilt_events(deltas: list[Delta], reason: FinishReason, thoughts: Th
         )
         == data
     )
+    texts = texts_in(streamed(named, reason, of, FrameEncoder))
+    assert texts[:-1] == [*map(orjson.dumps, events[:-1])]
     last = {**events[-1]["response"], "completed_at": None}
     assert last == {**of.whole([Result(named, reason)], USAGE), "completed_at": None}
 
@@ -114,7 +127,7 @@ def test_a_long_stream_is_numbered() -> None:
     assert len(parsed(streamed(deltas, "stop", draft("shown")))) > len(deltas)
 
 
-@pytest.mark.parametrize("encoder", [ResponseEncoder, SocketEncoder])
+@pytest.mark.parametrize("encoder", [ResponseEncoder, SocketEncoder, FrameEncoder])
 @given(st.lists(st.lists(st.text(min_size=1, max_size=5), max_size=6), max_size=4))
 def test_a_burst(encoder: type[ResponseEncoder], bursts: list[list[str]]) -> None:
     """The texts of a burst have the same events as one delta after another."""
@@ -125,9 +138,10 @@ def test_a_burst(encoder: type[ResponseEncoder], bursts: list[list[str]]) -> Non
     assert frames.end(0, "stop") == single.end(0, "stop")
 
 
-def test_a_long_burst_is_numbered() -> None:
+@pytest.mark.parametrize("encoder", [ResponseEncoder, SocketEncoder, FrameEncoder])
+def test_a_long_burst_is_numbered(encoder: type[ResponseEncoder]) -> None:
     """A burst that goes beyond the prepared numbers has the same events as its deltas."""
-    frames, single = ResponseEncoder(draft()), ResponseEncoder(draft())
+    frames, single = encoder(draft()), encoder(draft())
     burst = ["a"] * 3_000
     assert frames.texts(0, burst) == b"".join([single.delta(0, Delta(text)) for text in burst])
 
