@@ -41,6 +41,7 @@ from ..responses.response import (
     SocketEncoder,
     WarmUpEncoder,
     begun,
+    fault,
 )
 from ..responses.tools import Tools, tools_of
 from ..responses.truncation import droppable, fewest
@@ -127,6 +128,8 @@ async def create_response(exchange: Exchange, service: Service) -> None:
         if not (frame.generates or request.input or request.previous_response_id):
             # Codex warms up before the first message. No template takes a conversation without one.
             request.input = "."
+    else:
+        exchange.fault = fault
     draft = await _drafted(exchange, service, request, generates=True)
     if frame is None:
         await _answer(exchange, service, request, draft)

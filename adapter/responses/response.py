@@ -193,6 +193,22 @@ def _numbers(start: int, end: int) -> Sequence[bytes]:
     return [b"%d" % number for number in range(start, end)]
 
 
+def _error(error: LatimerError) -> Event:
+    """Return the event of an error.
+
+    OpenAI's service nests the error, and its published type is flat. Clients read either.
+    """
+    _status, body, _headers = render(error)
+    told = body["error"]
+    flat = {"code": told["code"], "message": told["message"], "param": told["param"]}
+    return "error", {**flat, "error": {"type": told["type"], **flat}}
+
+
+def fault(error: LatimerError) -> bytes:
+    """Return the event of an error before there is a response: its model could not be loaded."""
+    return framed([_error(error)], 0)
+
+
 class ResponseEncoder(ChunkEncoder):
     """The events of a `/v1/responses` stream.
 
@@ -297,16 +313,8 @@ class ResponseEncoder(ChunkEncoder):
     def error(self, error: LatimerError) -> bytes:
         """The error, and the response that failed of it."""
         head = b"" if self._has_begun else self.start(0)
-        _status, body, _headers = render(error)
-        told = body["error"]
-        # OpenAI's service nests the error, and its published type is flat; clients read either.
-        flat = {"code": told["code"], "message": told["message"], "param": told["param"]}
-        return head + self._framed(
-            [
-                ("error", {**flat, "error": {"type": told["type"], **flat}}),
-                ("response.failed", {"response": self.failed(error)}),
-            ]
-        )
+        failed: Event = ("response.failed", {"response": self.failed(error)})
+        return head + self._framed([_error(error), failed])
 
     def whole(self, results: Sequence[Result], usage: Usage) -> dict[str, Any]:
         """Return the response object at the end of the stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import shlex
@@ -24,6 +25,7 @@ from latimer.backends.fleet import groups
 from latimer.backends.llama_cpp import DEMO_MODEL
 from support.prometheus import Scrape
 from support.servers import command, llama_server_command
+from websockets.sync.client import connect
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -67,9 +69,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory, broken: Path) -> Path:
                 engine("two", copy, "8GiB"),
                 engine("slow", copy, "1GiB", delay=1.5),
                 engine("bad", broken, "1GiB"),
+                engine("late", broken, "1GiB", delay=1),
                 '[machines.here]\nmemory = "10GiB"\nmost_wait = "5s"\n',
                 '[models.slow]\nengines = ["slow"]\nload_wait = "500ms"\n',
-                *(f'[models.{name}]\nengines = ["{name}"]\n' for name in ("one", "two", "bad")),
+                *(
+                    f'[models.{name}]\nengines = ["{name}"]\n'
+                    for name in ("one", "two", "bad", "late")
+                ),
             ]
         )
     )
@@ -197,6 +203,31 @@ def test_a_model_that_cannot_be_loaded_is_an_error(url: str, stream: bool) -> No
     assert "broken.gguf" in bad["log"]
     # Other models are not affected.
     assert chat(url, "one").status_code == 200
+
+
+def test_a_response_whose_model_cannot_be_loaded_ends_with_an_error(url: str) -> None:
+    """A streamed response that has waited ends with the event `error`, without a head before it."""
+    body = {"model": "late", "input": "Hello", "stream": True}
+    reply = httpx2.post(f"{url}/v1/responses", json=body, timeout=60)
+    assert reply.status_code == 200
+    comment, *_, name, data = reply.text.rstrip().splitlines()
+    assert comment.startswith(": loading late")
+    assert name == "event: error"
+    event = orjson.loads(data.removeprefix("data: "))
+    assert (event["type"], event["code"]) == ("error", "engine_unavailable")
+    assert "exit code 1" in event["message"]
+
+
+def test_a_frame_waits_for_its_model(url: str) -> None:
+    """Over a WebSocket, which has no comments, a load that fails is one frame with its status."""
+    with connect(url.replace("http", "ws", 1) + "/v1/responses", proxy=None) as socket:
+        create = {"type": "response.create", "model": "late", "input": "Hello"}
+        socket.send(json.dumps(create))
+        frame = json.loads(socket.recv(30))
+        assert (frame["type"], frame["status"]) == ("error", 503)
+        assert "exit code 1" in frame["error"]["message"]
+        socket.send(json.dumps({**create, "model": "one", "max_output_tokens": 4}))
+        assert json.loads(socket.recv(30))["type"] == "response.created"
 
 
 def test_engines_end_with_a_killed_server(settings: Path, tmp_path: Path) -> None:
