@@ -70,7 +70,7 @@ async def create_message(exchange: Exchange, service: Service) -> None:
 
 
 async def _check_context(drafted: _Drafted) -> None:
-    """Reject a prompt that exceeds the context, with its true number of tokens.
+    """Reject a prompt that exceeds the context, with its number of tokens.
 
     Engines reject a very long text without counting, but clients compact by the number (contract of
     messages, 2.3).
@@ -80,7 +80,7 @@ async def _check_context(drafted: _Drafted) -> None:
     """
     context = drafted.served.model.context
     try:
-        count = await prompt_tokens(drafted.served, drafted.chat.job)
+        count = await prompt_tokens(drafted.served, drafted.chat.job, context)
     except LatimerError:
         # A word of millions of letters takes a tokenizer too long. The engine rejects it itself.
         return

@@ -292,7 +292,7 @@ async def _fits(served: ServedModel, job: Generation, most: int) -> bool:
     if isinstance(content, Text) and not job.prompt.media and len(content.text.encode()) < most:
         # A token has at least one byte; the one more is a BOS.
         return True
-    return await prompt_tokens(served, job) < most
+    return await prompt_tokens(served, job, most) < most
 
 
 async def _understood(
