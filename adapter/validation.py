@@ -272,28 +272,33 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
     return tuple(range(seed, seed + count))
 
 
-# What `has_no_notes` expects of the nested fields of a chat, and what it reads of the sampling.
+# What `has_notes` expects of the nested fields of a chat, and what it reads of the sampling.
 _MESSAGES = frozenset({"messages"})
 _APPROXIMATED = {"presence_penalty", "frequency_penalty", "logit_bias", "repeat_penalty"}
 
 
-def has_no_notes(
+def has_notes(
     exchange: Exchange,
     request: Request,
     sampling: Sampling,
     capabilities: Capabilities,
+    strict: bool,
+    found: Iterable[Sequence[str]] = (),
     nested: Set[str] = _MESSAGES,
 ) -> bool:
-    """Return True if `notes` finds nothing in the fields of a request.
+    """Return False if `notes` finds nothing in a request.
 
     Most requests have the fields of OpenAI only, and nothing else to look into.
 
     Args:
+        found: what the endpoint itself has found; see `notes`.
         nested: the fields with fields of their own that it may have, which have been looked into;
             by default the messages of a chat.
     """
-    return not (
-        request.__pydantic_extra__
+    return bool(
+        strict
+        or any(found)
+        or request.__pydantic_extra__
         or sampling.extras
         or sampling.presence_penalty
         or sampling.frequency_penalty

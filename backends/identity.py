@@ -40,100 +40,10 @@ from .errors import (
     LatimerError,
     ModelChanged,
 )
+from .single_flight import SingleFlight
 from .speech.base import Speaker, Transcriber
 
 Identity = TypeVar("Identity")
-
-
-class SharedCheck:
-    """A check shared by concurrent callers; they go on in the same turn of the event loop."""
-
-    def __init__(self) -> None:
-        # Set at the end of the running check. A lock would wake one caller in each turn of the
-        # event loop; the last of a hundred callers would wait for a hundred turns.
-        self._running: asyncio.Event | None = None
-        self._begun = 0
-        self._ended = 0
-        self._error: Exception | None = None
-
-    async def run(self, check: Callable[[], Awaitable[None]], fresh: bool = True) -> None:
-        """Return when a check has succeeded; raise its error to every caller that shares it.
-
-        Args:
-            check: asks the engine, unless a check of another caller serves.
-            fresh: True for a check that begins after the call; False for the running one.
-        """
-        asked = self._begun
-        if not fresh and self._running is not None:
-            asked -= 1
-        while self._ended <= asked:
-            if self._running is None:
-                await self._run(check)
-                return
-            await self._running.wait()
-        if self._error is not None:
-            # Otherwise its traceback has the frames of all callers.
-            raise self._error.with_traceback(None)
-
-    async def _run(self, check: Callable[[], Awaitable[None]]) -> None:
-        """Check, and wake the callers that wait for the end."""
-        self._begun += 1
-        running = self._running = asyncio.Event()
-        try:
-            await check()
-        except Exception as error:
-            self._ended, self._error = self._begun, error
-            raise
-        else:
-            self._ended, self._error = self._begun, None
-        finally:
-            # After a cancelled check, the first caller that wakes runs one.
-            self._running = None
-            running.set()
-
-
-class Throttled:
-    """A check shared by concurrent callers and by callers shortly after it.
-
-    Args:
-        check: asks the engine; its error is raised to every caller. It is cancelled with its last
-            caller.
-        seconds: how long a result is valid.
-    """
-
-    def __init__(self, check: Callable[[], Awaitable[None]], seconds: float = 0.5) -> None:
-        self._check = check
-        self._seconds = seconds
-        self._task: asyncio.Task[None] | None = None
-        self._callers = 0
-        self._ended = 0.0
-
-    async def run(self) -> None:
-        """Wait for a recent, running or new check; raise its error if it failed."""
-        task = self._task
-        if task is None or not self._holds(task):
-            task = self._task = asyncio.create_task(self._run())
-            # Retrieves the error, since every caller may have been cancelled.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._callers += 1
-        try:
-            # A cancelled caller must not cancel the check for the others.
-            await asyncio.shield(task)
-        finally:
-            self._callers -= 1
-            if not self._callers:
-                task.cancel()
-
-    def _holds(self, task: asyncio.Task[None]) -> bool:
-        if not task.done():
-            return task.get_loop() is asyncio.get_running_loop()
-        return not task.cancelled() and time.monotonic() - self._ended < self._seconds
-
-    async def _run(self) -> None:
-        try:
-            await self._check()
-        finally:
-            self._ended = time.monotonic()
 
 
 class IdentityMonitor(ABC, Generic[Identity]):
@@ -162,8 +72,7 @@ class IdentityMonitor(ABC, Generic[Identity]):
         self.model: Model | None = None
         self._read_model = read_model
         self._forget = forget
-        self._reading = SharedCheck()
-        self._checks = SharedCheck()
+        self._reading, self._checks = SingleFlight(), SingleFlight()
         self._holds = holds
         self._checked_at = -math.inf
 

@@ -25,7 +25,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
             f"backends/{name}.py"
             for name in (
                 "__init__", "base", "embeddings", "errors", "http", "identity", "offload", "queue",
-                "sandbox", "sentencepiece", "sse", "stops", "streams",
+                "sandbox", "sentencepiece", "single_flight", "sse", "stops", "streams",
             )
         ),
         "backends/speech/__init__.py", "backends/speech/base.py",

@@ -49,6 +49,11 @@ class Splitter:
         self._mask = b""
         self._is_last = False
 
+    @property
+    def is_in_frame(self) -> bool:
+        """True if a frame has begun whose rest has not arrived yet."""
+        return bool(self._left or self._head)
+
     def whole(self, data: bytes) -> bytes | None:
         """Return the text of a frame of at most 16 KiB that is all that has arrived, unmasked.
 
@@ -164,7 +169,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         # After the end only the client's answer to it is left to read.
         if self.close_sent or self._may_parse():
             pieces = [*islice(self._arrived[0], _PIECES)]
-            super().data_received(b"".join(pieces))
+            if self.conn.parser_exc is None:
+                super().data_received(b"".join(pieces))
             if len(pieces) < _PIECES:
                 self._arrived.popleft()
             if self._arrived and (self.close_sent or self.queue.empty()):
@@ -173,6 +179,15 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._pause()
         elif self.close_sent or self.queue.empty():
             self._resume()
+            if self.conn.parser_exc is not None and not self._splitter.is_in_frame:
+                self._end()
+
+    def _end(self) -> None:
+        """Have the client close the connection, whose answer to the end is not parsed."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
 
     def _go_on(self) -> None:
         if self._arrived:
@@ -235,6 +250,21 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                 self.handle_parser_exception()
                 return
         self.queue.put_nowait(event)
+
+    @override
+    def handle_parser_exception(self) -> None:
+        """Say why the connection ends; `_parse` drops what the client still sends.
+
+        A socket that is closed with unread data is reset, and its client loses the reason.
+        """
+        end = self.conn.close_sent
+        assert end is not None
+        self.queue.put_nowait(
+            {"type": "websocket.disconnect", "code": end.code, "reason": end.reason}
+        )
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = self.disconnected = True
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:

@@ -42,7 +42,7 @@ from ..store.records import new_id
 from ..validation import (
     check_stream_options,
     grammar_of,
-    has_no_notes,
+    has_notes,
     notes,
     read,
     refuse_unserved,
@@ -131,8 +131,8 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         spoken.check_spoken(turn.answer)
         aloud = partial(spoken.answer_aloud, exchange, service, served, request, manner, chat.shape)
         inexact += () if manner.voice.is_exact else (spoken.VOICE,)
-    has_notes = strict or not is_plain or bool(inexact or chat.dropped)
-    if has_notes or not has_no_notes(exchange, request, sampling, capabilities):
+    found = inexact, chat.dropped
+    if not is_plain or has_notes(exchange, request, sampling, capabilities, strict, found):
         await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
     if not _FOR_ENGINE.isdisjoint(fields):
         _pass_on(exchange, request, chat.job)

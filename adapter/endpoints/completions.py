@@ -44,7 +44,7 @@ from ..validation import (
     OF_GRAMMARS,
     check_stream_options,
     grammar_of,
-    has_no_notes,
+    has_notes,
     notes,
     read,
     sampling_of,
@@ -64,7 +64,7 @@ _REQUEST = TypeAdapter(CompletionRequest)
 _COMBINED = frozenset({"best_of", "logprobs", "logprobs_token_ids", "stream_options"})
 # The seeds of one choice with a random one.
 _ANY_SEED = (None,)
-# What `has_no_notes` expects of the nested fields.
+# What `has_notes` expects of the nested fields.
 _NO_FIELDS: frozenset[str] = frozenset()
 
 
@@ -114,12 +114,9 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
             f"{len(prompts) * candidates} choices; at most {MOST_CHOICES} are allowed. Send fewer "
             "prompts.",
         )
-    if (
-        policy.strict
-        or inexact
-        or not has_no_notes(exchange, request, sampling, capabilities, _NO_FIELDS)
-    ):
-        await notes(exchange, request, sampling, capabilities, policy.strict, inexact)
+    strict = policy.strict
+    if has_notes(exchange, request, sampling, capabilities, strict, (inexact,), _NO_FIELDS):
+        await notes(exchange, request, sampling, capabilities, strict, inexact)
     grammar = None
     if not OF_GRAMMARS.isdisjoint(fields):
         grammar = await offload.run(exchange.size, grammar_of, request, capabilities)

@@ -32,7 +32,7 @@ from ..request import Exchange
 from ..responses.files import UnreadPdfs, read_pdfs
 from ..service import ServedModel, Service
 from ..store.records import new_id
-from ..validation import grammar_of, has_no_notes, notes, sampling_of
+from ..validation import grammar_of, has_notes, notes, sampling_of
 from .common import chosen_format, prompt_tokens
 
 _REQUEST = TypeAdapter(MessagesRequest)
@@ -70,7 +70,7 @@ async def create_message(exchange: Exchange, service: Service) -> None:
 
 
 async def _check_context(drafted: _Drafted) -> None:
-    """Reject a prompt that exceeds the context, with its true number of tokens.
+    """Reject a prompt that exceeds the context, with its number of tokens.
 
     Engines reject a very long text without counting, but clients compact by the number (contract of
     messages, 2.3).
@@ -80,7 +80,7 @@ async def _check_context(drafted: _Drafted) -> None:
     """
     context = drafted.served.model.context
     try:
-        count = await prompt_tokens(drafted.served, drafted.chat.job)
+        count = await prompt_tokens(drafted.served, drafted.chat.job, context)
     except LatimerError:
         # A word of millions of letters takes a tokenizer too long. The engine rejects it itself.
         return
@@ -147,17 +147,13 @@ async def _drafted(
     except LatimerError as error:
         raise in_messages(error, conversation.names) from None
     strict = served.policy.strict
+    found = inexact, chat.inexact, chat.dropped, thinking.ignored
     if (
-        strict
-        or plain is None
+        plain is None
         or tools is not _NO_TOOLS
-        or thinking.ignored
-        or inexact
-        or chat.inexact
-        or chat.dropped
         or request.context_management is not None
         or request.mcp_servers is not None
-        or not has_no_notes(exchange, request, sampling, capabilities)
+        or has_notes(exchange, request, sampling, capabilities, strict, found)
     ):
         approximated = (*inexact, *chat.inexact, *conversation.inexact, *tools.inexact)
         unserved = [*tools.ignored, *conversation.ignored, *thinking.ignored, *_inert(request)]

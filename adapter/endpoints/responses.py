@@ -49,7 +49,7 @@ from ..service import ServedModel, Service
 from ..validation import (
     check_stream_options,
     grammar_of,
-    has_no_notes,
+    has_notes,
     notes,
     read,
     refuse_unserved,
@@ -185,15 +185,12 @@ async def _drafted(
     if thoughts == "summarised" and (await known_profile(served.model)).tags is not None:
         inexact = (*inexact, "reasoning.summary")
     strict = served.policy.strict
+    found = inexact, chat.inexact, chat.dropped
     if (
-        strict
-        or not conversation.is_plain
-        or inexact
-        or chat.inexact
-        or chat.dropped
+        not conversation.is_plain
         or type(request.input) is not str
         or not _HARMLESS.isdisjoint(fields)
-        or not has_no_notes(exchange, request, sampling, capabilities, _ONLY_INPUT)
+        or has_notes(exchange, request, sampling, capabilities, strict, found, _ONLY_INPUT)
     ):
         await notes(
             exchange,
@@ -299,7 +296,7 @@ async def _fits(served: ServedModel, job: Generation, most: int) -> bool:
     if isinstance(content, Text) and not job.prompt.media and len(content.text.encode()) < most:
         # A token has at least one byte; the one more is a BOS.
         return True
-    return await prompt_tokens(served, job) < most
+    return await prompt_tokens(served, job, most) < most
 
 
 async def _understood(

@@ -121,8 +121,8 @@ def conversation_of(
     history = _History(parts, unseal, _system_of(request))
     last = len(request.messages) - 1
     for index, message in enumerate(request.messages):
-        parts.is_new = index == last and not _has_results(message)
-        history.add(message, f"messages[{index}]")
+        is_new = index == last and not _has_results(message)
+        history.add(message, f"messages[{index}]", is_new)
     messages = history.end()
     if parts.unread:
         raise UnreadPdfs(parts.unread)
@@ -181,8 +181,8 @@ class _History:
         self._caller = ""
         self._waiting: list[str] = []
 
-    def add(self, message: InputMessage, path: str) -> None:
-        """Add a message."""
+    def add(self, message: InputMessage, path: str, is_new: bool) -> None:
+        """Add a message; a new one has images that must not be replaced (see `PartReader`)."""
         content = message.content
         blocks: Sequence[Block] = ()
         if isinstance(content, str):
@@ -207,7 +207,7 @@ class _History:
                 self._instruct("".join(part.text for part in block.content))
                 self._begin(message.role, path)
             elif message.role == "user":
-                self._hear(block, here)
+                self._hear(block, here, is_new)
             else:
                 self._say(block, here)
 
@@ -261,7 +261,7 @@ class _History:
         if system and (text := "\n".join(system)):
             self._messages.append(SystemMessage(role="system", content=text))
 
-    def _hear(self, block: Block, path: str) -> None:
+    def _hear(self, block: Block, path: str, is_new: bool) -> None:
         """Add a block of the user."""
         if isinstance(block, ToolResultBlock):
             if block.tool_use_id not in self._open:
@@ -287,7 +287,7 @@ class _History:
                 raise InvalidRequest("messages: text content blocks must be non-empty")
             if gap := self._gap(self._content):
                 self._content.append((TextPart(type="text", text=gap), path))
-            self._content += self._parts.read(block, path)
+            self._content += self._parts.read(block, path, is_new)
 
     def _say(self, block: Block, path: str) -> None:
         """Add a block of the assistant."""
@@ -391,7 +391,7 @@ class _History:
             if isinstance(part, ServerBlock):
                 self.ignored.append(f"{path}.content[{index}]")
             elif not isinstance(part, str):
-                given += self._parts.read(part, f"{path}.content[{index}]", in_result=True)
+                given += self._parts.read(part, f"{path}.content[{index}]")
         if block.is_error:
             first = given[0][0] if given else None
             if not isinstance(first, TextPart) or not first.text.startswith(_ERROR.rstrip()):

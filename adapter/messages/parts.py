@@ -41,8 +41,6 @@ class PartReader:
         sees: False if the model takes no images.
 
     Attributes:
-        is_new: True for the blocks of a new message of the user, whose images stay. They are an
-            error if the model takes none.
         unread: the PDF files whose texts are missing.
         pdf_size: the number of characters of the other ones.
         ignored: the paths of members that have no effect.
@@ -52,14 +50,17 @@ class PartReader:
     def __init__(self, pdf_texts: Mapping[str, str], sees: bool) -> None:
         self._pdf_texts = pdf_texts
         self._sees = sees
-        self.is_new = False
         self.unread: list[Pdf] = []
         self.pdf_size = 0
         self.ignored: list[str] = []
         self.inexact: list[str] = []
 
-    def read(self, block: Block | ResultPart, path: str, in_result: bool = False) -> list[Placed]:
+    def read(self, block: Block | ResultPart, path: str, is_new: bool = False) -> list[Placed]:
         """Return the parts of a block.
+
+        Args:
+            is_new: True for a block of a new message of the user, whose images stay. They are an
+                error if the model takes none.
 
         Raises:
             InvalidRequest: the block names a file that this server does not have or fetch.
@@ -67,18 +68,18 @@ class PartReader:
         if isinstance(block, TextBlock):
             return [(_text(block.text), path)]
         if isinstance(block, ImageBlock):
-            return [(self._image(block, path, in_result), path)]
+            return [(self._image(block, path, is_new), path)]
         if isinstance(block, DocumentBlock):
-            return self._document(block, path, in_result)
+            return self._document(block, path, is_new)
         if isinstance(block, SearchResultBlock):
             text = "".join(part.text for part in block.content)
             return [(_text(f"{block.title}\n{block.source}\n{text}\n"), path)]
         assert isinstance(block, ToolReferenceBlock)
         return [(_text(f"Tool: {block.tool_name}"), path)]
 
-    def _image(self, block: ImageBlock, path: str, in_result: bool) -> Part:
+    def _image(self, block: ImageBlock, path: str, is_new: bool) -> Part:
         source = block.source
-        if not self._sees and (in_result or not self.is_new):
+        if not self._sees and not is_new:
             self.inexact.append(path)
             return _text(UNSEEN)
         if isinstance(source, FileSource):
@@ -89,7 +90,7 @@ class PartReader:
         )
         return ImagePart(type="image_url", image_url=ImageUrl(url=url))
 
-    def _document(self, block: DocumentBlock, path: str, in_result: bool) -> list[Placed]:
+    def _document(self, block: DocumentBlock, path: str, is_new: bool) -> list[Placed]:
         source, citations = block.source, block.citations
         if isinstance(citations, dict) and citations.get("enabled"):
             self.ignored.append(f"{path}.citations")
@@ -102,7 +103,7 @@ class PartReader:
             found: list[Placed] = [(_text(title), path)]
             for index, part in enumerate(source.content):
                 here = f"{path}.source.content[{index}]"
-                found += self.read(part, here, in_result)
+                found += self.read(part, here, is_new)
             return [*found, (_text("\n"), path)]
         if isinstance(source, TextSource):
             text = source.data

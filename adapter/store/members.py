@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ...backends.identity import SharedCheck
+from ...backends.single_flight import SingleFlight
 from .errors import errors
 from .store import Store
 
@@ -46,7 +46,7 @@ class Members:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._joining = SharedCheck()
+        self._joining = SingleFlight()
         # The file that this process has locked.
         self._file: IO[bytes] | None = None
         self._connection: Connection | None = None

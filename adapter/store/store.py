@@ -17,7 +17,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...backends.identity import SharedCheck
+from ...backends.single_flight import OnceCell
 from .config import StoreConfig
 from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
 from .queue import DELAY, MEMORY_DELAY, QUIET, Writer
@@ -61,8 +61,7 @@ class Store:
     def __init__(self, place: StoreConfig) -> None:
         self.place = place
         self._writer = Writer(self.write, DELAY if place.durable else MEMORY_DELAY)
-        self._database: Database | None = None
-        self._opening = SharedCheck()
+        self._database: OnceCell[Database] = OnceCell()
         # False after the last attempt to open it failed.
         self._can_open = True
         # The time until which an answer that failed counts, and that of the next line about one.
@@ -77,21 +76,19 @@ class Store:
             StoreError: the schema is newer than this program, or the place cannot be used.
             StoreUnavailable: the database does not answer now.
         """
-        while self._database is None:
-            await self._opening.run(self._open)
-        return self._database
+        return await self._database.get(self._open)
 
-    async def _open(self) -> None:
-        if self._database is None:
-            database = await asyncio.to_thread(_database, self.place)
-            try:
-                await database.open()
-            except (StoreError, StoreUnavailable):
-                self._can_open = False
-                raise
-            self._database, self._can_open = database, True
-            if self.place.age is not None:
-                self._tidy()
+    async def _open(self) -> Database:
+        database = await asyncio.to_thread(_database, self.place)
+        try:
+            await database.open()
+        except (StoreError, StoreUnavailable):
+            self._can_open = False
+            raise
+        self._can_open = True
+        if self.place.age is not None:
+            self._tidy()
+        return database
 
     async def look(self) -> bool:
         """Check that the database can be opened; return False if `open` would make its tables.
@@ -126,7 +123,7 @@ class Store:
                 is busy; by default little, but items of a conversation have as long as those that a
                 client appends itself.
         """
-        if self._database is None and self._opens_later:
+        if self._database.value is None and self._opens_later:
             return self.keep(record)
         if not self._writer.add(record):
             return False
@@ -148,7 +145,7 @@ class Store:
         The end of a response cannot wait for the first import of the database's libraries. A store
         in memory is opened after the response, by its queue.
         """
-        if self._database is None and self._can_open and not self._opens_later:
+        if self._database.value is None and self._can_open and not self._opens_later:
             with suppress(StoreUnavailable):
                 await self._open_to_answer()
 
@@ -339,9 +336,8 @@ class Store:
             with suppress(RuntimeError, ValueError):
                 tidying.cancel()
                 await asyncio.wait([tidying])
-        database, self._database = self._database, None
-        # An event belongs to the event loop that waited for it.
-        self._opening = SharedCheck()
+        # A cell belongs to the event loop whose callers waited for it.
+        database, self._database = self._database.value, OnceCell()
         if database is not None:
             await database.aclose()
 
@@ -411,13 +407,13 @@ class Store:
         except StoreUnavailable:
             if id is None or self._writer.has(id):
                 raise
-        if self._database is None and not self.place.durable:
+        if self._database.value is None and not self.place.durable:
             return None
         return await self._open_to_answer()
 
     async def _open_to_answer(self) -> Database:
-        if self._database is not None:
-            return self._database
+        if self._database.value is not None:
+            return self._database.value
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 return await self.open()
@@ -471,10 +467,11 @@ class Store:
 
     async def _expire(self) -> None:
         try:
-            if self._database is not None and self._since is not None:
+            database = self._database.value
+            if database is not None and self._since is not None:
                 limits = retention.Limits(before=self._since)
-                if (await retention.prune(self._database, limits)).objects:
-                    await self._database.forget()
+                if (await retention.prune(database, limits)).objects:
+                    await database.forget()
         except StoreUnavailable as error:
             log.warning("old objects were not deleted: %s", error.detail)
 

@@ -76,7 +76,7 @@ TEST = ("1", "1 2 3")
 async def embedding_model(server: Server) -> EmbeddingModel | None:
     """Return the facts about the engine's embeddings, or None if it has none."""
     model = await server.monitor.get()
-    if server.embeds and server.embedder is None and server.turns.is_full:
+    if server.embeds and server.embedder.value is None and server.turns.is_full:
         # Unknown until a place was free once.
         return EmbeddingModel(None, None, None, server.generates, INEXACT)
     facts = await _embedder(server, model, Ticket())
@@ -150,21 +150,14 @@ async def _embedder(server: Server, model: Model, party: Ticket) -> Embedder:
     if not server.embeds:
         return Embedder(hint=NOT_STARTED)
 
-    async def learn() -> None:
-        if server.embedder is None:
-            one, other = (await _call(server, model, TEST, party))[0]
-            if one is None or other is None or is_memory(one):
-                facts = Embedder(hint=NO_VECTORS)
-            elif one == other:
-                facts = Embedder(hint=NOT_POOLED)
-            else:
-                facts = Embedder(len(one))
-            server.monitor.check_is(model)
-            server.embedder = facts
+    async def learn() -> Embedder:
+        one, other = (await _call(server, model, TEST, party))[0]
+        server.monitor.check_is(model)
+        if one is None or other is None or is_memory(one):
+            return Embedder(hint=NO_VECTORS)
+        return Embedder(hint=NOT_POOLED) if one == other else Embedder(len(one))
 
-    while server.embedder is None:
-        await server.learning_embedder.run(learn)
-    return server.embedder
+    return server.embedder.value or await server.embedder.get(learn)
 
 
 async def _failed(server: Server, model: Model, param: str, party: Ticket) -> LatimerError:

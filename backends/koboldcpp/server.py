@@ -30,8 +30,8 @@ from ..errors import (
     whole_of,
 )
 from ..http import FORWARDED, HttpClient
-from ..identity import SharedCheck, Throttled
 from ..queue import AdmissionQueue
+from ..single_flight import OnceCell, Throttled
 from .call import WHOLE, Call
 from .identity import Identity, ServerMonitor
 from .translate import ENGINE, to_error, to_native
@@ -85,8 +85,7 @@ class Server:
         patience: seconds for which a call waits while other clients keep the engine busy.
         monitor: the model that it serves, and the detector of another one at the address.
         turns: the queue of calls.
-        embedder: the facts about its embeddings, once known.
-        learning_embedder: the question for them, which concurrent calls share.
+        embedder: the facts about its embeddings.
         embeds_at_once: the number of texts in its next call that embeds.
     """
 
@@ -99,10 +98,9 @@ class Server:
         self.turns = AdmissionQueue(max_waiting)
         self.monitor = ServerMonitor(client.address, self.ask, self._read_model, self._forget)
         self._health = Throttled(self._ask_health)
-        self._specials: Sequence[Special] | None = None
-        self.embedder: Embedder | None = None
+        self._specials: OnceCell[Sequence[Special]] = OnceCell()
+        self.embedder: OnceCell[Embedder] = OnceCell()
         self.embeds_at_once = FIRST_EMBEDS
-        self._learning_specials, self.learning_embedder = SharedCheck(), SharedCheck()
         # The questions for the tokenizer, of which the first is sent, each with its answer.
         self._texts: deque[tuple[str, Any, int, bytes, asyncio.Future[Any]]] = deque()
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -138,22 +136,19 @@ class Server:
 
     async def special_tokens(self) -> Sequence[Special]:
         """Return the spellings of the template, and well-known ones, that are a single token."""
-        while self._specials is None:
-            await self._learning_specials.run(self._learn_specials)
-        return self._specials
+        return await self._specials.get(self._read_specials)
 
-    async def _learn_specials(self) -> None:
-        if self._specials is None:
-            model = await self.monitor.get()
-            spellings = {model.bos_token, model.eos_token, *_MARK.findall(model.template or "")}
-            spellings |= WELL_KNOWN
-            specials = [
-                Special(spelling, control=True)
-                for spelling in sorted(spellings - {""})
-                if len((await self.token_count(spelling, False))["ids"]) == 1
-            ]
-            self.monitor.check_is(model)
-            self._specials = specials
+    async def _read_specials(self) -> Sequence[Special]:
+        model = await self.monitor.get()
+        spellings = {model.bos_token, model.eos_token, *_MARK.findall(model.template or "")}
+        spellings |= WELL_KNOWN
+        specials = [
+            Special(spelling, control=True)
+            for spelling in sorted(spellings - {""})
+            if len((await self.token_count(spelling, False))["ids"]) == 1
+        ]
+        self.monitor.check_is(model)
+        return specials
 
     async def health(self) -> None:
         """Check that the server is ready; ask it at most twice a second."""
@@ -309,7 +304,7 @@ class Server:
 
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
-        self._specials = self.embedder = None
+        self._specials.value = self.embedder.value = None
         self.embeds_at_once = FIRST_EMBEDS
 
     async def _read_model(self) -> Model:

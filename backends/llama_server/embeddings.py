@@ -178,7 +178,7 @@ async def embedding_model(server: Server) -> EmbeddingModel | None:
     Facts that need a place for a call are unknown, or assumed, until a place was free once.
     """
     model = await server.monitor.get()
-    if server.embedder is None and server.turns.is_full and await _served(server) is None:
+    if server.embedder.value is None and server.turns.is_full and await _served(server) is None:
         return EmbeddingModel(None, None, context_of(model))
     facts = await embedder(server, model, Ticket())
     if facts.hint and not facts.ranks:
@@ -213,15 +213,12 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
 async def embedder(server: Server, model: Model, party: Ticket) -> Embedder:
     """Return the facts about the server's embeddings; the first call asks for them."""
 
-    async def learn() -> None:
-        if server.embedder is None:
-            facts = await _read_embedder(server, party)
-            server.monitor.check_is(model)
-            server.embedder = facts
+    async def learn() -> Embedder:
+        facts = await _read_embedder(server, party)
+        server.monitor.check_is(model)
+        return facts
 
-    while server.embedder is None:
-        await server.learning_embedder.run(learn)
-    return server.embedder
+    return server.embedder.value or await server.embedder.get(learn)
 
 
 def context_of(model: Model) -> int:

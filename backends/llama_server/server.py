@@ -27,8 +27,8 @@ from ..errors import (
     read_from,
 )
 from ..http import MOST_IDLE, HttpClient
-from ..identity import SharedCheck, Throttled
 from ..queue import AdmissionQueue, Ticket
+from ..single_flight import OnceCell, Throttled
 from .identity import ServerMonitor
 from .translate import ENGINE, Vocabulary, read_pieces, to_error
 
@@ -250,8 +250,7 @@ class Server:
         turns: the queue of calls.
         names: the model's names in responses.
         infill: the model's infill tokens, once known.
-        embedder: the facts about its embeddings, once known.
-        learning_embedder: the question for them, which concurrent calls share.
+        embedder: the facts about its embeddings.
         generates: True if it also generates text; None if not known yet.
     """
 
@@ -266,13 +265,11 @@ class Server:
         self.monitor = ServerMonitor(client, self._read_model, self._forget, self._restarted)
         self._health = Throttled(self._ask_health)
         self.names: frozenset[str] = frozenset()
-        self._facts: ServerInfo | None = None
+        self._facts: OnceCell[ServerInfo] = OnceCell()
         self.infill: InfillTokens | None = None
-        self._specials: Sequence[Special] | None = None
-        self.embedder: Embedder | None = None
+        self._specials: OnceCell[Sequence[Special]] = OnceCell()
+        self.embedder: OnceCell[Embedder] = OnceCell()
         self.generates: bool | None = None
-        self._learning, self._learning_specials = SharedCheck(), SharedCheck()
-        self.learning_embedder = SharedCheck()
 
     async def call(
         self, path: str, payload: bytes, party: Ticket | None, model: Model | None = None
@@ -334,22 +331,20 @@ class Server:
             "parse_special": parse_special,
         }
         reply = await self.ask("POST", "/tokenize", payload, len(text))
-        size = LARGEST if self._facts is None else len(self._facts.vocabulary)
+        facts = self._facts.value
+        size = LARGEST if facts is None else len(facts.vocabulary)
         with read_from(ENGINE, "/tokenize"):
             return await offload.run(len(text), ids_of_text, reply["tokens"], text, size)
 
     async def special_tokens(self) -> Sequence[Special]:
         """Return its special spellings; the first call reads the vocabulary."""
-        while self._specials is None:
-            await self._learning_specials.run(self._learn_specials)
-        return self._specials
+        return await self._specials.get(self._read_specials)
 
-    async def _learn_specials(self) -> None:
-        if self._specials is None:
-            facts = await self.facts()
-            specials = await read_specials(facts.vocabulary, self.plain)
-            self.monitor.check_is(facts.model)
-            self._specials = specials
+    async def _read_specials(self) -> Sequence[Special]:
+        facts = await self.facts()
+        specials = await read_specials(facts.vocabulary, self.plain)
+        self.monitor.check_is(facts.model)
+        return specials
 
     async def health(self) -> None:
         """Check that the server is ready; ask it at most twice a second."""
@@ -368,12 +363,12 @@ class Server:
 
     def _forget(self) -> None:
         """Clear everything read about the model, since the server has another one."""
-        self._facts = self.infill = self._specials = None
-        self.embedder = self.generates = None
+        self._facts.value = self._specials.value = self.embedder.value = None
+        self.infill = self.generates = None
 
     def _restarted(self) -> None:
         """Clear facts that a restart can change: slots, draft model and embeddings."""
-        self._facts = self.embedder = self.generates = None
+        self._facts.value = self.embedder.value = self.generates = None
         if self.monitor.identity is not None:
             self._resize(self.monitor.identity.slots)
 
@@ -439,15 +434,12 @@ class Server:
 
     async def facts(self) -> ServerInfo:
         """Return the facts that reporting tokens needs; the first call reads them."""
-        while self._facts is None:
-            await self._learning.run(self._learn)
-        return self._facts
+        return self._facts.value or await self._facts.get(self._read_info)
 
-    async def _learn(self) -> None:
-        if self._facts is None:
-            model = await self.monitor.get()
-            slots = self.monitor.identity.slots if self.monitor.identity is not None else 1
-            with read_from(ENGINE, "its vocabulary"):
-                facts = await read_info(self.reply, self.ask, model, slots)
-            self.monitor.check_is(model)
-            self._facts = facts
+    async def _read_info(self) -> ServerInfo:
+        model = await self.monitor.get()
+        slots = self.monitor.identity.slots if self.monitor.identity is not None else 1
+        with read_from(ENGINE, "its vocabulary"):
+            facts = await read_info(self.reply, self.ask, model, slots)
+        self.monitor.check_is(model)
+        return facts

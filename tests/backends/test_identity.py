@@ -1,90 +1,20 @@
-"""Tests of checks that concurrent callers share."""
+"""Tests of the check that an engine has the same model, and of engines that start later."""
 
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable
 
 import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Text
-from latimer.backends.errors import EngineError, EngineUnavailable, LatimerError
-from latimer.backends.identity import MOMENT, LazyBackend, SharedCheck, Throttled
+from latimer.backends.errors import EngineUnavailable, LatimerError
+from latimer.backends.identity import MOMENT, LazyBackend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from support.servers import canned
 
 PROPS = b'{"default_generation_settings":{"n_ctx":512},"model_path":"a.gguf","build_info":"b1"}'
-
-
-class Engine:
-    """An engine whose check waits for an event."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.error: EngineError | None = None
-        self.go = asyncio.Event()
-
-    async def look(self) -> None:
-        """Count the check, wait, and raise the engine's error if it has one."""
-        self.asked += 1
-        error = self.error
-        await self.go.wait()
-        if error is not None:
-            raise error
-
-
-async def test_who_asks_at_once_shares_a_check_that_began_after() -> None:
-    """Of 64 concurrent callers, the first runs a check and the other 63 share a second one."""
-    engine = Engine()
-    checks = SharedCheck()
-    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(64)]
-    await asyncio.sleep(0.01)
-    assert engine.asked == 1
-    engine.go.set()
-    await asyncio.gather(*tasks)
-    assert engine.asked == 2
-
-
-async def test_who_waits_for_a_check_wakes_at_once() -> None:
-    """The end of a check wakes all callers in one turn of the event loop, not one in each turn."""
-    engine = Engine()
-    checks = SharedCheck()
-    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(64)]
-    await asyncio.sleep(0.01)
-    engine.go.set()
-    for _ in range(8):
-        await asyncio.sleep(0)
-    assert all(task.done() for task in tasks)
-
-
-async def test_a_running_check_serves_those_to_whom_it_is_fresh_enough() -> None:
-    """Of 64 callers, those who do not need a check that begins after their call share the first."""
-    engine = Engine()
-    checks = SharedCheck()
-    tasks = [asyncio.create_task(checks.run(engine.look, fresh=False)) for _ in range(63)]
-    await asyncio.sleep(0.01)
-    tasks.append(asyncio.create_task(checks.run(engine.look)))
-    await asyncio.sleep(0.01)
-    engine.go.set()
-    await asyncio.gather(*tasks[:63])
-    assert engine.asked == 2
-    await tasks[63]
-    assert engine.asked == 2
-
-
-async def test_the_error_of_a_check_does_not_grow() -> None:
-    """The traceback of a shared error has the frames of one caller, not those of all 64."""
-    engine = Engine()
-    engine.error = EngineError("gone")
-    checks = SharedCheck()
-    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(64)]
-    await asyncio.sleep(0.01)
-    engine.go.set()
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(found[-1], EngineError)
-    assert len([*traceback.walk_tb(found[-1].__traceback__)]) < 8
 
 
 async def test_requests_after_a_pause_share_one_check() -> None:
@@ -100,77 +30,6 @@ async def test_requests_after_a_pause_share_one_check() -> None:
         await asyncio.gather(first, *(backend.model() for _ in range(63)))
         assert asked.count("/props") == 1
         await backend.aclose()
-
-
-async def test_what_a_check_finds_is_everybodys() -> None:
-    """A shared check raises its error to every caller that waits for it."""
-    engine = Engine()
-    checks = SharedCheck()
-    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(10)]
-    await asyncio.sleep(0.01)
-    engine.error = EngineError("another")
-    engine.go.set()
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(one) for one in found] == ["None"] + ["another"] * 9
-    assert engine.asked == 2
-
-
-async def test_who_leaves_in_the_middle_has_found_nothing_out() -> None:
-    """The next caller runs a check of its own when the caller that checks is cancelled."""
-    engine = Engine()
-    checks = SharedCheck()
-    tasks = [asyncio.create_task(checks.run(engine.look)) for _ in range(3)]
-    await asyncio.sleep(0.01)
-    tasks[0].cancel()
-    await asyncio.sleep(0.01)
-    engine.go.set()
-    with pytest.raises(asyncio.CancelledError):
-        await tasks[0]
-    await asyncio.gather(*tasks[1:])
-    assert engine.asked == 2
-
-
-async def test_an_answer_holds_for_a_moment() -> None:
-    """Callers share one result or error per interval, even when half of them are cancelled."""
-    engine = Engine()
-    fresh = Throttled(engine.look, 0.2)
-    tasks = [asyncio.create_task(fresh.run()) for _ in range(64)]
-    await asyncio.sleep(0)
-    for task in tasks[:32]:
-        task.cancel()
-    engine.go.set()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert results[32:] == [None] * 32
-    await fresh.run()
-    assert engine.asked == 1
-    await asyncio.sleep(0.25)
-    engine.error = EngineError("gone")
-    for _ in range(3):
-        with pytest.raises(EngineError, match="gone"):
-            await fresh.run()
-    assert engine.asked == 2
-    await asyncio.sleep(0.25)
-    engine.error = None
-    await fresh.run()
-    assert engine.asked == 3
-
-
-async def test_a_check_ends_with_its_last_caller() -> None:
-    """A check is cancelled when all of its callers have left, and the next caller runs another."""
-    engine = Engine()
-    fresh = Throttled(engine.look)
-    tasks = [asyncio.create_task(fresh.run()) for _ in range(3)]
-    await asyncio.sleep(0)
-    checking = fresh._task
-    assert checking is not None
-    for task in tasks:
-        assert not checking.cancelled()
-        task.cancel()
-        await asyncio.sleep(0.01)
-    assert checking.cancelled()
-    engine.go.set()
-    await fresh.run()
-    assert engine.asked == 2
 
 
 LOADING = b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}'

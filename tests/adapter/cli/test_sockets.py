@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.server import ServerProtocol
+from websockets.sync.client import connect as connect_in_sync
 
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\n"
@@ -163,6 +165,35 @@ async def test_large_and_wrong_frames() -> None:
                     assert text_of(await answered(other, "Count to 5.")) == "1, 2, 3, 4, 5."
             for _ in range(count):
                 assert json.loads(await flooding.recv())["status"] == 400
+
+
+def test_a_client_that_still_writes_learns_why_it_ends() -> None:
+    """A connection ends with its reason, also for what a client sends after the close frame."""
+    size = 8 << 20
+    with begun("--max-body", str(1 << 20)) as (_, address, _):
+        for _ in range(3):
+            with (
+                connect_in_sync(url_of(address), proxy=None) as client,
+                pytest.raises(ConnectionClosed) as closed,
+            ):
+                client.send("x" * size)
+                client.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1009
+        host, port = address.removeprefix("http://").split(":")
+        data = Frame(Opcode.TEXT, b"x" * size).serialize(mask=True)
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            client.sendall(HANDSHAKE)
+            assert client.recv(12) == b"HTTP/1.1 101"
+            client.sendall(data[: size // 2])
+            # The server has refused it by then.
+            time.sleep(0.2)
+            client.sendall(data[size // 2 :])
+            answer = b""
+            while received := client.recv(1024):
+                answer += received
+        reason = answer[answer.index(b"\r\n\r\n") + 4 :]
+        assert (reason[0], int.from_bytes(reason[2:4])) == (0x88, 1009)
 
 
 async def test_a_key_is_checked_in_the_handshake() -> None:
@@ -324,11 +355,19 @@ class Written(asyncio.Transport):
         super().__init__()
         self.writes: list[bytes] = []
         self.is_read = True
-        self.is_closed = False
+        self.is_ended = self.is_closed = False
 
     def write(self, data: Any) -> None:
         """Keep data."""
         self.writes.append(bytes(data))
+
+    def can_write_eof(self) -> bool:
+        """Return True, as for TCP."""
+        return True
+
+    def write_eof(self) -> None:
+        """Note that nothing else is written."""
+        self.is_ended = True
 
     def is_closing(self) -> bool:
         """Return True after the end."""
@@ -407,7 +446,32 @@ async def test_a_text_within_a_message_is_an_error() -> None:
         protocol.data_received(Frame(Opcode.TEXT, b"{", fin=False).serialize(mask=True))
         protocol.data_received(Frame(Opcode.TEXT, b"{}").serialize(mask=True))
         assert (await protocol.receive())["code"] == 1002
-        assert transport.is_closing()
+        assert transport.is_ended
+        with pytest.raises(ClientDisconnected):
+            await protocol.send({"type": "websocket.send", "text": "{}"})
+
+
+async def test_a_connection_ends_after_the_frame_that_is_refused() -> None:
+    """The server reads the rest of a frame, drops it with all that follows, and ends only then."""
+    async with held() as (protocol, transport):
+        size = protocol.config.ws_max_size + 1
+        data = Frame(Opcode.TEXT, b"x" * size).serialize(mask=True)
+        protocol.data_received(data[:PIECE])
+        assert (await protocol.receive())["code"] == 1009
+        (written,) = transport.writes
+        assert written[0] == 0x88
+        for at in range(PIECE, size, 16 * PIECE):
+            assert not transport.is_ended
+            protocol.data_received(data[at : at + 16 * PIECE])
+        assert transport.is_ended
+        protocol.data_received(Frame(Opcode.TEXT, b"{}").serialize(mask=True) * 2)
+        assert transport.is_read
+        assert transport.writes == [written]
+        assert protocol.queue.empty()
+        assert not transport.is_closing()
+        assert protocol.close_timer is not None
+        protocol.connection_lost(None)
+        assert protocol.close_timer is None
 
 
 async def test_reading_pauses_only_for_an_app_that_is_behind() -> None:

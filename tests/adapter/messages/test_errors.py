@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter.endpoints import common
 from latimer.adapter.errors import InvalidRequest, RateLimited, ShuttingDown, UnknownModel
 from latimer.adapter.messages.errors import anthropic_error, dotted, in_messages
-from latimer.backends.base import Piece
+from latimer.backends.base import Piece, TokenIds
 from latimer.backends.errors import (
     Busy,
     ContextExceeded,
@@ -20,6 +21,7 @@ from latimer.backends.errors import (
     UnreadableMedia,
     Unsupported,
 )
+from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting
 from support.engines.echo import Echo
 
@@ -249,6 +251,45 @@ async def test_a_very_long_prompt_has_its_true_number_of_tokens(
         reply = await client.post("/v1/messages", json={**body, "max_tokens": 1})
     wanted = f"prompt is too long: {counted['input_tokens']} tokens > 2048 maximum"
     assert (reply.status_code, reply.json()["error"]["message"]) == (400, wanted)
+
+
+async def test_the_tokens_of_a_hopeless_prompt_are_estimated(
+    make_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that is far too long is tokenized in part, and the error has about its number."""
+    content = "hello world " * 20_000 + "0123456789" * 10_000 + "\n" * 60_000
+    body = {"model": "m", "messages": [user(content)]}
+    backend = make_backend("llama_cpp")
+    read: list[int] = []
+
+    async def tokenize(text: str, **flags: bool) -> TokenIds:
+        read.append(len(text))
+        return await LlamaCpp.tokenize(backend, text, **flags)
+
+    async with adapting(backend) as client:
+        counted = (await client.post("/v1/messages/count_tokens", json=body)).json()
+        monkeypatch.setattr(backend, "tokenize", tokenize)
+        monkeypatch.setattr(common, "SAMPLE", 40_000)
+        reply = await client.post(PATH, json={**body, "max_tokens": 1})
+    assert read == [40_000]
+    message = told(reply, 400, "invalid_request_error")
+    found = re.fullmatch(r"prompt is too long: (\d+) tokens > 2048 maximum", message)
+    assert found is not None
+    assert int(found[1]) == pytest.approx(counted["input_tokens"], rel=0.05)
+
+
+async def test_a_long_prompt_that_may_fit_is_counted(
+    make_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text whose sample fits is tokenized as a whole, because its tokens may be long ones."""
+    monkeypatch.setattr(common, "SAMPLE", 100)
+    monkeypatch.setattr(common, "_FITS", 1)
+    async with adapting(make_backend("llama_cpp")) as client:
+        body = {"model": "m", "messages": [user("hello world " * 2_000)]}
+        counted = (await client.post("/v1/messages/count_tokens", json=body)).json()
+        reply = await client.post(PATH, json={**body, "max_tokens": 1})
+    wanted = f"prompt is too long: {counted['input_tokens']} tokens > 2048 maximum"
+    assert told(reply, 400, "invalid_request_error") == wanted
 
 
 def test_fields_of_chat_have_their_names_here() -> None:
