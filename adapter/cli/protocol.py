@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sys
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
@@ -38,6 +37,7 @@ _SOCKETS = "latimer.adapter.cli.sockets"
 _VERSION, _KEY = b"13", 24
 # The headers that determine the length of a body.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_INVALID = "Invalid HTTP request received."
 # What the app may use beyond ASGI.
 _EXTENSIONS: dict[str, dict[object, object]] = {WHOLE: {}}
 
@@ -189,7 +189,6 @@ class Protocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         # Bytes received since the last complete head or part of a body.
         self._unread = 0
-        self._data = b""
         self._opens_socket = False
         # The time of the end of the last response; infinite if something has arrived since.
         self._idle_since = math.inf
@@ -200,8 +199,18 @@ class Protocol(HttpToolsProtocol):
     @override
     def data_received(self, data: bytes) -> None:
         self._unread += len(data)
-        self._data = data
-        super().data_received(data)
+        # The timer runs on; to look at its end costs less than to set it for each request.
+        self._idle_since = math.inf
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.logger.warning(_INVALID)
+            self._refuse(_INVALID, 400)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._opens_socket:
+                self.handle_websocket_upgrade()
+            else:
+                self._ignore_upgrade(data[upgrade.args[0] :])
         # These bytes are a head, trailers, or the header of a chunk.
         if self._unread > MOST_HEAD and not self.transport.is_closing():
             self._refuse(
@@ -251,11 +260,6 @@ class Protocol(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._begin_timer(self.timeout_keep_alive)
-
-    @override
-    def _unset_keepalive_if_required(self) -> None:
-        """Let the timer run on; to look at its end costs less than to set it for each request."""
-        self._idle_since = math.inf
 
     @override
     def timeout_keep_alive_handler(self) -> None:
@@ -337,10 +341,6 @@ class Protocol(HttpToolsProtocol):
         )
 
     @override
-    def _should_upgrade(self) -> bool:
-        return self._opens_socket
-
-    @override
     def handle_websocket_upgrade(self) -> None:
         """Continue with the protocol of WebSockets, which the first handshake imports."""
         self._end_timer()
@@ -359,26 +359,19 @@ class Protocol(HttpToolsProtocol):
             super().handle_websocket_upgrade()
             self.flow.resume_reading()
 
-    @override
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(msg, 400)
-
-    @override
-    def _unsupported_upgrade_warning(self) -> None:
+    def _ignore_upgrade(self, rest: bytes) -> None:
         """Read the body of a request that asks for another protocol, which is ignored.
 
         RFC 9110 7.8 allows that. Java's client and `curl --http2` ask for HTTP/2 in this way. A new
         parser reads the body, after a head that says how the body is framed.
         """
-        upgrade = sys.exc_info()[1]
-        assert isinstance(upgrade, httptools.HttpParserUpgrade)
         head = b"".join(
             b"%b: %b\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING
         )
         self.parser = httptools.HttpRequestParser(_Rest(self))
         # As uvicorn's own parser.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (head, self._data[upgrade.args[0] :]))
+        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (head, rest))
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

@@ -171,20 +171,18 @@ class JsonSink(Sink):
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
         if any(map(_INEXACT, finishes)):
             note_approximated(self._exchange, self._served, finishes)
-        results = [*filter(None, self._results)]
-        if self._answer.best is not None:
-            results = _best(results, self._answer.best, self._per_prompt)
-        cost = _cost(self._answer, results, usage)
-        if cost <= offload.SMALL:
-            reply = self._answer.whole(results, usage)
+        answer, results = self._answer, [*filter(None, self._results)]
+        if answer.best is not None:
+            results = _best(results, answer.best, self._per_prompt)
+        cost, store = _cost(answer, results, usage), answer.store
+        is_small = cost <= offload.SMALL
+        if is_small:
+            reply = answer.whole(results, usage)
         else:
-            reply = await offload.run(cost, self._answer.whole, results, usage)
-        if self._answer.store is not None:
-            await self._answer.store(reply)
-        if cost <= offload.SMALL:
-            body = orjson.dumps(reply)
-        else:
-            body = await offload.run(cost, orjson.dumps, reply)
+            reply = await offload.run(cost, answer.whole, results, usage)
+        if store is not None:
+            await store(reply)
+        body = orjson.dumps(reply) if is_small else await offload.run(cost, orjson.dumps, reply)
         await self._exchange.reply(200, body)
         return reply
 
