@@ -47,6 +47,9 @@ FRAME = "latimer.frame"
 # The id of the request in its scope, if a server in front of the adapter chose it. That server
 # sends the header, too.
 REQUEST_ID = "latimer.request_id"
+# The message that is a whole response: its status, its headers and its body; and the extension of a
+# server that takes such messages, which saves it the work of a second one.
+WHOLE = "latimer.whole"
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -121,6 +124,8 @@ class Exchange(Request):
             model without such a queue.
         write: sends a part of the body as `chunk` does, but without a message, for a frame of a
             WebSocket whose response passes through no middleware; None for other requests.
+        sends_whole: True if a response may be one message (`WHOLE`), because the server takes it,
+            and no middleware is between.
     """
 
     # Most requests leave these values as they are.
@@ -131,7 +136,7 @@ class Exchange(Request):
     trace: Trace | None = None
     write: Callable[..., Awaitable[None]] | None = None
     started = streams = is_left = wants_stream = has_waited = keeps_body = is_detached = False
-    is_once = is_named = False
+    is_once = is_named = sends_whole = False
     fault: Callable[[LatimerError], bytes] = staticmethod(error_event)
     key = owner = end_user = cache_key = model = ""
     status = 0
@@ -166,7 +171,7 @@ class Exchange(Request):
     def through(self, receive: Receive, send: Send) -> None:
         """Exchange messages through a middleware from now on."""
         self._receive, self._send = receive, send
-        self.write = None
+        self.write, self.sends_whole = None, False
         # The middleware may have changed them.
         self.named = dict(self.scope["headers"])
 
@@ -377,8 +382,12 @@ class Exchange(Request):
     ) -> None:
         """Send a complete response."""
         length = (b"content-length", b"%d" % len(body))
-        await self.start(status, content_type, [length, *headers])
-        if self.scope["method"] == "HEAD":
+        is_head = self.scope["method"] == "HEAD"
+        if self.sends_whole and not (is_head or self.has_waited):
+            await self.start(status, content_type, (length, *headers), body)
+            return
+        await self.start(status, content_type, (length, *headers))
+        if is_head:
             body = b""
         await self._send({"type": "http.response.body", "body": body})
 
@@ -408,8 +417,18 @@ class Exchange(Request):
         new = [header for header in headers if header not in self.response_headers]
         await self.reply(status, orjson.dumps(body), headers=new)
 
-    async def start(self, status: int, content_type: bytes, headers: Iterable[Header] = ()) -> None:
-        """Send the status and the headers of a response; chunks follow."""
+    async def start(
+        self,
+        status: int,
+        content_type: bytes,
+        headers: Iterable[Header] = (),
+        whole: bytes | None = None,
+    ) -> None:
+        """Send the status and the headers of a response; chunks follow.
+
+        Args:
+            whole: the body, if all of the response is sent at once.
+        """
         if self.has_waited:
             return
         self.started, self.status = True, status
@@ -430,7 +449,10 @@ class Exchange(Request):
             self.streams = content_type.startswith(b"text/event-stream")
             if content_type == EVENT_STREAM:
                 head += _OF_STREAMS
-        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        if whole is None:
+            await self._send({"type": "http.response.start", "status": status, "headers": head})
+        else:
+            await self._send({"type": WHOLE, "status": status, "headers": head, "body": whole})
 
     def chunk(self, data: bytes, more: bool = True) -> Awaitable[None]:
         """Send a part of the body.

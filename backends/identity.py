@@ -264,7 +264,7 @@ class LazyBackend(Backend):
 
     @override
     def open(self, job: Generation) -> Stream:
-        return self._found().open(job)
+        return (self._backend or self._found()).open(job)
 
     @override
     def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:

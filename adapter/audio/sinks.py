@@ -50,8 +50,9 @@ class SpokenReply(JsonSink):
         super().begin(choices, per_prompt)
         self._speech.begin(len(choices), self)
         # The text that a reply begins with is spoken, too.
-        self._deltas = [list(deltas) for deltas in self._prompts]
-        self._said += enumerate(self._prompts)
+        starts = [choice.start() for choice in choices]
+        self._deltas = [list(deltas) for deltas in starts]
+        self._said += enumerate(starts)
 
     @override
     async def take(self, batch: Batch) -> None:

@@ -7,13 +7,14 @@ one of its connection: RFC 9112 lets a server close a connection with requests t
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-import sys
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
 import orjson
@@ -28,6 +29,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from ...backends import offload
 from ...schemas import limits
 from ..errors import InvalidRequest, render
+from ..request import WHOLE
 
 MOST_HEAD = limits.HEAD.maximum
 _SOCKETS = "latimer.adapter.cli.sockets"
@@ -35,6 +37,9 @@ _SOCKETS = "latimer.adapter.cli.sockets"
 _VERSION, _KEY = b"13", 24
 # The headers that determine the length of a body.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_INVALID = "Invalid HTTP request received."
+# What the app may use beyond ASGI.
+_EXTENSIONS: dict[str, dict[object, object]] = {WHOLE: {}}
 
 
 class _Cycle(RequestResponseCycle):
@@ -43,10 +48,37 @@ class _Cycle(RequestResponseCycle):
     uvicorn writes them separately, and each write is a system call. It also matches every header
     against two regular expressions, which take as long as Latimer takes to read a request. A head
     with a content length waits for the body. Any other head waits until the next iteration of the
-    event loop at most.
+    event loop at most. A whole response can be one message (`WHOLE`).
     """
 
+    # As uvicorn sets them for each request; most leave these values as they are.
+    logger = logging.getLogger("uvicorn.error")
+    access_log = False
+    disconnected = waiting_for_100_continue = response_started = response_complete = False
+    more_body = True
+    chunked_encoding: bool | None = None
+    expected_content_length = 0
     _head = b""
+
+    def __init__(self, protocol: Protocol, keep_alive: bool) -> None:
+        self.scope, self.transport, self.flow = protocol.scope, protocol.transport, protocol.flow
+        self.default_headers = protocol.server_state.default_headers
+        self.on_response = protocol.on_response_complete
+        self.message_event = asyncio.Event()
+        self.keep_alive = keep_alive
+        self.body = bytearray()
+
+    @override
+    async def receive(self) -> Any:
+        """Return the next message of the client."""
+        if self.more_body or not self.body or self.disconnected or self.response_complete:
+            return await super().receive()
+        # Most bodies have arrived as a whole before the app asks for them.
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        self.message_event.clear()
+        body, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": False}
 
     @override
     async def send(self, message: Any) -> None:
@@ -55,7 +87,11 @@ class _Cycle(RequestResponseCycle):
             await self.flow.drain()
         if self.disconnected:
             return
-        if self.scope["method"] == "HEAD":
+        if message["type"] == WHOLE and not self.response_started:
+            head = self._begin(message["status"], message["headers"])
+            self.transport.write(b"%b\r\n\r\n%b" % (head, message["body"]))
+            self._end()
+        elif self.scope["method"] == "HEAD":
             # uvicorn handles responses without a body.
             await super().send(message)
         elif not self.response_started:
@@ -65,7 +101,8 @@ class _Cycle(RequestResponseCycle):
         else:
             self._write(message.get("body", b""), message.get("more_body", False))
 
-    def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Begin the response, and return its head without the line end after it."""
         self.response_started = True
         self.waiting_for_100_continue = False
         lines = [*map(b": ".join, self.default_headers), *map(b": ".join, headers)]
@@ -76,6 +113,10 @@ class _Cycle(RequestResponseCycle):
             self.keep_alive = False
         elif not self.keep_alive:
             head += b"\r\nconnection: close"
+        return head
+
+    def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        head = self._begin(status, headers)
         self.chunked_encoding = b"\r\ncontent-length: " not in head and status not in (204, 304)
         if self.chunked_encoding:
             head += b"\r\ntransfer-encoding: chunked"
@@ -91,11 +132,14 @@ class _Cycle(RequestResponseCycle):
             body, self._head = self._head + body, b""
         self.transport.write(body)
         if not more:
-            self.response_complete = True
-            self.message_event.set()
-            if not self.keep_alive:
-                self.transport.close()
-            self.on_response()
+            self._end()
+
+    def _end(self) -> None:
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
 
     def _flush(self) -> None:
         head, self._head = self._head, b""
@@ -145,7 +189,6 @@ class Protocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         # Bytes received since the last complete head or part of a body.
         self._unread = 0
-        self._data = b""
         self._opens_socket = False
         # The time of the end of the last response; infinite if something has arrived since.
         self._idle_since = math.inf
@@ -156,8 +199,18 @@ class Protocol(HttpToolsProtocol):
     @override
     def data_received(self, data: bytes) -> None:
         self._unread += len(data)
-        self._data = data
-        super().data_received(data)
+        # The timer runs on; to look at its end costs less than to set it for each request.
+        self._idle_since = math.inf
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.logger.warning(_INVALID)
+            self._refuse(_INVALID, 400)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._opens_socket:
+                self.handle_websocket_upgrade()
+            else:
+                self._ignore_upgrade(data[upgrade.args[0] :])
         # These bytes are a head, trailers, or the header of a chunk.
         if self._unread > MOST_HEAD and not self.transport.is_closing():
             self._refuse(
@@ -209,11 +262,6 @@ class Protocol(HttpToolsProtocol):
             self._begin_timer(self.timeout_keep_alive)
 
     @override
-    def _unset_keepalive_if_required(self) -> None:
-        """Let the timer run on; to look at its end costs less than to set it for each request."""
-        self._idle_since = math.inf
-
-    @override
     def timeout_keep_alive_handler(self) -> None:
         self.timeout_keep_alive_task = None
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
@@ -232,27 +280,57 @@ class Protocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = None
 
     @override
+    def on_message_begin(self) -> None:
+        self.url, self.headers, self.expect_100_continue = b"", [], False
+
+    @override
     def on_headers_complete(self) -> None:
+        """Begin a request, unless an earlier one runs."""
         self._unread = 0
-        self._opens_socket = self._is_handshake()
-        super().on_headers_complete()
+        parser, headers = self.parser, self.headers
+        version, url = parser.get_http_version(), httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "method": parser.get_method().decode("ascii"),
+            "scheme": self.scheme,  # type: ignore[typeddict-item]
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "root_path": "",
+            "headers": headers,
+            "client": self.client,
+            "server": self.server,
+            "state": self.app_state.copy(),
+            "extensions": _EXTENSIONS,
+        }
+        self._opens_socket = parser.should_upgrade() and self._is_handshake()
         if self._opens_socket:
             return
-        # uvicorn has no setting for the class, and the request's task has not begun.
-        self.cycle.__class__ = _Cycle
         # The parser adds trailers to this list, but they are not headers of the request.
         self.headers = []
-        if self.pipeline:
-            self.cycle.keep_alive = False
-            if len(self.pipeline) > 1:
-                # The connection closes before its turn.
-                self.pipeline.popleft()
-            # A disconnect is only noticed while the connection is read.
-            self.flow.resume_reading()
+        earlier = self.cycle
+        cycle = self.cycle = _Cycle(self, version != "1.0" and parser.should_keep_alive())
+        if self.expect_100_continue:
+            cycle.waiting_for_100_continue = True
+        if earlier is None or earlier.response_complete:
+            self._start_asgi_task(cycle, self.app)
+            return
+        cycle.keep_alive = False
+        if not self.pipeline:
+            # Otherwise, the connection closes before its turn.
+            self.pipeline.append((cycle, self.app))
+        # A disconnect is only noticed while the connection is read.
+        self.flow.resume_reading()
 
     def _is_handshake(self) -> bool:
-        """Return True if the request opens a WebSocket, and no other one is unanswered."""
-        if not self.parser.should_upgrade() or self._get_upgrade() != b"websocket":
+        """Return True if the request opens a WebSocket, and no other one is unanswered.
+
+        It asks for another protocol.
+        """
+        if self._get_upgrade() != b"websocket":
             return False
         found = dict(self.headers)
         return (
@@ -261,10 +339,6 @@ class Protocol(HttpToolsProtocol):
             and len(found.get(b"sec-websocket-key", b"")) == _KEY
             and (self.cycle is None or self.cycle.response_complete)
         )
-
-    @override
-    def _should_upgrade(self) -> bool:
-        return self._opens_socket
 
     @override
     def handle_websocket_upgrade(self) -> None:
@@ -285,26 +359,19 @@ class Protocol(HttpToolsProtocol):
             super().handle_websocket_upgrade()
             self.flow.resume_reading()
 
-    @override
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(msg, 400)
-
-    @override
-    def _unsupported_upgrade_warning(self) -> None:
+    def _ignore_upgrade(self, rest: bytes) -> None:
         """Read the body of a request that asks for another protocol, which is ignored.
 
         RFC 9110 7.8 allows that. Java's client and `curl --http2` ask for HTTP/2 in this way. A new
         parser reads the body, after a head that says how the body is framed.
         """
-        upgrade = sys.exc_info()[1]
-        assert isinstance(upgrade, httptools.HttpParserUpgrade)
         head = b"".join(
             b"%b: %b\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING
         )
         self.parser = httptools.HttpRequestParser(_Rest(self))
         # As uvicorn's own parser.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (head, self._data[upgrade.args[0] :]))
+        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (head, rest))
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

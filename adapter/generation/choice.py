@@ -179,6 +179,7 @@ class Choice:
         late: True if the tokens come after the text that they belong to.
 
     Attributes:
+        is_bare: True if the choice is all that the engine generates, and nothing else.
         finish: the last event of the choice, or None before it has come.
         reason: its finish reason, or None before.
         stop: the stop sequence that ended it, or None.
@@ -187,7 +188,7 @@ class Choice:
 
     __slots__ = (
         "_echo", "_incomplete", "_matcher", "_parts", "_placer", "_released", "_stops", "finish",
-        "reason", "stop",
+        "is_bare", "reason", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -206,6 +207,7 @@ class Choice:
         self._incomplete = b""
         self._released = 0
         self._placer: TokenAligner | None = None
+        self.is_bare = form is None and not stops and echo is NO_ECHO
         self.finish: Finish | None = None
         self.reason: FinishReason | None = None
         self.stop: str | None = None
@@ -252,6 +254,17 @@ class Choice:
         if self._placer is None:
             return (Delta(text),)
         return (Delta(text, self._placer.take(self._released)),)
+
+    def whole(self, pieces: Sequence[Piece], event: Finish) -> tuple[Sequence[Delta], FinishReason]:
+        """Return all text of a bare choice, without its tokens, and its finish reason.
+
+        This is what `take` and `end` return for it.
+        """
+        if event.reason == "stop":
+            self.end(event)
+        self.finish, self.reason = event, "length" if event.reason == "length" else "stop"
+        text, _ = utf_8_decode(b"".join(map(_DATA, pieces)), "replace", False)
+        return (Delta(text),) if text else (), self.reason
 
     def texts(self, pieces: Sequence[Piece]) -> list[str]:
         """Return the text of each piece that has any; for choices of content without tokens.

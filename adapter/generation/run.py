@@ -90,8 +90,9 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
         LatimerError: an error occurred before the response started.
     """
     # All jobs have the same stop sequences.
-    stops, lease = plan.jobs[0].stops, plan.lease
-    if len(plan.jobs) == plan.choices == 1 and not stops.texts:
+    job, lease = plan.jobs[0], plan.lease
+    stops, is_one = job.stops, len(plan.jobs) == 1
+    if is_one and plan.choices == 1 and not stops.texts:
         # Most requests are no more than that.
         choices = [Choice((), plan.echoes[0] if plan.echoes else NO_ECHO, plan.form)]
     else:
@@ -102,10 +103,15 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
     try:
         sink.begin(choices, plan.choices)
         if record is not None:
-            record.begun, record.max_tokens = perf_counter(), plan.jobs[0].max_tokens or 0
+            record.begun, record.max_tokens = perf_counter(), job.max_tokens or 0
             if len(choices) > 1:
                 record.count = len(choices)
-        async with _opened(backend, plan) as batches:
+        if is_one:
+            job.party = plan.party
+            stream = backend.open(job)
+        else:
+            stream = _merged(backend, plan)
+        async with stream as batches:
             events: list[Event] = []
             async for batch in batches:
                 if lease is not None:
@@ -207,15 +213,12 @@ def _read(batch: Batch, choices: Sequence[Choice], plan: Plan) -> None:
                 plan.jobs[job].stops.ends[choice] = end
 
 
-def _opened(backend: Backend, plan: Plan) -> Stream:
-    jobs = plan.jobs
-    if len(jobs) == 1:
-        jobs[0].party = plan.party
-        return backend.open(jobs[0])
+def _merged(backend: Backend, plan: Plan) -> Stream:
+    """Return the streams of several jobs as one."""
     party = plan.party or Ticket()
     return merge_streams(
         _shifted(backend.open(replace(job, party=party)), i * plan.choices)
-        for i, job in enumerate(jobs)
+        for i, job in enumerate(plan.jobs)
     )
 
 

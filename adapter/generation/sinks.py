@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from .keepalive import EARLY, SENDING, KeepAlive
 from .logprobs import Entry, mean
 from .run import CHOICE, Plan, Sink, run
 
-_INEXACT = attrgetter("inexact")
+_INEXACT, _TEXT = attrgetter("inexact"), attrgetter("text")
 # The cost of formatting a token with five alternatives, in bytes of JSON that take as long to
 # parse.
 TOKEN = 32
@@ -56,7 +57,7 @@ class Result(NamedTuple):
     @property
     def text(self) -> str:
         """The text of a choice that has only content."""
-        return "".join([delta.text for delta in self.deltas])
+        return "".join(map(_TEXT, self.deltas))
 
 
 @dataclass(slots=True)
@@ -120,14 +121,11 @@ class JsonSink(Sink):
 
     @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
-        self._choices = choices
-        self._per_prompt = per_prompt
+        self._choices, self._per_prompt = choices, per_prompt
         self._results: list[Result | None] = [None] * len(choices)
-        self._prompts: list[Sequence[Delta]] = []
-        self._pieces: list[list[Piece]] = []
-        for choice in choices:
-            self._prompts.append(choice.start())
-            self._pieces.append([])
+        # By the index of a choice: the prompt that an engine has reported, and what has arrived.
+        self._prompts: dict[int, Sequence[Delta]] = {}
+        self._pieces: defaultdict[int, list[Piece]] = defaultdict(list)
 
     @override
     async def take(self, batch: Batch) -> None:
@@ -138,12 +136,14 @@ class JsonSink(Sink):
             await offload.run(self._size if shows else 0, self._take, batch)
         elif len(self._choices) > 1:
             self._take(batch)
-        elif isinstance(batch[-1], Finish):
-            # Pieces, then the finish. Most responses are no more than that.
-            self._pieces[0] += batch[:-1]  # type: ignore[arg-type]
-            self._end(batch[-1])
         else:
-            self._pieces[0] += batch  # type: ignore[arg-type]
+            # Pieces, then the finish. Most responses are no more than that.
+            pieces, last = self._pieces[0], batch[-1]
+            if isinstance(last, Finish):
+                pieces += batch[:-1]  # type: ignore[arg-type]
+                self._end(last)
+            else:
+                pieces += batch  # type: ignore[arg-type]
 
     def _take(self, batch: Batch) -> None:
         for event in batch:
@@ -157,35 +157,32 @@ class JsonSink(Sink):
 
     def _end(self, event: Finish) -> None:
         index = event.choice
-        choice = self._choices[index]
-        deltas = choice.take(self._pieces[index])
+        choice, pieces = self._choices[index], self._pieces[index]
+        if choice.is_bare and not self._needs_tokens:
+            self._results[index] = Result(*choice.whole(pieces, event))
+            return
+        prompt = self._prompts.get(index) or choice.start()
+        deltas = choice.take(pieces)
         rest, reason = choice.end(event)
         deltas = [*deltas, *rest] if rest else deltas
-        prompt = self._prompts[index]
-        if prompt or self._needs_tokens:
-            found = self._answer.result(prompt, deltas, reason, event, choice.stop)
-            self._results[index] = found
-        else:
-            self._results[index] = Result(deltas, reason, stop=choice.stop)
+        self._results[index] = self._answer.result(prompt, deltas, reason, event, choice.stop)
 
     @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any]:
         if any(map(_INEXACT, finishes)):
             note_approximated(self._exchange, self._served, finishes)
-        results = [*filter(None, self._results)]
-        if self._answer.best is not None:
-            results = _best(results, self._answer.best, self._per_prompt)
-        cost = _cost(self._answer, results, usage)
-        if cost <= offload.SMALL:
-            reply = self._answer.whole(results, usage)
+        answer, results = self._answer, [*filter(None, self._results)]
+        if answer.best is not None:
+            results = _best(results, answer.best, self._per_prompt)
+        cost, store = _cost(answer, results, usage), answer.store
+        is_small = cost <= offload.SMALL
+        if is_small:
+            reply = answer.whole(results, usage)
         else:
-            reply = await offload.run(cost, self._answer.whole, results, usage)
-        if self._answer.store is not None:
-            await self._answer.store(reply)
-        if cost <= offload.SMALL:
-            body = orjson.dumps(reply)
-        else:
-            body = await offload.run(cost, orjson.dumps, reply)
+            reply = await offload.run(cost, answer.whole, results, usage)
+        if store is not None:
+            await store(reply)
+        body = orjson.dumps(reply) if is_small else await offload.run(cost, orjson.dumps, reply)
         await self._exchange.reply(200, body)
         return reply
 

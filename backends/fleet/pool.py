@@ -116,6 +116,8 @@ class Pool(Speaking):
         self._looked: dict[Replica, float] = {}
         self._silent: dict[Replica, int] = {}
         self._is_granting = self._is_closed = False
+        # The listeners of an engine that no other model has.
+        self._own_listeners = [self.grant]
         self.replicas: list[Replica] = []
         self._use(replicas, affinity)
 
@@ -128,6 +130,7 @@ class Pool(Speaking):
             if replica not in replicas:
                 replica.leave(self.grant)
                 self._sessions.forget(replica)
+        self._only = replicas[0] if len(replicas) == 1 else None
         # One engine has all prompts.
         self._affinity: Affinity = affinity if len(replicas) > 1 else "none"
         self._tables = [replica.prefixes for replica in replicas]
@@ -323,30 +326,37 @@ class Pool(Speaking):
             Busy: too many requests wait.
             EngineUnavailable: no engine can run the call.
         """
-        party = place.party
-        replica = None
+        party, replica = place.party, None
         if not self._line.requests and not self._parked:
-            replica = self._choose(place, time.monotonic(), parks=True)
+            replica = self._choose(place)
         if replica is None:
             replica = await self._wait(place)
-        else:
-            if party.key:
-                self._shares.enter(party.key, place.charged, party.weight)
+        elif party.key:
+            self._shares.enter(party.key, place.charged, party.weight)
         if job is not None:
-            known, model = self.known, replica.model
-            if place.fingerprint and known is not None and model is not None:
-                if place.fingerprint != known.fingerprint:
-                    self.release(place)
-                    raise EngineUnavailable(
-                        f"The engines of the model {self.name} have loaded another model. Send "
-                        "the request again."
-                    )
-                job.fingerprint = model.fingerprint
-            party.engine = replica.name
-            party.affinity = "none"
+            model = replica.model
+            if model is not None and job.fingerprint not in ("", model.fingerprint):
+                self._fit(place, job, model)
+            party.engine, affinity = replica.name, "none"
             if self._affinity != "none":
-                party.affinity = "hit" if place.matched else "miss"
+                affinity = "hit" if place.matched else "miss"
+            party.affinity = affinity
         return replica
+
+    def _fit(self, place: Place, job: Job, model: Model) -> None:
+        """Let a job be for the model of its engine.
+
+        Raises:
+            EngineUnavailable: the engines have another model than that for which it was made.
+        """
+        if self.known is not None and place.fingerprint:
+            if place.fingerprint != self.known.fingerprint:
+                self.release(place)
+                raise EngineUnavailable(
+                    f"The engines of the model {self.name} have loaded another model. Send the "
+                    "request again."
+                )
+            job.fingerprint = model.fingerprint
 
     async def _wait(self, place: Place) -> Replica:
         """Wait for a place on an engine.
@@ -523,15 +533,15 @@ class Pool(Speaking):
 
     def release(self, place: Place) -> None:
         """Give a place back, and correct what was estimated about a call that has ended."""
-        replica, party = place.replica, place.party
+        replica, party, finishes, cost = place.replica, place.party, place.finishes, 0.0
         if replica is None:
             return
         place.replica = None
         replica.running -= place.taken
         now = replica.used_at = time.monotonic()
-        cost, finishes = 0.0, place.finishes
-        if finishes and len(finishes) >= place.width:
-            first, count = finishes[0], len(finishes)
+        count = len(finishes)
+        if count >= place.width:
+            first = finishes[0]
             generated = first.completion_tokens
             if count > 1:
                 generated += sum(one.completion_tokens for one in finishes[1:])
@@ -548,28 +558,27 @@ class Pool(Speaking):
                     replica.compare(first, place.matched / len(place.blocks))
         if party.key:
             self._shares.leave(party.key, cost, party.weight)
-        listeners = replica.listeners
-        if len(listeners) != 1 or listeners[0] != self.grant:
+        if replica.listeners != self._own_listeners:
             replica.tell()
         elif self._line.requests or self._parked:
             self.grant()
 
-    def _choose(self, place: Place, now: float, parks: bool) -> Replica | None:
+    def _choose(self, place: Place, now: float | None = None, parks: bool = True) -> Replica | None:
         """Take places for a call, and return its engine; None if the call has to wait.
 
         Args:
+            now: the time, if it is known.
             parks: it may wait for a busy engine that has its prompt.
         """
-        best: Replica | None
-        if len(self.replicas) == 1:
-            best, matched = self.replicas[0], 0
-            if best.state != "ready" or best.running >= best.room or best in place.failed:
-                return None
-        else:
-            best, matched = self._best(place, now, parks)
+        best = self._only
+        if best is None:
+            now = time.monotonic() if now is None else now
+            best, place.matched = self._best(place, now, parks)
             if best is None:
                 return None
-        place.replica, place.matched = best, matched
+        elif best.state != "ready" or best.running >= best.room or best in place.failed:
+            return None
+        place.replica = best
         places, width = best.places, place.width
         place.taken = taken = width if width < places else places
         best.running += taken

@@ -45,7 +45,7 @@ class Places(Protocol):
 
 
 class Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]], AsyncIterator[Batch]):
-    """The batches of a job.
+    """The batches of a job, of which the first has arrived when its context is entered.
 
     A class rather than a generator for speed: the event loop keeps a list of all generators.
 
@@ -54,53 +54,57 @@ class Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]], AsyncIterato
         job: what it runs.
     """
 
-    finishes: list[Finish]
     _inner: Stream | None = None
     _batches: AsyncIterator[Batch]
+    # The first batch, until it is taken.
+    _next: Batch | None = None
     _lost: LatimerError | None = None
+    # The task that waits for the first event.
     _task: asyncio.Task[object] | None = None
-    # True while the task waits for the first event.
-    _is_waiting = False
 
     def __init__(self, pool: Places, job: Generation, name: str, affinity: Affinity) -> None:
         super().__init__(job, name, affinity)
-        self.pool, self.job, self.finishes = pool, job, []
+        self.pool, self.job = pool, job
 
     async def __aenter__(self) -> AsyncIterator[Batch]:
-        """Enter the job's context on an engine; try others while they fail."""
+        """Enter the job's context on an engine; try others while they fail before an event."""
         pool, job = self.pool, self.job
         while True:
             replica = await pool.begin(self, job)
             if self.blocks or self.session is not None:
                 pool.keep(self, replica)
             inner = replica.backend.open(job)
-            self.begun = time.monotonic()
-            self._task, self._lost, self._is_waiting = asyncio.current_task(), None, True
+            self.begun, self._task = time.monotonic(), asyncio.current_task()
             replica.waiting_first.add(self)
             try:
-                batches = await inner.__aenter__()
+                batches = self._batches = aiter(await inner.__aenter__())
+                self._inner = inner
+                self._next = await anext(batches)
+            except StopAsyncIteration:
+                pass
             except BaseException as error:
-                await pool.after(self, self._cause(error, replica))
+                await self._go_on(error, replica)
                 continue
-            self._is_waiting = False
-            self._inner, self._batches = inner, aiter(batches)
+            self.first, self._task = time.monotonic(), None
+            replica.waiting_first.discard(self)
             return self
 
     def lose(self, error: LatimerError) -> None:
         """Cancel the step that waits for a lost engine."""
-        if self._lost is None:
+        if self._lost is None and self._task is not None:
             self._lost = error
-            if self._is_waiting and self._task is not None:
-                self._task.cancel()
+            self._task.cancel()
 
-    def _cause(self, error: BaseException, replica: Replica) -> BaseException:
-        """Return the loss of the engine, if that has cancelled a step, or else the error."""
+    async def _go_on(self, error: BaseException, replica: Replica) -> None:
+        """Leave the context of an engine that has failed; raise the error if no other is left."""
         replica.waiting_first.discard(self)
-        was_waiting, self._is_waiting = self._is_waiting, False
-        lost, task = self._lost, self._task
-        if not (was_waiting and lost and task and isinstance(error, asyncio.CancelledError)):
-            return error
-        return error if task.uncancel() > 0 else lost
+        task, lost, self._task, self._lost = self._task, self._lost, None, None
+        if lost and task and isinstance(error, asyncio.CancelledError) and not task.uncancel():
+            error = lost
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            await inner.__aexit__(type(error), error, error.__traceback__)
+        await self.pool.after(self, error)
 
     @property
     def is_over(self) -> bool:
@@ -111,52 +115,26 @@ class Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]], AsyncIterato
         return self
 
     async def __anext__(self) -> Batch:
-        is_first = not self.first
-        while True:
+        batch, self._next = self._next, None
+        if batch is None:
             try:
-                if is_first and self._lost is not None:
-                    raise self._lost
-                self._is_waiting = is_first
                 batch = await self._batches.__anext__()
-                break
-            except StopAsyncIteration:
-                raise
-            except BaseException as error:
+            except EngineError as error:
                 assert self.replica is not None
-                if not is_first:
-                    if isinstance(error, EngineError):
-                        self.pool.blame(self.replica, error)
-                    raise
-                await self._go_on(error, self.replica)
-        if is_first:
-            assert self.replica is not None
-            self._is_waiting, self.first = False, time.monotonic()
-            self.replica.waiting_first.discard(self)
+                self.pool.blame(self.replica, error)
+                raise
         last = batch[-1]
         if isinstance(last, Finish):
             if self.width == 1:
-                self.finishes.append(last)
+                self.finishes = (last,)
             else:
-                self.finishes += [event for event in batch if isinstance(event, Finish)]
+                ends = [event for event in batch if isinstance(event, Finish)]
+                self.finishes = (*self.finishes, *ends)
         return batch
 
-    async def _go_on(self, error: BaseException, replica: Replica) -> None:
-        """Enter the context on the next engine; raise the error if there is none."""
-        cause = self._cause(error, replica)
-        inner, self._inner = self._inner, None
-        if inner is not None:
-            await inner.__aexit__(type(cause), cause, cause.__traceback__)
-        await self.pool.after(self, cause)
-        await self.__aenter__()
-
     async def __aexit__(self, *error: object) -> None:
-        inner, self._inner = self._inner, None
-        replica, self._is_waiting = self.replica, False
+        assert self._inner is not None
         try:
-            if inner is not None:
-                await inner.__aexit__(*error)  # type: ignore[arg-type]
+            await self._inner.__aexit__(*error)  # type: ignore[arg-type]
         finally:
-            if replica is not None:
-                if not self.first:
-                    replica.waiting_first.discard(self)
-                self.pool.release(self)
+            self.pool.release(self)

@@ -44,6 +44,7 @@ from ..sentencepiece import decode_piece
 from ..stops import begun_before, cut
 
 ENGINE = "llama-server"
+_INTS = {int}
 
 
 def last_of(event: Any) -> tuple[str, str | None, int, int, int]:
@@ -68,7 +69,7 @@ def last_of(event: Any) -> tuple[str, str | None, int, int, int]:
             event["stop"] is True
             and type(kind) is str
             and (kind != "word" or type(word) is str)
-            and type(predicted) is type(read) is type(cached) is int
+            and {type(predicted), type(read), type(cached)} == _INTS
             and 0 <= predicted <= LARGEST
             and 0 <= read <= LARGEST
         )
@@ -412,6 +413,10 @@ class ChoiceStream:
     # The last event that was read.
     event: Mapping[str, Any] = MappingProxyType({})
     finished = False
+    # What only stop sequences and preserved tokens need.
+    _marks: Mapping[int, bytes] = MappingProxyType({})
+    _searches = _reads_tokens = False
+    vocabulary: Vocabulary | None = None
 
     def __init__(
         self, job: Generation, choice: int, bos_count: int, vocabulary: Vocabulary | None = None
@@ -421,10 +426,11 @@ class ChoiceStream:
         self.bos_count = bos_count
         self._steps: list[Step] = []
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
-        self._marks = vocabulary.marks(job.preserved_tokens) if vocabulary is not None else {}
-        self._searches = bool(job.stops.texts) and not job.stops.by_reader
-        self._reads_tokens = bool(job.stops.texts or self._marks)
-        self.vocabulary = vocabulary
+        if job.stops.texts:
+            self._searches, self._reads_tokens = not job.stops.by_reader, True
+        if vocabulary is not None:
+            self.vocabulary, self._marks = vocabulary, vocabulary.marks(job.preserved_tokens)
+            self._reads_tokens = self._reads_tokens or bool(self._marks)
 
     def check_room(self, event: dict[str, Any], context: int) -> None:
         """Check that prompt and completion fit the context, by the first event.
@@ -609,10 +615,10 @@ class ChoiceStream:
             end, stop = cut(text, self._job.stops.texts)
             if stop is not None:
                 completion = begun_before(end, self._token_starts())
-        prompt = read - self.bos_count
+        prompt = max(read - self.bos_count, 0)
         cached = max(min(cached, prompt), 0)
-        finish = Finish(self._choice, _REASONS[kind], word, max(prompt, 0), completion, cached)
-        return [*events, finish]
+        events.append(Finish(self._choice, _REASONS[kind], word, prompt, completion, cached))
+        return events
 
     def _restored(self, step: Step) -> bytes:
         """Return the text of a step that was held back.

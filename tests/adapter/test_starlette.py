@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
-from benchmarks.calls import Prepared
+from benchmarks.calls import Prepared, scope_of
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.auth import require_key
+from latimer.adapter.request import WHOLE
 from latimer.backends.errors import Busy
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -210,3 +212,28 @@ def test_an_adapter_in_an_adapter() -> None:
         assert client.post(f"/inner{CHAT}", json=HI).status_code == 401
         assert client.get("/inner/v1/models/m", headers=KEY).json()["id"] == "m"
         assert client.post(CHAT, json=HI).is_success
+
+
+@pytest.mark.parametrize("has_middleware", [False, True], ids=["alone", "with a middleware"])
+async def test_only_a_response_without_middlewares_is_one_message(has_middleware: bool) -> None:
+    """A server that takes whole responses gets one; a middleware gets the messages of ASGI."""
+    notes: list[object] = []
+    app = adapter(middleware=[Middleware(Noted, notes=notes)] if has_middleware else [])
+    sent: list[str] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": orjson.dumps(HI)}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        assert message.get("status", 200) == 200
+
+    kind = (b"content-type", b"application/json")
+    scope = {**scope_of(CHAT, kind), "type": "http", "method": "POST", "extensions": {WHOLE: {}}}
+    await app(scope, receive, send)
+    if has_middleware:
+        assert sent == ["http.response.start", "http.response.body"]
+        assert notes[-1] == 200
+    else:
+        assert sent == [WHOLE]
+    await app.aclose()

@@ -253,7 +253,7 @@ class Measured(Pool):
             self.total += taken
             self.longest = max(self.longest, taken)
 
-    def _choose(self, place: Place, now: float, parks: bool) -> Replica | None:
+    def _choose(self, place: Place, now: float | None = None, parks: bool = True) -> Replica | None:
         if len(self.micros) % COUNTED == 0:
             self.micros.append(self.micros[-1] if self.micros else 0.0)
             with counted(self.calls):
@@ -272,7 +272,7 @@ class RoundRobin(Measured):
 
     _next = -1
 
-    def _choose(self, place: Place, now: float, parks: bool) -> Replica | None:
+    def _choose(self, place: Place, now: float | None = None, parks: bool = True) -> Replica | None:
         for _ in self.replicas:
             self._next = (self._next + 1) % len(self.replicas)
             replica = self.replicas[self._next]

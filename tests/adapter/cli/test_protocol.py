@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter.cli.protocol import MOST_HEAD, Protocol
+from latimer.adapter.request import WHOLE
 from support.servers import serving
 
 
@@ -238,3 +239,26 @@ async def test_another_protocol_is_not_needed(framed: bytes, asks: bytes) -> Non
             async with asyncio.timeout(5):
                 assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
     assert bodies == [b"{}"] * len(cuts)
+
+
+async def test_a_whole_response_is_one_message() -> None:
+    """A message with a whole response is written as HTTP, and the connection serves the next one;
+    a header with a line break closes it."""
+    value = b"fine"
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            assert WHOLE in scope["extensions"]
+            headers = [(b"x-value", value), (b"content-length", b"2")]
+            await send({"type": WHOLE, "status": 201, "headers": headers, "body": b"{}"})
+
+    async with connected(app) as (reader, writer):
+        for _ in range(2):
+            writer.write(REQUEST)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 201 Created\r\n")
+            assert head.endswith(b"x-value: fine\r\ncontent-length: 2\r\n\r\n")
+            assert await reader.readexactly(2) == b"{}"
+        value = b"a\r\nb: c"
+        writer.write(REQUEST)
+        assert await reader.read() == b""

@@ -42,6 +42,28 @@ def test_text_comes_out_as_it_went_in(text: str, splits: list[int]) -> None:
     assert shown == text
 
 
+@given(
+    st.binary(max_size=20),
+    st.lists(st.integers(0, 20), max_size=5),
+    st.sampled_from(["end", "length"]),
+)
+def test_a_whole_choice_is_what_its_pieces_are(data: bytes, splits: list[int], reason: str) -> None:
+    """A choice that is read as a whole has the same text and reason as one in pieces."""
+    pieces, event = pieces_of(data, splits), finish(reason)
+    whole, apart = Choice(()), Choice(())
+    deltas, own = whole.whole(pieces, event)
+    assert whole.is_bare
+    assert deltas == apart.take(pieces)
+    assert ((), own) == apart.end(event)
+    assert (whole.finish, whole.reason) == (apart.finish, apart.reason)
+
+
+def test_a_whole_choice_has_no_unknown_stop_sequence() -> None:
+    """An engine that stops at a string which the request does not name has failed."""
+    with pytest.raises(EngineError, match="not a stop sequence"):
+        Choice(()).whole([], finish("stop", "END"))
+
+
 @given(st.binary(max_size=20), st.lists(st.integers(0, 20), max_size=5))
 def test_broken_bytes_do_not_depend_on_splits(data: bytes, splits: list[int]) -> None:
     """Invalid UTF-8 gives the same text at every split."""
