@@ -54,7 +54,39 @@ class Trace(NamedTuple):
     headers: bytes
 
 
-class Record:
+class _Facts:
+    """The facts of every request, which `Service.observe` and `ended` set; see `Record`.
+
+    They are slots. As attributes of an instance, they would exceed those that Python keeps without
+    a dictionary, and the observers would take about a tenth more time.
+    """
+
+    __slots__ = (
+        "begun_at", "client", "end_user", "ended", "endpoint", "forwarded", "is_detached",
+        "is_left", "key", "method", "model", "overhead", "path", "queued", "request_id", "status",
+        "trace",
+    )  # fmt: skip
+
+    begun_at: float
+    client: str
+    end_user: str
+    ended: float
+    endpoint: str
+    forwarded: Mapping[str, str] | None
+    is_detached: bool
+    is_left: bool
+    key: str
+    method: str
+    model: str
+    overhead: float
+    path: str
+    queued: float
+    request_id: str
+    status: int
+    trace: Trace | None
+
+
+class Record(_Facts):
     """The measurements of a request; times are those of `time.perf_counter`, 0 if unknown.
 
     Attributes:
@@ -100,21 +132,17 @@ class Record:
     """
 
     # Most requests leave most of these values as they are.
-    keeps = is_stream = is_left = is_detached = False
-    forwarded: Mapping[str, str] | None = None
-    method = path = client = request_id = endpoint = model = asked = engine = key = end_user = (
-        error_code
-    ) = limit = param = ""
+    keeps = is_stream = False
+    asked = engine = error_code = limit = param = ""
     party: Ticket | None = None
-    begun_at = loads_at = loading = begun = queued = overhead = last = ended = 0.0
+    loads_at = loading = begun = last = 0.0
     arrivals: array[float] | None = None
-    status = failed = max_tokens = 0
+    failed = max_tokens = 0
     count = choices_per_prompt = 1
     usage: Usage | None = None
     finishes: Sequence[Finish] = ()
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
-    trace: Trace | None = None
     tries: tuple[Try, ...] = ()
 
     def begin(self, asked: str, engine: str, party: Ticket | None) -> None:

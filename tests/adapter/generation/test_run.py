@@ -140,6 +140,17 @@ async def test_times_of_plain_responses_are_not_measured(apps: Any, client_of: A
     assert one.begun < one.last < one.ended
 
 
+async def test_a_record_needs_no_dictionary(apps: Any, client_of: Any) -> None:
+    """A record has few attributes besides its slots; Python puts many of them in a dictionary."""
+    app = apps("llama_cpp")
+    async with client_of(app) as client:
+        with observed(app, keeps=False) as recorder:
+            await _two(client)
+    for record in recorder.records:
+        # Observers only add what they derive from the engine.
+        assert len(vars(record)) <= 13
+
+
 async def _two(client: Any) -> None:
     """Send a stream of three tokens, and a request beyond the context."""
     body = {
