@@ -27,7 +27,7 @@ from ..text_frames import frames_of, starts
 from .items import item_id
 from .output import DATA, END, Event, MessageItem, Output, Shape, framed, message_of
 from .prebuilt import BEGINNING, prebuilt
-from .tools import Tools
+from .tools import NO_TOOLS, Tools
 
 # The status and the details of a response, by the reason for its end; others are complete.
 _CUT: Mapping[str, tuple[str, dict[str, str]]] = {
@@ -94,6 +94,48 @@ class Draft:
         return {**self.begun, **end}
 
 
+# A response at its beginning, with every key, to a request without a field of its own.
+_BEGUN: Mapping[str, Any] = {
+    "id": "",
+    "object": "response",
+    "created_at": 0,
+    "status": "in_progress",
+    "background": False,
+    "completed_at": None,
+    "error": None,
+    "frequency_penalty": 0.0,
+    "incomplete_details": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "model": "",
+    "output": [],
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "prompt_cache_retention": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "auto",
+    "store": False,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "usage": None,
+    "user": None,
+    "metadata": {},
+}
+# The fields of a request that its response repeats as they are.
+_REPEATED = _BEGUN.keys() & ResponseRequest.model_fields.keys() - {
+    "model", "reasoning", "store", "text", "tool_choice", "tools",
+}  # fmt: skip
+
+
 def begun(
     request: ResponseRequest, place: tuple[str, int], model: str, tools: Tools, stored: bool
 ) -> dict[str, Any]:
@@ -103,48 +145,24 @@ def begun(
         place: the id of the response, and its time in microseconds since 1970.
         stored: True if the response is stored.
     """
-    text, reasoning = request.text, request.reasoning
     found = {
+        **_BEGUN,
         "id": place[0],
-        "object": "response",
         "created_at": place[1] // 1_000_000,
-        "status": "in_progress",
-        "background": bool(request.background),
-        "completed_at": None,
-        "error": None,
-        "frequency_penalty": request.frequency_penalty or 0.0,
-        "incomplete_details": None,
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": request.max_tool_calls,
         "model": model,
-        "output": [],
-        "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "presence_penalty": request.presence_penalty or 0.0,
-        "previous_response_id": request.previous_response_id,
-        "prompt_cache_key": request.prompt_cache_key,
-        "prompt_cache_retention": request.prompt_cache_retention,
-        "reasoning": {
-            "effort": None if reasoning is None else reasoning.effort,
-            "summary": None if reasoning is None else reasoning.summary,
-        },
-        "safety_identifier": request.safety_identifier,
-        "service_tier": request.service_tier or "auto",
         "store": stored,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
-        "text": {
-            "format": _echoed(None if text is None else text.format),
-            "verbosity": (None if text is None else text.verbosity) or "medium",
-        },
-        "tool_choice": tools.choice_echo,
-        "tools": tools.echo,
-        "top_logprobs": request.top_logprobs or 0,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
-        "truncation": request.truncation or "disabled",
-        "usage": None,
-        "user": request.user,
-        "metadata": request.metadata or {},
     }
+    for name in _REPEATED & request.__pydantic_fields_set__:
+        found[name] = getattr(request, name)
+    text, reasoning = request.text, request.reasoning
+    if reasoning is not None:
+        found["reasoning"] = {"effort": reasoning.effort, "summary": reasoning.summary}
+    if text is not None:
+        found["text"] = {
+            "format": _echoed(text.format), "verbosity": text.verbosity or "medium",
+        }  # fmt: skip
+    if tools is not NO_TOOLS:
+        found["tool_choice"], found["tools"] = tools.choice_echo, tools.echo
     if request.conversation is not None:
         found["conversation"] = {"id": request.conversation.id}
     return found
