@@ -62,6 +62,7 @@ NESTED = frozenset(
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 # The fields that `_read` notes in the exchange.
 _OF_EXCHANGE = frozenset({"background", "conversation", "safety_identifier", "store", "user"})
+_END_USERS = frozenset({"safety_identifier", "user"})
 # The fields with which a response is kept in a way although it is not stored.
 _KEPT = ("background", "conversation")
 _TEXT_MESSAGE = frozenset({"role", "content"})
@@ -102,7 +103,8 @@ def _read(
         stored = body.get("store")
         if stored or (by_default and (stored is None or any(map(body.get, _KEPT)))):
             exchange.to_store = body
-        exchange.end_user = end_user_of(body)
+        if not _END_USERS.isdisjoint(body):
+            exchange.end_user = end_user_of(body)
     elif by_default:
         exchange.to_store = body
     if where is not None and body.get("stream"):

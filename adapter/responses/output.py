@@ -18,6 +18,7 @@ from ...schemas.openai.common import FinishReason
 from ..chat.tools import InputReader
 from ..generation.choice import Delta, Kind
 from ..generation.logprobs import Entry
+from ..text_frames import head_of
 from .items import item_id
 from .tools import CalledTool
 
@@ -143,6 +144,16 @@ def framed(events: Iterable[Event], number: int, is_named: bool = True) -> bytes
             out += (b"event: ", name.encode(), b"\n")
         body = orjson.dumps({"type": name, "sequence_number": number, **fields})
         out += (DATA, body, END)
+        number += 1
+    return b"".join(out)
+
+
+def event_frames(events: Iterable[Event], number: int) -> bytes:
+    """Return events as frames of a WebSocket, numbered from `number` on."""
+    out: list[bytes] = []
+    for name, fields in events:
+        text = orjson.dumps({"type": name, "sequence_number": number, **fields})
+        out += (head_of(len(text)), text)
         number += 1
     return b"".join(out)
 

@@ -15,6 +15,8 @@ import orjson
 from .output import DATA, END, Event, MessageItem, framed
 
 BEGINNING = ("response.created", "response.in_progress")
+# What is between the texts of several frames; JSON has no line ends.
+BETWEEN = b"\n"
 # Numbers that nothing else in an event is.
 _NUMBER = 900_000_000
 
@@ -45,29 +47,29 @@ class Prebuilt(NamedTuple):
 
 
 @cache
-def prebuilt(is_named: bool, first: int, data: bytes, end: bytes) -> Prebuilt:
+def prebuilt(first: int, is_named: bool, in_frames: bool) -> Prebuilt:
     """Return the events of a message.
 
     Args:
-        is_named: True for a line with the name of each event.
         first: the number of the first event of the message.
-        data, end: what is before and after the JSON of a delta.
+        is_named: True for a line with the name of each event.
+        in_frames: True for the texts of frames, of which several have `BETWEEN` between them.
     """
+
+    def made(events: Sequence[Event], number: int = _NUMBER) -> bytes:
+        data = framed(events, number, is_named)
+        for index in range(len(events)):
+            data = data.replace(b"%d" % (_NUMBER + index), b"%%(n%d)d" % index)
+        if in_frames:
+            data = data.removeprefix(DATA).removesuffix(END).replace(END + DATA, BETWEEN)
+        return data
+
     item = MessageItem(("%(id)b", 0), None)
-    opening = framed(item.begin(), first, is_named)
-    delta = _numbered(item.add("%(text)b", ()), is_named)
-    before, rest = delta.replace(DATA, data).replace(END, end).split(b"%(n0)d")
+    opening = made(item.begin(), first)
+    before, rest = made(item.add("%(text)b", ())).split(b"%(n0)d")
     between, after = rest.split(b'"%(text)b"')
-    ending = _numbered(item.end("%(status)b"), is_named)
+    ending = made(item.end("%(status)b"))
     whole = {"response": orjson.Fragment(b"%(response)b")}
-    beginning = framed([(name, whole) for name in BEGINNING], 0, is_named)
-    last = _numbered([("response.%(status)b", whole)], is_named)
+    beginning = made([(name, whole) for name in BEGINNING], 0)
+    last = made([("response.%(status)b", whole)])
     return Prebuilt(beginning, opening, before, between, after, ending, last)
-
-
-def _numbered(events: Sequence[Event], is_named: bool) -> bytes:
-    """Return events with gaps instead of their numbers."""
-    data = framed(events, _NUMBER, is_named)
-    for index in range(len(events)):
-        data = data.replace(b"%d" % (_NUMBER + index), b"%%(n%d)d" % index)
-    return data

@@ -23,10 +23,10 @@ from ..errors import render
 from ..generation.choice import Delta
 from ..generation.frames import ChunkEncoder
 from ..generation.sinks import Result
-from ..text_frames import frames_of, starts
+from ..text_frames import frames_of, head_of, starts
 from .items import item_id
-from .output import DATA, END, Event, MessageItem, Output, Shape, framed, message_of
-from .prebuilt import BEGINNING, prebuilt
+from .output import DATA, END, Event, MessageItem, Output, Shape, event_frames, framed, message_of
+from .prebuilt import BEGINNING, BETWEEN, prebuilt
 from .tools import NO_TOOLS, Tools
 
 # The status and the details of a response, by the reason for its end; others are complete.
@@ -219,38 +219,43 @@ class ResponseEncoder(ChunkEncoder):
 
     Attributes:
         is_named: True if events have a line with their name.
+        in_frames: True if they are frames of a WebSocket instead of lines.
     """
 
     keeps = True
     is_named = True
+    in_frames = False
     # The number of the event after the beginning.
     _first = len(BEGINNING)
-    # What is before and after the JSON of a delta.
-    _data, _end = DATA, END
+    _has_begun = False
+    _failed: dict[str, Any] | None = None
+    # The id of the message that was opened without `Output`.
+    _message = ""
+    # The kind of deltas that only add a text to the open item, and the bytes of their events before
+    # the number, between it and the text, after that, and between two.
+    _kind = ""
+    _before = _between = _after = _next = b""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._output = Output(draft.begun["id"], draft.shape)
         self.is_plain = draft.shape.show is None
-        self._events = prebuilt(self.is_named, self._first, self._data, self._end)
+        self._events = prebuilt(self._first, self.is_named, self.in_frames)
         # The beginning has the numbers before, also if a delta is formatted before it.
         self._number = self._first
-        self._has_begun = False
-        self._failed: dict[str, Any] | None = None
-        # The id of the message that was opened without `Output`.
-        self._message = ""
-        # The kind of deltas that only add a text to the open item, its texts, and the bytes of
-        # their events before the number, between it and the text, after that, and between two.
-        self._kind = ""
+        # The texts of the open item.
         self._texts: list[str] = []
-        self._before = self._between = self._after = self._next = b""
 
     @override
     def start(self, index: int) -> bytes:
         if self.begins_early and self._has_begun:
             return b""
         self._has_begun = True
-        return self._events.beginning % {b"response": orjson.dumps(self._draft.begun)}
+        data = self._events.beginning % {b"response": orjson.dumps(self._draft.begun)}
+        if self.in_frames:
+            one, two = data.split(BETWEEN)
+            data = head_of(len(one)) + one + head_of(len(two)) + two
+        return data
 
     def cut(self) -> Sequence[Mapping[str, Any]]:
         """Return the items so far; the one that is open is incomplete."""
@@ -304,11 +309,12 @@ class ResponseEncoder(ChunkEncoder):
     @override
     def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
         assert reply is not None, "a response is kept"
-        return self._events.last % {
+        data = self._events.last % {
             b"status": reply["status"].encode(),
             b"n0": self._number,
             b"response": orjson.dumps(reply),
         }
+        return head_of(len(data)) + data if self.in_frames else data
 
     @override
     def failed(self, error: LatimerError) -> Mapping[str, Any]:
@@ -352,7 +358,11 @@ class ResponseEncoder(ChunkEncoder):
         self._before, self._after = events.before, events.after
         self._between = events.between % gap
         self._next = events.after + events.before
-        return events.opening % gap
+        data = events.opening % gap
+        if self.in_frames:
+            one, two = data.split(BETWEEN)
+            data = head_of(len(one)) + one + head_of(len(two)) + two
+        return data
 
     def _ended(self, status: str) -> bytes:
         """End the message that was opened without `Output`; return its last events."""
@@ -360,7 +370,7 @@ class ResponseEncoder(ChunkEncoder):
         self._number = number + 3
         name, self._message = self._message, ""
         self._output.items.append(message_of(name, text, status))
-        return self._events.ending % {
+        data = self._events.ending % {
             b"id": name.encode(),
             b"text": orjson.dumps(text)[1:-1],
             b"status": status.encode(),
@@ -368,6 +378,7 @@ class ResponseEncoder(ChunkEncoder):
             b"n1": number + 1,
             b"n2": number + 2,
         }
+        return frames_of(data.split(BETWEEN)) if self.in_frames else data
 
     def _made(self) -> Output:
         """Return the output, with the message that was opened without it."""
@@ -379,6 +390,8 @@ class ResponseEncoder(ChunkEncoder):
     def _framed(self, events: Sequence[Event]) -> bytes:
         number = self._number
         self._number = number + len(events)
+        if self.in_frames:
+            return event_frames(events, number)
         return framed(events, number, self.is_named)
 
     def _prebuild(self) -> None:
@@ -393,9 +406,10 @@ class ResponseEncoder(ChunkEncoder):
         name = item.delta.encode()
         at, after = orjson.dumps(item.at), orjson.dumps(item.after)
         line = b"event: %b\n" % name if self.is_named else b""
-        self._before = b'%b%b{"type":"%b","sequence_number":' % (line, self._data, name)
+        start, end = (b"", b"") if self.in_frames else (line + DATA, END)
+        self._before = b'%b{"type":"%b","sequence_number":' % (start, name)
         self._between = b',%b,"delta":' % at[1:-1]
-        self._after = (b"," if item.after else b"") + after[1:] + self._end
+        self._after = (b"," if item.after else b"") + after[1:] + end
         self._next = self._after + self._before
 
 
@@ -432,15 +446,7 @@ class FrameEncoder(SocketEncoder):
     A token of a burst takes 0.15 microseconds less than with frames that are made of the lines.
     """
 
-    _data = _end = b""
-
-    @override
-    def start(self, index: int) -> bytes:
-        return _in_frames(super().start(index))
-
-    @override
-    def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
-        return _in_frames(super().close(usage, reply))
+    in_frames = True
 
     @override
     def texts(self, index: int, texts: Sequence[str]) -> bytes:
@@ -471,23 +477,6 @@ class FrameEncoder(SocketEncoder):
         if delta.kind == self._kind and delta.text:
             return frames_of([super().delta(index, delta)])
         return super().delta(index, delta)
-
-    @override
-    def _opened(self) -> bytes:
-        return _in_frames(super()._opened())
-
-    @override
-    def _ended(self, status: str) -> bytes:
-        return _in_frames(super()._ended(status))
-
-    @override
-    def _framed(self, events: Sequence[Event]) -> bytes:
-        return _in_frames(super()._framed(events))
-
-
-def _in_frames(events: bytes) -> bytes:
-    """Return events without names as frames."""
-    return frames_of(events[len(DATA) : -len(END)].split(END + DATA)) if events else b""
 
 
 class WarmUpEncoder(SocketEncoder):
