@@ -62,6 +62,7 @@ NESTED = frozenset(
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 # The fields that `_read` notes in the exchange.
 _OF_EXCHANGE = frozenset({"background", "conversation", "safety_identifier", "store", "user"})
+_END_USERS = frozenset({"safety_identifier", "user"})
 # The fields with which a response is kept in a way although it is not stored.
 _KEPT = ("background", "conversation")
 _TEXT_MESSAGE = frozenset({"role", "content"})
@@ -98,11 +99,14 @@ def _read(
             body = {**values, **body}
             request = parse(adapter, limits, body)
     by_default = request.is_stored_by_default
-    if by_default or not _OF_EXCHANGE.isdisjoint(body):
+    if not _OF_EXCHANGE.isdisjoint(body):
         stored = body.get("store")
         if stored or (by_default and (stored is None or any(map(body.get, _KEPT)))):
             exchange.to_store = body
-        exchange.end_user = end_user_of(body)
+        if not _END_USERS.isdisjoint(body):
+            exchange.end_user = end_user_of(body)
+    elif by_default:
+        exchange.to_store = body
     if where is not None and body.get("stream"):
         # The response of an engine itself has no comments.
         exchange.wants_stream = body.get("oai_compat") is not False
@@ -272,9 +276,10 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
     return tuple(range(seed, seed + count))
 
 
-# What `has_notes` expects of the nested fields of a chat, and what it reads of the sampling.
+# What `has_notes` expects of the nested fields of a chat, and the fields of the sampling that
+# engines approximate only if they are set.
 _MESSAGES = frozenset({"messages"})
-_APPROXIMATED = {"presence_penalty", "frequency_penalty", "logit_bias", "repeat_penalty"}
+APPROXIMATED = {"presence_penalty", "frequency_penalty", "logit_bias", "repeat_penalty"}
 
 
 def has_notes(
@@ -305,7 +310,7 @@ def has_notes(
         or sampling.logit_bias
         or exchange.draft is not None
         or request.__pydantic_fields_set__ & NESTED != nested
-        or not capabilities.inexact <= _APPROXIMATED
+        or not capabilities.inexact <= APPROXIMATED
     )
 
 

@@ -80,8 +80,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/responses/{name}.py"
         for name in (
-            "__init__", "files", "input", "items", "output", "pdf_reader", "replicas", "response",
-            "tools", "truncation",
+            "__init__", "files", "input", "items", "output", "pdf_reader", "prebuilt", "replicas",
+            "response", "tools", "truncation",
         )
     ),
     tuple(

@@ -7,9 +7,8 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -28,8 +27,7 @@ from ..service import ServedModel, Service
 log = logging.getLogger("latimer")
 
 
-@dataclass(slots=True)
-class Work:
+class Work(NamedTuple):
     """The work on a response.
 
     Args:

@@ -179,6 +179,9 @@ class _Connection:
                 if self._end is not None:
                     await self._send_error(self._end.error, lane)
                     continue
+                if self._lanes.begins(create):
+                    self._later(self._respond(create))
+                    continue
                 self._lanes.add(create)
             except LatimerError as error:
                 await self._send_error(error, lane)
@@ -211,9 +214,7 @@ class _Connection:
     def _run_next(self) -> None:
         """Begin the responses whose turn it is."""
         for frame in self._lanes.start():
-            task = self._loop.create_task(self._respond(frame))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._later(self._respond(frame))
 
     async def _respond(self, frame: Create) -> None:
         answer = _Answer(self, frame.lane)

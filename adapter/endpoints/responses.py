@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 from pydantic import TypeAdapter
@@ -30,7 +31,7 @@ from ..generation.token_ids import in_model_vocabulary
 from ..hosted import RESPONSE_LIMITS
 from ..request import FRAME, Exchange
 from ..responses.files import UnreadPdfs, read_pdfs
-from ..responses.input import Conversation, conversation_of, placed
+from ..responses.input import Conversation, conversation_of, placed, plain_messages
 from ..responses.items import new_response_id
 from ..responses.lanes import Create
 from ..responses.output import Shape, Thoughts
@@ -43,10 +44,11 @@ from ..responses.response import (
     begun,
     fault,
 )
-from ..responses.tools import Tools, tools_of
+from ..responses.tools import NO_TOOLS, Tools, tools_of
 from ..responses.truncation import droppable, fewest
 from ..service import ServedModel, Service
 from ..validation import (
+    APPROXIMATED,
     check_stream_options,
     grammar_of,
     has_notes,
@@ -96,6 +98,14 @@ _REASONING = frozenset({"reasoning", "enable_thinking"})
 _OPENING = frozenset({"add_generation_prompt", "continue_final_message"})
 _LOGPROBS = frozenset({"include", "top_logprobs"})
 _ONLY_INPUT = frozenset({"input"})
+# The fields of a text that need no more than its sampling, and their repetition in the response.
+_OF_TEXT = frozenset(
+    {
+        "input", "instructions", "max_output_tokens", "metadata", "model", "prompt_cache_key",
+        "safety_identifier", "store", "stream", "temperature", "top_p", "user",
+    }
+)  # fmt: skip
+_SHOWN, _HIDDEN = Shape(), Shape(thoughts="hidden")
 # Paths of fields that only some values make inert, with those values.
 _INERT: Mapping[tuple[str, str], frozenset[Any]] = {
     ("prompt_cache_options", "prewarm"): frozenset({False}),
@@ -105,17 +115,20 @@ _INERT: Mapping[tuple[str, str], frozenset[Any]] = {
 }
 
 
-@dataclass(slots=True)
-class _Drafted:
-    """A request that can be answered, and what its response needs."""
+class _Drafted(NamedTuple):
+    """A request that can be answered, and what its response needs.
+
+    Args:
+        names: see `Conversation`.
+    """
 
     served: ServedModel
     chat: ChatJob
-    tools: Tools
-    conversation: Conversation
     shape: Shape
-    state: State
     stored: bool
+    tools: Tools = NO_TOOLS
+    names: Mapping[str, str] = MappingProxyType({})
+    state: State = NO_STATE
 
 
 async def create_response(exchange: Exchange, service: Service) -> None:
@@ -167,14 +180,25 @@ async def _drafted(
         raise in_responses(error) from None
     exchange.model, capabilities = served.label, served.backend.capabilities
     fields = request.__pydantic_fields_set__
-    if request.stream_options is not None:
-        check_stream_options(request)
-    if not _UNSERVED.keys().isdisjoint(fields):
-        refuse_unserved(request, _UNSERVED, capabilities.engine)
+    is_text = fields <= _OF_TEXT and type(request.input) is str and bool(request.input)
+    if not is_text:
+        if request.stream_options is not None:
+            check_stream_options(request)
+        if not _UNSERVED.keys().isdisjoint(fields):
+            refuse_unserved(request, _UNSERVED, capabilities.engine)
     # Responses are stored by default, where anything is.
     stored = service.store is not None if request.store is None else request.store
     if stored:
         await check_store(service.store)
+    if is_text and (turn := _turn_of_text(exchange, request, served)) is not None:
+        # Most requests are no more than that: it saves 300 instructions.
+        try:
+            chat = prepare_plain(turn, served) or await prepare(turn, served)
+        except LatimerError as error:
+            raise in_responses(error) from None
+        if not (chat.inexact or chat.dropped):
+            shape = _HIDDEN if served.policy.reasoning is None else _SHOWN
+            return _Drafted(served, chat, shape, stored)
     state = NO_STATE
     if type(request.input) is not str or not _BEFORE.isdisjoint(fields):
         state = await state_of(exchange, service, request)
@@ -211,7 +235,35 @@ async def _drafted(
         seal = partial(service.seal.seal, owner=exchange.key)
     show = None if chat.job.logprobs is None else to_response
     shape = Shape(tools.names, thoughts, show, seal)
-    return _Drafted(served, chat, tools, conversation, shape, state, stored)
+    return _Drafted(served, chat, shape, stored, tools, conversation.names, state)
+
+
+def _turn_of_text(
+    exchange: Exchange, request: ResponseRequest, served: ServedModel
+) -> ChatTurn | None:
+    """Return the `ChatTurn` of a text with the fields of `_OF_TEXT`; None if there is more to do.
+
+    More is to do for a large request, and where a field can be inexact or refused.
+    """
+    policy, capabilities = served.policy, served.backend.capabilities
+    if (
+        exchange.size > offload.SMALL
+        or exchange.draft is not None
+        or policy.strict
+        or policy.chat_format
+        or not capabilities.inexact <= APPROXIMATED
+    ):
+        return None
+    return ChatTurn(
+        plain_messages(request) or (),
+        exchange.size,
+        exchange.owner,
+        request.max_output_tokens,
+        (None,),
+        (),
+        sampling_of(request, capabilities),
+        is_plain=True,
+    )
 
 
 async def _prepared(
@@ -491,7 +543,8 @@ def _work(
         place: the id of the response, and its time in microseconds since 1970.
     """
     served, job, shape = drafted.served, drafted.chat.job, drafted.shape
-    translate = partial(in_responses, names=drafted.conversation.names)
+    names = drafted.names
+    translate = partial(in_responses, names=names) if names else in_responses
     form = drafted.chat.form
     plan = Plan([job], 1, detailed_usage_of, form=form, translate=translate, party=job.party)
     conversation = request.conversation.id if request.conversation is not None else None

@@ -357,7 +357,10 @@ class StreamSink(Sink):
         self._ended += 1
         data = self._framed(index, rest) if rest else b""
         data += self._frames.end(index, reason)
-        if self._answer.keeps:
+        if self._answer.keeps and self._is_text:
+            # The frames have the texts.
+            self._results[index] = Result((), reason, None, 0.0, choice.stop)
+        elif self._answer.keeps:
             deltas = self._kept[index] if self._kept else ()
             self._results[index] = self._answer.result((), deltas, reason, event, choice.stop)
         return data

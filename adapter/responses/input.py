@@ -117,7 +117,7 @@ def conversation_of(
             "missing_required_parameter",
         )
     if not before and not dropped:
-        plain = _plain(request)
+        plain = plain_messages(request)
         if plain is not None:
             return Conversation(plain, is_plain=True)
     every = [*placed(request, before, resolve)]
@@ -149,7 +149,7 @@ def conversation_of(
     return Conversation(messages, own, inexact, history.names)
 
 
-def _plain(request: ResponseRequest) -> list[Message] | None:
+def plain_messages(request: ResponseRequest) -> list[Message] | None:
     """Return the messages of a text, or of items that are texts; None for other items.
 
     Most requests are no more than that, and need none of the checks of other items.

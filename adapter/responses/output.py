@@ -29,6 +29,9 @@ Event: TypeAlias = tuple[str, Mapping[str, Any]]
 # Reasoning is omitted, shown, or also shown as a summary.
 Thoughts: TypeAlias = Literal["hidden", "shown", "summarised"]
 
+# What is before and after the JSON of an event.
+DATA, END = b"data: ", b"\n\n"
+
 _NO_TOOLS: Mapping[str, CalledTool] = MappingProxyType({})
 
 
@@ -140,7 +143,7 @@ def framed(events: Iterable[Event], number: int, is_named: bool = True) -> bytes
         if is_named:
             out += (b"event: ", name.encode(), b"\n")
         body = orjson.dumps({"type": name, "sequence_number": number, **fields})
-        out += (b"data: ", body, b"\n\n")
+        out += (DATA, body, END)
         number += 1
     return b"".join(out)
 
@@ -269,6 +272,18 @@ class MessageItem(_InParts):
     def _finish(self, text: str) -> list[Event]:
         self.after = {"logprobs": self._logprobs}
         return super()._finish(text)
+
+
+def message_of(name: str, text: str, status: str) -> dict[str, Any]:
+    """Return a finished message of text, as `MessageItem` makes it of its deltas.
+
+    Args:
+        name: its id.
+    """
+    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+    return {
+        "id": name, "type": "message", "status": status, "content": [part], "role": "assistant",
+    }  # fmt: skip
 
 
 class ReasoningItem(_InParts):

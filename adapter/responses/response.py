@@ -7,9 +7,8 @@ most tokens need no object of an event.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import add
 from typing import Any
 
@@ -24,9 +23,11 @@ from ..errors import render
 from ..generation.choice import Delta
 from ..generation.frames import ChunkEncoder
 from ..generation.sinks import Result
-from ..text_frames import frames_of, starts
-from .output import Event, Output, Shape, event_frames, framed
-from .tools import Tools
+from ..text_frames import frames_of, head_of, starts
+from .items import item_id
+from .output import DATA, END, Event, MessageItem, Output, Shape, event_frames, framed, message_of
+from .prebuilt import BEGINNING, BETWEEN, prebuilt
+from .tools import NO_TOOLS, Tools
 
 # The status and the details of a response, by the reason for its end; others are complete.
 _CUT: Mapping[str, tuple[str, dict[str, str]]] = {
@@ -93,6 +94,48 @@ class Draft:
         return {**self.begun, **end}
 
 
+# A response at its beginning, with every key, to a request without a field of its own.
+_BEGUN: Mapping[str, Any] = {
+    "id": "",
+    "object": "response",
+    "created_at": 0,
+    "status": "in_progress",
+    "background": False,
+    "completed_at": None,
+    "error": None,
+    "frequency_penalty": 0.0,
+    "incomplete_details": None,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "model": "",
+    "output": [],
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "prompt_cache_retention": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "auto",
+    "store": False,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "usage": None,
+    "user": None,
+    "metadata": {},
+}
+# The fields of a request that its response repeats as they are.
+_REPEATED = _BEGUN.keys() & ResponseRequest.model_fields.keys() - {
+    "model", "reasoning", "store", "text", "tool_choice", "tools",
+}  # fmt: skip
+
+
 def begun(
     request: ResponseRequest, place: tuple[str, int], model: str, tools: Tools, stored: bool
 ) -> dict[str, Any]:
@@ -102,48 +145,24 @@ def begun(
         place: the id of the response, and its time in microseconds since 1970.
         stored: True if the response is stored.
     """
-    text, reasoning = request.text, request.reasoning
     found = {
+        **_BEGUN,
         "id": place[0],
-        "object": "response",
         "created_at": place[1] // 1_000_000,
-        "status": "in_progress",
-        "background": bool(request.background),
-        "completed_at": None,
-        "error": None,
-        "frequency_penalty": request.frequency_penalty or 0.0,
-        "incomplete_details": None,
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": request.max_tool_calls,
         "model": model,
-        "output": [],
-        "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "presence_penalty": request.presence_penalty or 0.0,
-        "previous_response_id": request.previous_response_id,
-        "prompt_cache_key": request.prompt_cache_key,
-        "prompt_cache_retention": request.prompt_cache_retention,
-        "reasoning": {
-            "effort": None if reasoning is None else reasoning.effort,
-            "summary": None if reasoning is None else reasoning.summary,
-        },
-        "safety_identifier": request.safety_identifier,
-        "service_tier": request.service_tier or "auto",
         "store": stored,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
-        "text": {
-            "format": _echoed(None if text is None else text.format),
-            "verbosity": (None if text is None else text.verbosity) or "medium",
-        },
-        "tool_choice": tools.choice_echo,
-        "tools": tools.echo,
-        "top_logprobs": request.top_logprobs or 0,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
-        "truncation": request.truncation or "disabled",
-        "usage": None,
-        "user": request.user,
-        "metadata": request.metadata or {},
     }
+    for name in _REPEATED & request.__pydantic_fields_set__:
+        found[name] = getattr(request, name)
+    text, reasoning = request.text, request.reasoning
+    if reasoning is not None:
+        found["reasoning"] = {"effort": reasoning.effort, "summary": reasoning.summary}
+    if text is not None:
+        found["text"] = {
+            "format": _echoed(text.format), "verbosity": text.verbosity or "medium",
+        }  # fmt: skip
+    if tools is not NO_TOOLS:
+        found["tool_choice"], found["tools"] = tools.choice_echo, tools.echo
     if request.conversation is not None:
         found["conversation"] = {"id": request.conversation.id}
     return found
@@ -182,7 +201,6 @@ def failure_of(error: ErrorBody) -> dict[str, str]:
     return {"code": _FAILURES.get(error["type"], _FAILURE), "message": error["message"]}
 
 
-_BEGINNING = ("response.created", "response.in_progress")
 _QUEUED = ("response.created", "response.queued")
 # The numbers of most events, formatted: that takes as long as the rest of a delta.
 _NUMBERS = tuple(b"%d" % number for number in range(2_048))
@@ -217,41 +235,47 @@ class ResponseEncoder(ChunkEncoder):
 
     Attributes:
         is_named: True if events have a line with their name.
+        in_frames: True if they are frames of a WebSocket instead of lines.
     """
 
     keeps = True
     is_named = True
-    # Formats events, the first of which has a number; and what is before and after a delta.
-    _format: Callable[[Iterable[Event], int], bytes] = staticmethod(framed)
-    _data, _end = b"data: ", b"\n\n"
+    in_frames = False
+    # The number of the event after the beginning.
+    _first = len(BEGINNING)
+    _has_begun = False
+    _failed: dict[str, Any] | None = None
+    # The id of the message that was opened without `Output`.
+    _message = ""
+    # The kind of deltas that only add a text to the open item, and the bytes of their events before
+    # the number, between it and the text, after that, and between two.
+    _kind = ""
+    _before = _between = _after = _next = b""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._output = Output(draft.begun["id"], draft.shape)
         self.is_plain = draft.shape.show is None
-        # The beginning has the first numbers, also if a delta is formatted before it.
-        self._number = len(_BEGINNING)
-        self._has_begun = False
-        self._failed: dict[str, Any] | None = None
-        # The kind of deltas that only add a text to the open item, its texts, and the bytes of
-        # their events before the number, between it and the text, after that, and between two.
-        self._kind = ""
+        self._events = prebuilt(self._first, self.is_named, self.in_frames)
+        # The beginning has the numbers before, also if a delta is formatted before it.
+        self._number = self._first
+        # The texts of the open item.
         self._texts: list[str] = []
-        self._before = self._between = self._after = self._next = b""
 
     @override
     def start(self, index: int) -> bytes:
         if self.begins_early and self._has_begun:
             return b""
         self._has_begun = True
-        # Both events have the same object.
-        begun = {"response": orjson.Fragment(orjson.dumps(self._draft.begun))}
-        created, in_progress = _BEGINNING
-        return self._format([(created, begun), (in_progress, begun)], 0)
+        data = self._events.beginning % {b"response": orjson.dumps(self._draft.begun)}
+        if self.in_frames:
+            one, two = data.split(BETWEEN)
+            data = head_of(len(one)) + one + head_of(len(two)) + two
+        return data
 
     def cut(self) -> Sequence[Mapping[str, Any]]:
         """Return the items so far; the one that is open is incomplete."""
-        self._output.end("length")
+        self._made().end("length")
         return self._output.items
 
     @override
@@ -259,8 +283,7 @@ class ResponseEncoder(ChunkEncoder):
         """The events of a burst are put together without a loop in Python."""
         first = b""
         if texts and self._kind != "content":
-            # The first text opens the message, and its event is one of several.
-            first, texts = self.delta(index, Delta(texts[0])), texts[1:]
+            first, texts = self._begun(index, texts)
         if not texts:
             return first
         self._texts += texts
@@ -285,7 +308,9 @@ class ResponseEncoder(ChunkEncoder):
             except IndexError:
                 shown = b"%d" % number
             return b"".join((self._before, shown, self._between, orjson.dumps(text), self._after))
-        data = self._framed(self._output.add(delta))
+        if delta.kind == "content" and text and self.is_plain and self._number == self._first:
+            return self._opened() + self.delta(index, delta)
+        data = self._framed(self._made().add(delta))
         self._prebuild()
         return data
 
@@ -293,13 +318,19 @@ class ResponseEncoder(ChunkEncoder):
     def end(self, index: int, reason: FinishReason) -> bytes:
         # No item is open then.
         self._kind = ""
+        if self._message:
+            return self._ended("incomplete" if reason == "length" else "completed")
         return self._framed(self._output.end(reason))
 
     @override
     def close(self, usage: Usage, reply: Mapping[str, Any] | None = None) -> bytes:
         assert reply is not None, "a response is kept"
-        end = (f"response.{reply['status']}", {"response": reply})
-        return self._format((end,), self._number)
+        data = self._events.last % {
+            b"status": reply["status"].encode(),
+            b"n0": self._number,
+            b"response": orjson.dumps(reply),
+        }
+        return head_of(len(data)) + data if self.in_frames else data
 
     @override
     def failed(self, error: LatimerError) -> Mapping[str, Any]:
@@ -320,10 +351,56 @@ class ResponseEncoder(ChunkEncoder):
         """Return the response object at the end of the stream."""
         return self._draft.ended(self._output.items, results[0].finish_reason, usage)
 
+    def _begun(self, index: int, texts: Sequence[str]) -> tuple[bytes, Sequence[str]]:
+        """Open a message with texts; return its first events, and the texts that are left."""
+        if self.is_plain and self._number == self._first:
+            return self._opened(), texts
+        # The event of the first text is one of several.
+        return self.delta(index, Delta(texts[0])), texts[1:]
+
+    def _opened(self) -> bytes:
+        """Open a message of text, the first item; return the events before its first delta."""
+        self._number += 2
+        self._message = name = item_id("msg_", self._draft.begun["id"], 0)
+        self._kind, gap, events = "content", {b"id": name.encode()}, self._events
+        self._before, self._after = events.before, events.after
+        self._between = events.between % gap
+        self._next = events.after + events.before
+        data = events.opening % gap
+        if self.in_frames:
+            one, two = data.split(BETWEEN)
+            data = head_of(len(one)) + one + head_of(len(two)) + two
+        return data
+
+    def _ended(self, status: str) -> bytes:
+        """End the message that was opened without `Output`; return its last events."""
+        text, number = "".join(self._texts), self._number
+        self._number = number + 3
+        name, self._message = self._message, ""
+        self._output.items.append(message_of(name, text, status))
+        data = self._events.ending % {
+            b"id": name.encode(),
+            b"text": orjson.dumps(text)[1:-1],
+            b"status": status.encode(),
+            b"n0": number,
+            b"n1": number + 1,
+            b"n2": number + 2,
+        }
+        return frames_of(data.split(BETWEEN)) if self.in_frames else data
+
+    def _made(self) -> Output:
+        """Return the output, with the message that was opened without it."""
+        if self._message:
+            self._output.open = item = MessageItem((self._message, 0), None)
+            item.texts, self._message = self._texts, ""
+        return self._output
+
     def _framed(self, events: Sequence[Event]) -> bytes:
         number = self._number
         self._number = number + len(events)
-        return self._format(events, number)
+        if self.in_frames:
+            return event_frames(events, number)
+        return framed(events, number, self.is_named)
 
     def _prebuild(self) -> None:
         """Prepare the events of deltas that only add a text to the open item."""
@@ -337,18 +414,17 @@ class ResponseEncoder(ChunkEncoder):
         name = item.delta.encode()
         at, after = orjson.dumps(item.at), orjson.dumps(item.after)
         line = b"event: %b\n" % name if self.is_named else b""
-        self._before = b'%b%b{"type":"%b","sequence_number":' % (line, self._data, name)
+        start, end = (b"", b"") if self.in_frames else (line + DATA, END)
+        self._before = b'%b{"type":"%b","sequence_number":' % (start, name)
         self._between = b',%b,"delta":' % at[1:-1]
-        self._after = (b"," if item.after else b"") + after[1:] + self._end
+        self._after = (b"," if item.after else b"") + after[1:] + end
         self._next = self._after + self._before
 
 
 class BackgroundEncoder(ResponseEncoder):
     """The events of a response in the background; `queued` comes before all others."""
 
-    def __init__(self, draft: Draft) -> None:
-        super().__init__(draft)
-        self._number = len(_QUEUED) + 1
+    _first = len(_QUEUED) + 1
 
     def queued(self) -> bytes:
         """Return the first events, before the engine has begun."""
@@ -370,7 +446,6 @@ class SocketEncoder(ResponseEncoder):
 
     begins_early = True
     is_named = False
-    _format = staticmethod(partial(framed, is_named=False))
 
 
 class FrameEncoder(SocketEncoder):
@@ -379,14 +454,13 @@ class FrameEncoder(SocketEncoder):
     A token of a burst takes 0.15 microseconds less than with frames that are made of the lines.
     """
 
-    _format = staticmethod(event_frames)
-    _data = _end = b""
+    in_frames = True
 
     @override
     def texts(self, index: int, texts: Sequence[str]) -> bytes:
         first = b""
         if texts and self._kind != "content":
-            first, texts = super().delta(index, Delta(texts[0])), texts[1:]
+            first, texts = self._begun(index, texts)
         if not texts:
             return first
         self._texts += texts

@@ -232,16 +232,11 @@ class ResponseRequest(EngineExtras):
 def _present(body: dict[str, Any]) -> dict[str, Any]:
     if "model" not in body:
         raise _missing("model")
-    for name, moved in MOVED.items():
-        if body.get(name) is not None:
-            raise invalid(
-                f"Unsupported parameter: '{name}'. In the Responses API, this parameter has moved "
-                f"to '{moved}'. Try again with the new parameter.",
-                "unsupported_parameter",
-            )
+    if not MOVED.keys().isdisjoint(body):
+        _check_moved(body)
     # Most bodies have no null, and need no copy.
     found = without_nulls(body) if None in body.values() else body
-    if not _ALONE - found.keys():
+    if found.keys() >= _ALONE:
         raise invalid(
             "Mutually exclusive parameters: ''. Ensure you are only providing one of: "
             "'previous_response_id' or 'conversation'.",
@@ -249,6 +244,8 @@ def _present(body: dict[str, Any]) -> dict[str, Any]:
         )
     if "input" not in body and not any(name in found for name in CONTEXTS):
         raise _missing("input")
+    if found is body:
+        return body
     if body["model"] is None:
         raise invalid(
             "Invalid type for '{param}': expected a string, but got an object instead.",
@@ -258,6 +255,16 @@ def _present(body: dict[str, Any]) -> dict[str, Any]:
     if "input" in body:
         found["input"] = body["input"]
     return found
+
+
+def _check_moved(body: dict[str, Any]) -> None:
+    for name, moved in MOVED.items():
+        if body.get(name) is not None:
+            raise invalid(
+                f"Unsupported parameter: '{name}'. In the Responses API, this parameter has moved "
+                f"to '{moved}'. Try again with the new parameter.",
+                "unsupported_parameter",
+            )
 
 
 class InputTokensRequest(ResponseRequest):
