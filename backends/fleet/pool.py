@@ -277,7 +277,7 @@ class Pool(Speaking):
 
     def _set_aside(self, replica: Replica, error: LatimerError) -> None:
         """Send no requests to an engine until it answers."""
-        # An engine that has not answered since the start is missing, too, and its operator is told.
+        # An engine that has not answered since the start is missing, too, and only the log says so.
         if replica.state == "ready" or (
             replica.state == "unavailable" and replica.reason == NOT_ASKED
         ):
