@@ -460,7 +460,7 @@ async def _probe(address: str, key: str | None) -> BackendName:
     if status in (401, 403):
         raise EngineError(
             f"The engine at {address} requires {'another' if key else 'an'} API key. Set it with "
-            "--engine-key."
+            "--engine-key, or as engine_key in the engine's table."
         )
     hint = ""
     if address.rstrip("/").endswith("/v1"):

@@ -37,7 +37,7 @@ from . import serve
 from .admin_socket import with_key
 from .listener import Listener
 from .reload import fixed_in
-from .server import END, waits_for
+from .server import END, WAITING, waits_for
 from .sharing import check_shared, one_call_engine, shared
 from .terminal import ALL, EXIT_START, START, WrongUse, fail, is_read, mute, say
 from .worker import (
@@ -235,6 +235,10 @@ class _Parent:
             return
         self._is_draining = True
         self._due.clear()
+        if self._accepts:
+            # The kernel would cut those that wait there.
+            for one in self._listener.sockets:
+                self._on_client(one, WAITING)
         self._stop_accepting()
         self._listener.close()
         self._end = time.monotonic() + self._settings.drain + 2 * END
@@ -410,9 +414,9 @@ class _Parent:
             for one in self._listener.sockets:
                 self._selector.unregister(one)
 
-    def _on_client(self, listening: socket.socket) -> None:
+    def _on_client(self, listening: socket.socket, most: int = _BURST) -> None:
         """Give the connections that wait to the workers that have the fewest."""
-        for _ in range(_BURST):
+        for _ in range(most):
             able = [child for child in self._ready() if not child.is_leaving]
             if not able:
                 self._stop_accepting()

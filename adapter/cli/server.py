@@ -28,6 +28,10 @@ _LAST_WORDS, END = 2, 5.0
 BURST = 64
 # Seconds without new connections when the process has no file or memory for one.
 _SHORTAGE = 1.0
+# The connections that a drain accepts at most, as the kernel lets no more wait.
+WAITING = 2048
+# Seconds in which a drain reads requests that have arrived.
+_READ = 0.02
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -57,10 +61,11 @@ class Acceptor:
             self._timer.cancel()
 
     def _begin(self) -> None:
-        self._loop.add_reader(self._socket, self._accept)
+        self._loop.add_reader(self._socket, self.accept)
 
-    def _accept(self) -> None:
-        for _ in range(BURST):
+    def accept(self, most: int = BURST) -> None:
+        """Accept the connections that wait."""
+        for _ in range(most):
             try:
                 connection, _address = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -182,10 +187,14 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for running requests until the drain is over."""
         for acceptor in self._acceptors:
+            # The kernel would cut those that wait there.
+            acceptor.accept(WAITING)
             acceptor.close()
         if self._opening:
             # uvicorn closes idle connections once, and then waits for those that came later.
             await asyncio.wait(self._opening)
+        # Requests that have arrived are read first; without one, a connection is idle.
+        await asyncio.sleep(_READ)
         timer = self._loop.call_later(self._drain, self.end)
         await super().shutdown(sockets)
         timer.cancel()

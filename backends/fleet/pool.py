@@ -44,7 +44,7 @@ from .holders import MOST_COMPARED, Holders
 from .loading import MOST_RETRY, not_loaded, wait
 from .place import Job, Place, Sessions, difference, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
-from .replica import NEWEST, Replica
+from .replica import NEWEST, NOT_ASKED, Replica
 from .run import Run
 from .speech import Speaking
 
@@ -280,7 +280,10 @@ class Pool(Speaking):
 
     def _set_aside(self, replica: Replica, error: LatimerError) -> None:
         """Send no requests to an engine until it answers."""
-        if replica.state == "ready":
+        # An engine that has not answered since the start is missing, too, and only the log says so.
+        if replica.state == "ready" or (
+            replica.state == "unavailable" and replica.reason == NOT_ASKED
+        ):
             words = f"is not used: {error.message}"
             replica.note("engine_lost", self.name, words, error.message)
             replica.is_lost = True

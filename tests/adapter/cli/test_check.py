@@ -74,10 +74,14 @@ def test_an_engine_that_is_away() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "advice"),
-    [((503, b""), "Wait until the engine has loaded"), ((404, b"<html>"), "Check the address")],
+    [
+        ((503, b""), "Wait until the engine has loaded"),
+        ((404, b"<html>"), "Check the address"),
+        ((401, b""), "Use the key that the engine was started with"),
+    ],
 )
 def test_an_engine_that_is_not_ready(answer: tuple[int, bytes], advice: str) -> None:
-    """An engine that loads and a server that is not an engine get different advice."""
+    """An engine that loads, a server that is not an engine and a wrong key get different advice."""
     with canned({"*": answer}) as (address, _):
         assert rows_of(address)["reachable"]["advice"].startswith(advice)
 

@@ -48,6 +48,22 @@ async def replies(address: str, count: int, stop: Any) -> list[httpx2.Response]:
         return list(await asyncio.gather(*tasks))
 
 
+async def test_requests_that_have_arrived_are_answered() -> None:
+    """A SIGTERM cuts no request that waits in the kernel while the server is busy."""
+    with begun() as (process, address, _):
+        async with httpx2.AsyncClient(timeout=30) as client:
+            assert (await client.get(f"{address}/health")).status_code == 200
+            process.send_signal(signal.SIGSTOP)
+            body = {**LONG, "max_tokens": 1}
+            url = f"{address}/v1/completions"
+            tasks = [asyncio.create_task(client.post(url, json=body)) for _ in range(90)]
+            await asyncio.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)
+            found = await asyncio.gather(*tasks)
+        assert [one.status_code for one in found] == [200] * 90
+
+
 @pytest.mark.timed
 @pytest.mark.parametrize(
     ("drain", "signals"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from latimer.backends.base import Generation
@@ -165,6 +166,24 @@ async def test_a_request_waits_for_the_first_engine_that_answers() -> None:
     other.error = None
     assert await said(pool) == "other"
     assert idle(pool)
+
+
+async def test_an_engine_that_is_away_at_the_start_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says once that an engine has not answered since the start, and once that it does."""
+    caplog.set_level("INFO", "latimer")
+    one, other = Engine("one"), Engine("other")
+    other.error = EngineUnavailable("It cannot be reached.")
+    pool = await pool_of(one, other)
+    await pool.ask(pool.replicas[1])
+    found: list[Any] = caplog.records
+    assert [(each.event, each.fields["engine"]) for each in found] == [("engine_lost", "other")]
+    assert found[0].fields["reason"] == "It cannot be reached."
+    other.error = None
+    await pool.ask(pool.replicas[1])
+    assert [each.event for each in found] == ["engine_lost", "engine_returned"]
+    assert pool.replicas[1].state == "ready"
 
 
 async def test_another_model_is_noticed_before_it_answers() -> None:
