@@ -185,7 +185,7 @@ def test_a_fleet_without_engines_warns_at_the_start(tmp_path: Path) -> None:
         with begun("--config", str(file), LATIMER_LOG_FORMAT="json") as (process, _, line):
             assert process.stderr is not None
             first, second = json.loads(line), json.loads(process.stderr.readline())
-            while second["level"] != "warning":
+            while "engines" not in second:
                 second = json.loads(process.stderr.readline())
             process.terminate()
             rest = process.stderr.read()
