@@ -38,8 +38,8 @@ _VERSION, _KEY = b"13", 24
 # The headers that determine the length of a body.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _INVALID = "Invalid HTTP request received."
-# What the app may use beyond ASGI.
-_EXTENSIONS: dict[str, dict[object, object]] = {WHOLE: {}}
+# The options of an extension that has none.
+_PLAIN: dict[object, object] = {}
 
 
 class _Cycle(RequestResponseCycle):
@@ -304,7 +304,7 @@ class Protocol(HttpToolsProtocol):
             "client": self.client,
             "server": self.server,
             "state": self.app_state.copy(),
-            "extensions": _EXTENSIONS,
+            "extensions": {WHOLE: _PLAIN},
         }
         self._opens_socket = parser.should_upgrade() and self._is_handshake()
         if self._opens_socket:
