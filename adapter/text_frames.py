@@ -14,7 +14,7 @@ from struct import pack
 # in two bytes.
 TEXT, SHORT, LONG, MOST_SHORT = 0x81, 126, 127, 0xFFFF
 # The heads of texts up to this size are kept.
-_KEPT = 4096
+_KEPT = 1024
 
 
 class _Heads(dict[int, bytes]):
@@ -45,7 +45,7 @@ class _Heads(dict[int, bytes]):
         return head
 
 
-@lru_cache(256)
+@lru_cache(32)
 def starts(start: bytes, size: int) -> Callable[[int], bytes]:
     """Return a function that returns the head and the start of a frame.
 

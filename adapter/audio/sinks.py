@@ -50,9 +50,8 @@ class SpokenReply(JsonSink):
         super().begin(choices, per_prompt)
         self._speech.begin(len(choices), self)
         # The text that a reply begins with is spoken, too.
-        starts = [choice.start() for choice in choices]
-        self._deltas = [list(deltas) for deltas in starts]
-        self._said += enumerate(starts)
+        self._deltas = [list(self._prompts.get(index, ())) for index in range(len(choices))]
+        self._said += self._prompts.items()
 
     @override
     async def take(self, batch: Batch) -> None:

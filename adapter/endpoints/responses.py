@@ -498,7 +498,9 @@ def _answer_frame(
     if work.store is not None:
         keep = partial(_stored_and_kept, partial(work.store, exchange), keep)
     plan, show = work.plan, work.show
-    options, write = request.stream_options, frame.write_frames
+    # A middleware of the user reads lines.
+    write = None if exchange.write is None else frame.write_frames
+    options = request.stream_options
     made: SocketEncoder
     if not frame.generates:
         made, show = WarmUpEncoder(work.draft), None

@@ -123,8 +123,13 @@ class JsonSink(Sink):
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         self._choices, self._per_prompt = choices, per_prompt
         self._results: list[Result | None] = [None] * len(choices)
-        # By the index of a choice: the prompt that an engine has reported, and what has arrived.
-        self._prompts: dict[int, Sequence[Delta]] = {}
+        # By the index of a choice: what it begins with, or the prompt that an engine has reported;
+        # and what has arrived. Before that, a choice with parts reads what it begins with.
+        self._prompts: dict[int, Sequence[Delta]] = {
+            index: choice.start()
+            for index, choice in enumerate(choices)
+            if self._needs_tokens or not choice.is_bare
+        }
         self._pieces: defaultdict[int, list[Piece]] = defaultdict(list)
 
     @override
@@ -161,10 +166,9 @@ class JsonSink(Sink):
         if choice.is_bare and not self._needs_tokens:
             self._results[index] = Result(*choice.whole(pieces, event))
             return
-        prompt = self._prompts.get(index) or choice.start()
         deltas = choice.take(pieces)
         rest, reason = choice.end(event)
-        deltas = [*deltas, *rest] if rest else deltas
+        deltas, prompt = [*deltas, *rest] if rest else deltas, self._prompts[index]
         self._results[index] = self._answer.result(prompt, deltas, reason, event, choice.stop)
 
     @override

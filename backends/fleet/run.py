@@ -102,8 +102,12 @@ class Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]], AsyncIterato
         if lost and task and isinstance(error, asyncio.CancelledError) and not task.uncancel():
             error = lost
         inner, self._inner = self._inner, None
-        if inner is not None:
-            await inner.__aexit__(type(error), error, error.__traceback__)
+        try:
+            if inner is not None:
+                await inner.__aexit__(type(error), error, error.__traceback__)
+        except BaseException:
+            self.pool.release(self)
+            raise
         await self.pool.after(self, error)
 
     @property

@@ -141,6 +141,15 @@ async def test_stops_apply_to_what_is_generated(tools: Any) -> None:
     assert choice["finish_reason"] == "stop"
 
 
+async def test_a_stop_ends_what_goes_on_after_reasoning() -> None:
+    """With a stop sequence, a reply that begins inside reasoning is split as without one."""
+    begun = list(b"<think>H")
+    async with client_of(OpenAIAdapter(reasoning("m</think>\n\nPa#gone"))) as client:
+        choice = await chat(client, stop="#", reply_token_ids=begun)
+    assert choice["message"]["reasoning_content"] == "Hm"
+    assert choice["message"]["content"] == "Pa"
+
+
 async def test_an_engine_that_takes_text() -> None:
     """An engine without ids gets the text if it has these tokens; else the request is refused."""
     backend = _Texts(" there")

@@ -459,6 +459,17 @@ def test_a_middleware_may_change_the_stream() -> None:
     assert text_of(found[-1]) == "Hello."
 
 
+async def test_a_middleware_gets_lines_also_if_the_server_takes_frames() -> None:
+    """A middleware changes the stream on every server."""
+    middleware = [Middleware(Commented)]
+    app = OpenAIAdapter(Echo("Hello."), any_model=True, middleware=middleware)
+    found = await messages_of(app, create(), {FRAMES: {}})
+    await app.aclose()
+    texts = [text for one in found for text in texts_in(one[FRAMES])]
+    assert [json.loads(one)["sequence_number"] for one in texts] == [*range(len(texts))]
+    assert text_of(json.loads(texts[-1])) == "Hello."
+
+
 def lasting(text: str) -> str:
     """Return the text of an event without what differs in each response."""
     return re.sub(r'(?<=_)[0-9a-f]{48}|(?<=ed_at":)[0-9]+|(?<="obfuscation":)"[^"]*"', "", text)

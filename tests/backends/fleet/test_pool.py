@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -279,6 +280,34 @@ async def test_a_client_that_leaves_gives_its_place_back(wait: float) -> None:
     assert [task.cancelled() for task in tasks].count(False) >= 4
     assert idle(pool)
     assert one.runs == other.runs == 0
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_an_engine_whose_end_fails_gives_its_place_back(cancels: bool) -> None:
+    """A place is free again if the end of a failed call is an error, or is cancelled itself."""
+
+    class Ends(Engine):
+        @asynccontextmanager
+        async def open(self, job: Generation) -> Any:
+            async def batches() -> Any:
+                await asyncio.sleep(10 if cancels else 0)
+                raise EngineError("The engine broke.")
+                yield
+
+            try:
+                yield batches()
+            finally:
+                await asyncio.sleep(10 if cancels else 0)
+                raise EngineError("The end failed, too.")
+
+    pool = await pool_of(Ends("one", 1))
+    task = asyncio.create_task(said(pool))
+    for _ in range(2 if cancels else 0):
+        await asyncio.sleep(0.02)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError if cancels else EngineError):
+        await task
+    assert idle(pool)
 
 
 async def test_draining_an_engine_loses_nothing() -> None:
