@@ -63,7 +63,9 @@ def reader(
 ) -> Reader:
     """A reader with a model, a llama-server and a koboldcpp."""
     engines = {
-        **dict.fromkeys((f"http://127.0.0.1:808{n}" for n in range(3)), llama_server_url),
+        **dict.fromkeys((f"http://127.0.0.1:808{n}" for n in range(5)), llama_server_url),
+        # Another machine.
+        **dict.fromkeys((f"http://10.0.0.7:808{n}" for n in (3, 4)), llama_server_url),
         "http://127.0.0.1:5001": koboldcpp_replay[0],
     }
     return Reader(tmp_path, engines, default, named)

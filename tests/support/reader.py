@@ -301,10 +301,11 @@ class Reader:
         assert "demo" in (self._piped(*words) if "|" in words else self._output(*words))
 
     def _log(self, *words: str) -> None:
-        """Ask a log of two keys, one of which has a request that failed."""
+        """Ask a log of two keys, one of which has a request that failed, and of a lost engine."""
         used = '{"key": "small", "prompt_tokens": 2, "completion_tokens": 3, "request_id": "a"}'
         failed = '{"key": "large", "status": 502, "request_id": "req_…"}'
-        lines = ["an engine's line", used, used, failed, used.replace("small", "large")]
+        lost = '{"event": "engine_lost", "time": "T", "message": "The engine sends a 502."}'
+        lines = ["an engine's line", used, used, failed, lost, used.replace("small", "large")]
         (self._folder / "latimer.log").write_text("\n".join(lines))
         output = self._output(*words)
         assert (
