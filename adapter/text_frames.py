@@ -14,7 +14,7 @@ from struct import pack
 # in two bytes.
 TEXT, SHORT, LONG, MOST_SHORT = 0x81, 126, 127, 0xFFFF
 # The heads of texts up to this size are kept.
-_KEPT = 1024
+_KEPT = 4096
 
 
 class _Heads(dict[int, bytes]):

@@ -125,11 +125,10 @@ class JsonSink(Sink):
         self._results: list[Result | None] = [None] * len(choices)
         # By the index of a choice: what it begins with, or the prompt that an engine has reported;
         # and what has arrived. Before that, a choice with parts reads what it begins with.
-        self._prompts: dict[int, Sequence[Delta]] = {
-            index: choice.start()
-            for index, choice in enumerate(choices)
-            if self._needs_tokens or not choice.is_bare
-        }
+        self._prompts: dict[int, Sequence[Delta]] = {}
+        for index, choice in enumerate(choices):
+            if self._needs_tokens or not choice.is_bare:
+                self._prompts[index] = choice.start()
         self._pieces: defaultdict[int, list[Piece]] = defaultdict(list)
 
     @override

@@ -20,11 +20,11 @@ MOST = {
     "messages, token": 5,
     "messages, token in a burst": 0,
     "messages, token of a plain response": 1,
-    "streamed response": 119,
+    "streamed response": 118,
     "streamed response, token": 5,
     "streamed response, token in a burst": 0,
     # At most 15 more than the request by POST.
-    "response over a WebSocket": 133,
+    "response over a WebSocket": 132,
     "response over a WebSocket, token": 5,
     "response over a WebSocket, token in a burst": 0,
     "over llama-server: chat": 122,
