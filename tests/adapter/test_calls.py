@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from typing import Any
+
 import pytest
+import uvicorn
 from benchmarks import calls
+from latimer.adapter.cli.protocol import Protocol
+from latimer.adapter.cli.sockets import SocketProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Frame, Opcode
 
 # More calls than these make every request or every token slower.
 MOST = {
@@ -105,3 +114,91 @@ def test_a_frame_takes_hardly_more(counted: dict[str, int], end: str, more: int)
 def test_every_kind_has_a_limit(counted: dict[str, int]) -> None:
     """Each number that the benchmark prints has a limit."""
     assert counted.keys() == MOST.keys()
+
+
+class Memory(asyncio.Transport):
+    """The transport of a connection in memory, which notes the end of an answer."""
+
+    def __init__(self, ends: tuple[bytes, ...]) -> None:
+        super().__init__()
+        self._ends = ends
+        self.protocol: Any = None
+        self.ended = asyncio.Event()
+
+    def write(self, data: Any) -> None:
+        """Note the end."""
+        if any(end in data for end in self._ends):
+            self.ended.set()
+
+    def is_closing(self) -> bool:
+        """Return False: nobody disconnects."""
+        return False
+
+    def close(self) -> None:
+        """Do nothing: `fewest` ends the connection."""
+
+    def set_protocol(self, protocol: Any) -> None:
+        """Let another protocol take what arrives."""
+        self.protocol = protocol
+
+
+async def fewest(protocol: Any, sent: bytes, *ends: bytes, opening: bytes = b"") -> int:
+    """Return the fewest calls for a request and its answer, with those of the server."""
+    transport = Memory(ends)
+    protocol.connection_made(transport)
+    transport.protocol = protocol
+    if opening:
+        protocol.data_received(opening)
+        while not protocol.handshake_complete:
+            await asyncio.sleep(0.01)
+    found = []
+    for _ in range(20):
+        transport.ended.clear()
+        with calls.Profile() as profile:
+            transport.protocol.data_received(sent)
+            await asyncio.wait_for(transport.ended.wait(), 5)
+            # The task of the request ends, too.
+            await asyncio.sleep(0.002)
+        found.append(profile.counted().total())
+    transport.protocol.connection_lost(None)
+    await asyncio.gather(*protocol.tasks)
+    return min(found)
+
+
+async def test_a_frame_takes_hardly_more_in_a_server() -> None:
+    """With the server's calls, a response takes hardly more than a chat, by POST or a frame."""
+    config = uvicorn.Config(calls.prepared(True), http=Protocol, ws="none", log_config=None)
+    config.load()
+    body: dict[str, Any] = {"model": "m", "max_output_tokens": 8, "input": "Hello"}
+    asked = {"model": "m", "max_tokens": 8, "stream": True,
+             "messages": [{"role": "user", "content": "Hello"}]}  # fmt: skip
+    last = b"0\r\n\r\n"
+
+    def http() -> Protocol:
+        return Protocol(config, ServerState(), {})
+
+    chat = await fewest(http(), post("/v1/chat/completions", asked), last)
+    posted = await fewest(http(), post("/v1/responses", {**body, "stream": True}), last)
+    frame = Frame(Opcode.TEXT, json.dumps({"type": "response.create", **body}).encode())
+    framed = await fewest(
+        SocketProtocol(config, ServerState(), {}, closed=lambda: None),
+        frame.serialize(mask=True),
+        b'"type":"response.completed"',
+        b'"type":"response.incomplete"',
+        opening=HANDSHAKE,
+    )
+    assert posted <= 1.1 * chat
+    assert framed <= 1.1 * posted
+
+
+def post(path: str, body: dict[str, Any]) -> bytes:
+    """Return the bytes of a request."""
+    data = json.dumps(body).encode()
+    head = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}"
+    return head.format(path, len(data)).encode() + b"\r\n\r\n" + data
+
+
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
