@@ -190,15 +190,9 @@ async def _drafted(
     stored = service.store is not None if request.store is None else request.store
     if stored:
         await check_store(service.store)
-    if is_text and (turn := _turn_of_text(exchange, request, served)) is not None:
+    if is_text and (drafted := await _text_drafted(exchange, request, served, stored)) is not None:
         # Most requests are no more than that: it saves 300 instructions.
-        try:
-            chat = prepare_plain(turn, served) or await prepare(turn, served)
-        except LatimerError as error:
-            raise in_responses(error) from None
-        if not (chat.inexact or chat.dropped):
-            shape = _HIDDEN if served.policy.reasoning is None else _SHOWN
-            return _Drafted(served, chat, shape, stored)
+        return drafted
     state = NO_STATE
     if type(request.input) is not str or not _BEFORE.isdisjoint(fields):
         state = await state_of(exchange, service, request)
@@ -238,12 +232,15 @@ async def _drafted(
     return _Drafted(served, chat, shape, stored, tools, conversation.names, state)
 
 
-def _turn_of_text(
-    exchange: Exchange, request: ResponseRequest, served: ServedModel
-) -> ChatTurn | None:
-    """Return the `ChatTurn` of a text with the fields of `_OF_TEXT`; None if there is more to do.
+async def _text_drafted(
+    exchange: Exchange, request: ResponseRequest, served: ServedModel, stored: bool
+) -> _Drafted | None:
+    """Return the same for a text with the fields of `_OF_TEXT`; None if there is more to do.
 
     More is to do for a large request, and where a field can be inexact or refused.
+
+    Raises:
+        LatimerError: the model cannot do what is asked; the error has Responses' field names.
     """
     policy, capabilities = served.policy, served.backend.capabilities
     if (
@@ -254,7 +251,7 @@ def _turn_of_text(
         or not capabilities.inexact <= APPROXIMATED
     ):
         return None
-    return ChatTurn(
+    turn = ChatTurn(
         plain_messages(request) or (),
         exchange.size,
         exchange.owner,
@@ -264,6 +261,14 @@ def _turn_of_text(
         sampling_of(request, capabilities),
         is_plain=True,
     )
+    try:
+        chat = prepare_plain(turn, served) or await prepare(turn, served)
+    except LatimerError as error:
+        raise in_responses(error) from None
+    if chat.inexact or chat.dropped:
+        return None
+    shape = _HIDDEN if policy.reasoning is None else _SHOWN
+    return _Drafted(served, chat, shape, stored)
 
 
 async def _prepared(

@@ -289,12 +289,26 @@ class ResponseEncoder(ChunkEncoder):
         self._texts += texts
         number, count = self._number, len(texts)
         self._number = end = number + count
-        parts = [self._next, b"", self._between, b""] * count
-        parts[0] = first + self._before
-        parts[1::4] = _NUMBERS[number:end] if end <= len(_NUMBERS) else _numbers(number, end)
-        parts[3::4] = map(orjson.dumps, texts)
-        parts.append(self._after)
-        return b"".join(parts)
+        numbers = _NUMBERS[number:end] if end <= len(_NUMBERS) else _numbers(number, end)
+        if not self.in_frames:
+            parts = [self._next, b"", self._between, b""] * count
+            parts[0] = first + self._before
+            parts[1::4] = numbers
+            parts[3::4] = map(orjson.dumps, texts)
+            parts.append(self._after)
+            return b"".join(parts)
+        # A token takes 0.15 microseconds less than with frames that are made of lines.
+        added = [*map(orjson.dumps, texts)]
+        size, sizes = len(self._between) + len(self._after), map(len, added)
+        if len(numbers[0]) == len(numbers[-1]):
+            size += len(numbers[0])
+        else:
+            sizes = map(add, sizes, map(len, numbers))
+        parts = [b"", b"", self._between, b"", self._after] * count
+        parts[::5] = map(starts(self._before, size), sizes)
+        parts[1::5] = numbers
+        parts[3::5] = added
+        return first + b"".join(parts)
 
     @override
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -307,7 +321,8 @@ class ResponseEncoder(ChunkEncoder):
                 shown = _NUMBERS[number]
             except IndexError:
                 shown = b"%d" % number
-            return b"".join((self._before, shown, self._between, orjson.dumps(text), self._after))
+            data = b"".join((self._before, shown, self._between, orjson.dumps(text), self._after))
+            return head_of(len(data)) + data if self.in_frames else data
         if delta.kind == "content" and text and self.is_plain and self._number == self._first:
             return self._opened() + self.delta(index, delta)
         data = self._framed(self._made().add(delta))
@@ -449,42 +464,9 @@ class SocketEncoder(ResponseEncoder):
 
 
 class FrameEncoder(SocketEncoder):
-    """The events of a response as frames of a WebSocket, for servers that write them as they are.
-
-    A token of a burst takes 0.15 microseconds less than with frames that are made of the lines.
-    """
+    """The events of a response as frames of a WebSocket, for servers that write them so."""
 
     in_frames = True
-
-    @override
-    def texts(self, index: int, texts: Sequence[str]) -> bytes:
-        first = b""
-        if texts and self._kind != "content":
-            first, texts = self._begun(index, texts)
-        if not texts:
-            return first
-        self._texts += texts
-        number, count = self._number, len(texts)
-        self._number = end = number + count
-        numbers = _NUMBERS[number:end] if end <= len(_NUMBERS) else _numbers(number, end)
-        added = [*map(orjson.dumps, texts)]
-        size, sizes = len(self._between) + len(self._after), map(len, added)
-        if len(numbers[0]) == len(numbers[-1]):
-            size += len(numbers[0])
-        else:
-            sizes = map(add, sizes, map(len, numbers))
-        parts = [b"", b"", self._between, b"", self._after] * count
-        parts[::5] = map(starts(self._before, size), sizes)
-        parts[1::5] = numbers
-        parts[3::5] = added
-        parts[0] = first + parts[0]
-        return b"".join(parts)
-
-    @override
-    def delta(self, index: int, delta: Delta) -> bytes:
-        if delta.kind == self._kind and delta.text:
-            return frames_of([super().delta(index, delta)])
-        return super().delta(index, delta)
 
 
 class WarmUpEncoder(SocketEncoder):

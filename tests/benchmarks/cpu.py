@@ -3,7 +3,7 @@
     git worktree add ../before COMMIT
     python tests/benchmarks/cpu.py --before ../before [--turns 10] [--fleet N] [--unseen]
     python tests/benchmarks/cpu.py --observed [--turns 10] [--fleet N]
-    python tests/benchmarks/cpu.py --apis [--turns 10]
+    python tests/benchmarks/cpu.py --apis [--turns 10 | --quantiles]
 
 A turn starts `latimer serve` of both checkouts in front of one fake llama-server. It sends both of
 them blocks of requests of one kind in random order, one request after the other, so that other work
@@ -14,9 +14,10 @@ With `--fleet`, this checkout serves a model of N engines, with a key that has l
 has one engine and no keys. With `--unseen`, this checkout has neither metrics nor the log of
 requests. With `--observed`, this checkout without these two is compared with itself with them.
 
-`--apis` compares the APIs of this checkout instead: messages with chat, and responses over a
-WebSocket with those by POST. The blocks of all of them alternate on one server. The time of a token
-is the difference of a long and a short stream.
+`--apis` compares the APIs of this checkout instead: messages and responses with chat, and responses
+over a WebSocket with those by POST. The blocks of all of them alternate on one server. The time of
+a token is the difference of a long and a short stream. With `--quantiles`, there are many small
+blocks, and the ratios are the median and the range of those of five quantiles.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ from latimer.adapter.limits.config import digest_of
 WARM_UP = 400
 # The number of blocks per checkout, and of requests per block.
 BLOCKS, REQUESTS = 12, 400
+# The same with `--quantiles`, and which quantiles of the blocks: other work disturbs the small ones
+# less.
+SMALL_BLOCKS, SMALL_REQUESTS, SHARES = 160, 60, (0.0, 0.05, 0.1, 0.25, 0.5)
 KEY = "unused"
 UNSEEN = ("--no-metrics", "--no-log-requests")
 
@@ -160,7 +164,8 @@ APIS = {
     "streamed chat": Api(lambda tokens: chat("Hello", True, tokens)),
     "streamed messages": Api(lambda tokens: message(True, tokens), of="streamed chat"),
     "streamed response": Api(
-        lambda tokens: http("/v1/responses", {**response(tokens), "stream": True})
+        lambda tokens: http("/v1/responses", {**response(tokens), "stream": True}),
+        of="streamed chat",
     ),
     "response over a WebSocket": Api(
         lambda tokens: json.dumps({"type": "response.create", **response(tokens)}).encode(),
@@ -170,34 +175,48 @@ APIS = {
     ),
 }
 # The tokens of a request, and those of the long stream.
-SHORT, LONG = 8, 72
+SHORT, LONG = 8, 136
 
 
-def apis() -> dict[str, float]:
-    """Return the microseconds of a request and of a token, by the name of the API."""
+def apis(blocks: int, requests: int, shares: Sequence[float]) -> list[dict[str, float]]:
+    """Return the microseconds of a request and of a token, by the name of the API.
+
+    Args:
+        blocks: how often each API has its turn, and `requests` how many requests it gets then.
+        shares: the quantiles of the blocks to return, such as 0.5 for the median.
+    """
     sizes = [(name, SHORT) for name in APIS]
     sizes += [(name, LONG) for name, api in APIS.items() if api.is_stream]
     found: dict[tuple[str, int], list[float]] = {one: [] for one in sizes}
     with fake_engine(max(CORES)) as engine, served(HERE, engine) as (process, port):
-        for block in range(BLOCKS + 1):
+        for block in range(blocks + 1):
             for name, tokens in random.sample(sizes, len(sizes)):
                 api = APIS[name]
                 before = on_core(process)
-                asyncio.run(send(port, api.make(tokens), api.end, REQUESTS, api.kind))
+                asyncio.run(send(port, api.make(tokens), api.end, requests, api.kind))
                 # The first requests fill caches.
                 if block:
-                    found[name, tokens].append((on_core(process) - before) / REQUESTS)
-    times = {one: statistics.median(blocks) for one, blocks in found.items()}
-    return {name: times[name, SHORT] for name in APIS} | {
-        f"{name}, token": (times[name, LONG] - times[name, SHORT]) / (LONG - SHORT)
-        for name, api in APIS.items()
-        if api.is_stream
-    }
+                    found[name, tokens].append((on_core(process) - before) / requests)
+    results = []
+    for share in shares:
+        times = {one: sorted(times)[int(share * blocks)] for one, times in found.items()}
+        results.append(
+            {name: times[name, SHORT] for name in APIS}
+            | {
+                f"{name}, token": (times[name, LONG] - times[name, SHORT]) / (LONG - SHORT)
+                for name, api in APIS.items()
+                if api.is_stream
+            }
+        )
+    return results
 
 
-def print_apis(turns: int) -> None:
-    """Compare APIs in turns, and print a table."""
-    found = [apis() for _ in range(turns)]
+def print_apis(turns: int, quantiles: bool) -> None:
+    """Compare APIs in turns, or in many small blocks, and print a table."""
+    if quantiles:
+        found = apis(SMALL_BLOCKS, SMALL_REQUESTS, SHARES)
+    else:
+        found = [one for _ in range(turns) for one in apis(BLOCKS, REQUESTS, [0.5])]
     for name in found[0]:
         api = name.removesuffix(", token")
         line = f"{name:34} {statistics.median([one[name] for one in found]):7.1f} us"
@@ -269,13 +288,16 @@ def main() -> None:
         "--observed", action="store_true", help="compare metrics and log with neither"
     )
     options.add_argument("--apis", action="store_true", help="compare APIs instead of checkouts")
+    options.add_argument(
+        "--quantiles", action="store_true", help="compare APIs in many small blocks"
+    )
     options.add_argument("--turns", type=int, default=10)
     options.add_argument("--fleet", type=int, help="the number of this checkout's engines")
     options.add_argument("--unseen", action="store_true", help="no metrics and no log")
     options.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     arguments = options.parse_args()
     if arguments.apis:
-        print_apis(arguments.turns)
+        print_apis(arguments.turns, arguments.quantiles)
         return
     if arguments.observed:
         sides = {"before": Side(HERE, UNSEEN), "now": Side(HERE)}
