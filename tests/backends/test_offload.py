@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import AsyncIterator
 from importlib import import_module
 from typing import NoReturn
 
@@ -174,13 +175,21 @@ async def test_an_end_that_comes_with_the_result_harms_nobody() -> None:
     assert await offload.run(SMALL + 1, divmod, 7, 4) == (1, 3)
 
 
-async def test_imports_leave_short_turns_to_the_event_loop() -> None:
-    """While threads import modules, the loop gets its turn ten times as soon, and only then."""
+@pytest.fixture
+async def usual() -> AsyncIterator[float]:
+    """Set Python's own switch interval: the exporters of spans, in another test, shorten it."""
     # Imports for another test may still run.
     async with asyncio.timeout(30):
         while offload._importing._threads:
             await asyncio.sleep(0.05)
-    usual = sys.getswitchinterval()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    yield sys.getswitchinterval()
+    sys.setswitchinterval(before)
+
+
+async def test_imports_leave_short_turns_to_the_event_loop(usual: float) -> None:
+    """While threads import modules, the loop gets its turn ten times as soon, and only then."""
     begun, end = threading.Barrier(3), threading.Event()
 
     def load(*_: str) -> float:
