@@ -300,8 +300,8 @@ class Histogram:
         self.counts[-1] += len(ordered) - before
         self.total += sum(ordered)
 
-    def add_gaps(self, record: Record) -> None:
-        """Add the times between the tokens of a stream; those of several choices are mixed."""
-        arrivals = record.arrivals
-        if arrivals and record.count == 1:
-            self.add(map(sub, arrivals[1:], arrivals))
+
+def gaps_of(record: Record) -> Iterable[float]:
+    """Return the times between the tokens of a stream; those of several choices are mixed."""
+    arrivals = record.arrivals
+    return map(sub, arrivals[1:], arrivals) if arrivals and record.count == 1 else ()

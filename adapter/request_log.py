@@ -24,7 +24,7 @@ from typing_extensions import override
 from ..schemas.openai.common import Request
 from .dialects import TABLES
 from .errors import in_log, printable
-from .record import PROBES, Record
+from .record import Record
 from .service import Observer
 
 Format: TypeAlias = Literal["text", "json"]
@@ -146,8 +146,6 @@ class RequestLog(Observer):
         lines = []
         has_all, is_json, keeps = self._has_all, self._is_json, self.keeps
         for record in ended:
-            if record.endpoint in PROBES:
-                continue
             if has_all or record.status >= 500 or record.failed >= 500:
                 event = event_of(record, offset)
                 if keeps and record.reply is not None:
@@ -159,6 +157,8 @@ class RequestLog(Observer):
 
 # The fields that say in a line for people how a request has ended.
 _REASONS = ("finish_reason", "error_code", "param", "limit")
+# The fields of requests that an engine has got.
+_ON_ENGINE = ("model", "engine", "stream", "n")
 # The ends of times: encoding a `datetime` takes as long as encoding the rest of a line.
 _MILLISECONDS = [f".{number:03}Z" for number in range(1000)]
 
@@ -187,28 +187,32 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         offset: the difference between the time since 1970 and that of `time.perf_counter`.
     """
     begun_at, ended, failed = record.begun_at, record.ended, record.failed
-    at = ended + offset
+    at, status = ended + offset, record.status
+    # A literal is as large from the start as most lines need.
     event: dict[str, Any] = {
         "time": _second(int(at)) + _MILLISECONDS[int(at % 1 * 1000)],
-        "level": "error" if (failed or record.status >= 500) and _has_failed(record) else "info",
+        "level": "error" if (failed or status >= 500) and _has_failed(record) else "info",
         "event": "background" if record.is_detached else "request",
         "request_id": record.request_id,
         "method": record.method,
         "path": record.path,
-        "status": record.status,
-        "duration_ms": int((ended - begun_at) * 1e6) / 1e3,
+        "status": status,
+        "duration_ms": (ended - begun_at) * 1e6 // 1 / 1e3,
+        "model": record.model,
+        "engine": record.engine,
+        "stream": record.is_stream,
+        "n": record.count,
     }
     if record.begun:
-        event["model"] = record.model
-        event["engine"] = record.engine
-        event["stream"] = record.is_stream
-        event["n"] = record.count
         if record.queued:
-            event["queue_ms"] = int(record.queued * 1e6) / 1e3
+            event["queue_ms"] = record.queued * 1e6 // 1 / 1e3
         if record.arrivals:
-            event["ttft_ms"] = int((record.arrivals[0] - begun_at) * 1e6) / 1e3
+            event["ttft_ms"] = (record.arrivals[0] - begun_at) * 1e6 // 1 / 1e3
         if record.last:
-            event["overhead_ms"] = int(record.overhead * 1e6) / 1e3
+            event["overhead_ms"] = record.overhead * 1e6 // 1 / 1e3
+    else:
+        for name in _ON_ENGINE:
+            del event[name]
     if record.tries:
         event["attempts"] = len(record.tries) + 1
         event["tried"] = [{"engine": one.engine, "reason": one.reason} for one in record.tries]

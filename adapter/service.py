@@ -18,7 +18,7 @@ from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
-from .record import GONE, NO_ENGINE, OTHER, Record, engine_name
+from .record import GONE, NO_ENGINE, OTHER, PROBES, Record, engine_name
 from .request import Exchange
 from .responses.background import Background
 from .responses.lanes import KeptTurns
@@ -90,15 +90,15 @@ class ServedModel:
         return self.backend.capabilities
 
 
-# What a record has of its exchange.
-_FACTS = attrgetter(
-    "begun_at", "request_id", "model", "forwarded", "streams", "wants_stream", "trace", "is_left",
-    "is_detached", "key", "grant", "end_user",
-)  # fmt: skip
-
 # Seconds after which observers get the requests that have ended, and the number of requests that
 # they get at once. 64 cost a quarter of what they do one by one; 16, 128 and 256 took longer.
 OBSERVED_AFTER, MOST_UNSEEN = 0.1, 64
+# The bytes of a body from which on its request does not wait for others, because it is in memory
+# until then.
+_LARGE = 65_536
+
+
+_FOLLOWS = attrgetter("follows")
 
 
 class Observer(Protocol):
@@ -214,8 +214,9 @@ class Service:
         self.keeps = any(one.keeps for one in observers)
         # The requests that run, if anybody observes them.
         self.running: set[Exchange] = set()
-        self._unseen: list[tuple[Record, Any, Any]] = []
-        self._followers = [one for one in observers if one.follows]
+        # The requests that have ended, which the observers do not have yet.
+        self._unseen: list[Exchange] = []
+        self._followers = [*filter(_FOLLOWS, observers)]
         self._timer: asyncio.TimerHandle | None = None
         self.hosted = hosted
         self.store = store
@@ -293,24 +294,19 @@ class Service:
     def ended(self, exchange: Exchange) -> None:
         """Note the end of a request that was measured; the observers get it soon.
 
-        The rest of the work is done for several requests together, which costs a part of it.
+        All else is done for several requests together. For each of them, it would be code that is
+        in no cache of the processor.
         """
         record = exchange.record
         assert record is not None
         self.running.discard(exchange)
-        status = exchange.status or (GONE if exchange.is_left else record.failed)
-        if not status:
-            # A route or a middleware of the user has answered.
-            return
-        record.ended, record.status = perf_counter(), status
-        scope = exchange.scope
-        place = scope["method"], scope["path"], scope.get("route"), scope.get("client")
-        self._unseen.append((record, _FACTS(exchange), place))
-        if self._timer is None:
+        record.ended = perf_counter()
+        self._unseen.append(exchange)
+        if len(self._unseen) >= MOST_UNSEEN or exchange.size > _LARGE:
+            self.observe()
+        elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(OBSERVED_AFTER, self.observe)
-        elif len(self._unseen) >= MOST_UNSEEN:
-            self.observe()
 
     def observe(self) -> None:
         """Pass the requests that have ended to the observers now."""
@@ -318,43 +314,15 @@ class Service:
         if timer is not None:
             timer.cancel()
         unseen, self._unseen = self._unseen, []
-        if not unseen:
-            return
-        ended: list[Record] = []
-        is_fleet = self.is_fleet
-        for record, facts, place in unseen:
-            ended.append(record)
-            (
-                record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
-                record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
-            ) = facts  # fmt: skip
-            record.method, record.path, route, client = place
-            record.model = model or OTHER
-            record.endpoint = getattr(route, "path", OTHER)
-            record.client = client[0] if client else ""
-            if streams or wants_stream:
-                record.is_stream = True
-            if not key:
-                record.key = ""
-            else:
-                record.key = in_log(key) if grant is None else grant.name
-            loading, last, party = record.loading, record.last, record.party
-            record.queued = loading
-            if party is not None:
-                record.queued += party.waited
-                if party.tries:
-                    record.tries += party.tries
-            record.overhead = 0.0
-            if last:
-                before = record.begun - record.begun_at - loading
-                record.overhead = before + record.ended - last
-            if party is not None and party.engine:
-                record.engine = party.engine
-            elif record.engine:
-                record.engine = NO_ENGINE if is_fleet else engine_name(record.engine)
-        for one in self.observers:
-            one.take(ended)
-        self._followers = [one for one in self.observers if one.follows]
+        is_fleet, ended = self.is_fleet, list[Record]()
+        for exchange in unseen:
+            record = _completed(exchange, is_fleet)
+            if record is not None:
+                ended.append(record)
+        if ended:
+            for observer in self.observers:
+                observer.take(ended)
+            self._followers = [*filter(_FOLLOWS, self.observers)]
 
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
@@ -562,6 +530,49 @@ class Service:
             await listing.backend.aclose()
         if self.release is not None:
             await self.release()
+
+
+def _completed(exchange: Exchange, is_fleet: bool) -> Record | None:
+    """Return the record of a request that has ended, with the facts of every request.
+
+    None for a path of operators, and for a request that a route or a middleware of the user has
+    answered.
+    """
+    record, scope = exchange.record, exchange.scope
+    assert record is not None
+    status = exchange.status or (GONE if exchange.is_left else record.failed)
+    endpoint = getattr(scope.get("route"), "path", OTHER)
+    if not status or endpoint in PROBES:
+        return None
+    record.status, record.endpoint = status, endpoint
+    record.begun_at = begun_at = exchange.begun_at
+    record.request_id, record.trace = exchange.request_id, exchange.trace
+    record.forwarded, record.end_user = exchange.forwarded, exchange.end_user
+    record.is_left, record.is_detached = exchange.is_left, exchange.is_detached
+    record.model = exchange.model or OTHER
+    record.method, record.path = scope["method"], scope["path"]
+    client = scope.get("client")
+    record.client = client[0] if client else ""
+    if exchange.streams or exchange.wants_stream:
+        record.is_stream = True
+    record.key = key = exchange.key
+    if key:
+        grant = exchange.grant
+        record.key = in_log(key) if grant is None else grant.name
+    loading, last, party = record.loading, record.last, record.party
+    record.queued = loading
+    if party is not None:
+        record.queued += party.waited
+        if party.tries:
+            record.tries += party.tries
+    record.overhead = 0.0
+    if last:
+        record.overhead = record.begun - begun_at - loading + record.ended - last
+    if party is not None and party.engine:
+        record.engine = party.engine
+    elif record.engine:
+        record.engine = NO_ENGINE if is_fleet else engine_name(record.engine)
+    return record
 
 
 def _is_available(entry: ModelEntry) -> bool:

@@ -302,8 +302,6 @@ class Traces(Observer):
             self._end(self._left.popleft())
 
     def _end(self, record: Record) -> None:
-        if record.endpoint in PROBES:
-            return
         operation = operation_of(record.method, record.endpoint)
         context = None
         if record.trace is not None and self._tracer is not None:

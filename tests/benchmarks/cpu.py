@@ -2,7 +2,7 @@
 
     git worktree add ../before COMMIT
     python tests/benchmarks/cpu.py --before ../before [--turns 10] [--fleet N] [--unseen]
-    python tests/benchmarks/cpu.py --observed [--turns 10] [--fleet N]
+    python tests/benchmarks/cpu.py --observed [--turns 10]
     python tests/benchmarks/cpu.py --apis [--turns 10 | --quantiles]
 
 A turn starts `latimer serve` of both checkouts in front of one fake llama-server. It sends both of
@@ -12,7 +12,11 @@ of a turn is the median of its blocks.
 
 With `--fleet`, this checkout serves a model of N engines, with a key that has limits. The other one
 has one engine and no keys. With `--unseen`, this checkout has neither metrics nor the log of
-requests. With `--observed`, this checkout without these two is compared with itself with them.
+requests.
+
+With `--observed`, this checkout without these two is compared with itself with them. Both are
+servers in one process, since two processes with the same code can differ by a tenth. Small blocks
+alternate, of as many requests as observers get together, and each turn is a new process.
 
 `--apis` compares the APIs of this checkout instead: messages and responses with chat, and responses
 over a WebSocket with those by POST. The blocks of all of them alternate on one server. The time of
@@ -26,20 +30,26 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.checkouts import CORES, HERE, on_core, served
-from benchmarks.fake_engine import fake_engine
+from benchmarks.checkouts import CORES, HERE, on_core, package_of, served
+from benchmarks.fake_engine import fake_engine, free_port, wait_for
 from benchmarks.load import LAST_FRAMES, Client, chat, completion, http
+from latimer.adapter.cli.serve import run, serve
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.service import MOST_UNSEEN
+from latimer.adapter.settings import Settings
 
 WARM_UP = 400
 # The number of blocks per checkout, and of requests per block.
@@ -280,6 +290,62 @@ def turn(sides: Mapping[str, Side], engine: int, kind: str, fleet: Path | None) 
     return {name: statistics.median(times) for name, times in found.items()}
 
 
+async def serve_both(engine: int, ports: Sequence[int]) -> None:
+    """Serve an engine at two ports in this process: without metrics and log, and with both."""
+    place = {"model": f"http://127.0.0.1:{engine}", "model_name": ["fake"]}
+    unseen, seen = (Settings(**place, port=port) for port in ports)
+    unseen = unseen.model_copy(update={"metrics": False, "log_requests": False})
+    await asyncio.gather(serve(unseen), serve(seen))
+
+
+@contextlib.contextmanager
+def served_both(engine: int) -> Iterator[tuple[int, list[int]]]:
+    """Run `serve_both` in a process; yield its id and the ports."""
+    ports = [free_port(), free_port()]
+    with package_of(HERE) as environment:
+        process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", str(engine), *map(str, ports)],
+            env=environment,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: os.sched_setaffinity(0, {min(CORES)}),
+        )
+        try:
+            for port in ports:
+                wait_for(port)
+            yield process.pid, ports
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def observed(kind: str) -> list[float]:
+    """Return how many times the CPU time grows with metrics and log, for quantiles of blocks."""
+    request, end = KINDS[kind]
+    with fake_engine(max(CORES)) as engine, served_both(engine) as (process, ports):
+        found: dict[int, list[float]] = {port: [] for port in ports}
+        for block in range(SMALL_BLOCKS + WARM_UP // MOST_UNSEEN):
+            for port in random.sample(ports, len(ports)):
+                before = on_core(process)
+                asyncio.run(send(port, request, end, MOST_UNSEEN))
+                # The log is written in a thread.
+                time.sleep(0.002)
+                if block >= WARM_UP // MOST_UNSEEN:
+                    found[port].append(on_core(process) - before)
+    unseen, seen = (sorted(found[port]) for port in ports)
+    return [seen[at] / unseen[at] for at in (int(share * SMALL_BLOCKS) for share in SHARES)]
+
+
+def print_observed(kinds: Sequence[str], turns: int) -> None:
+    """Compare metrics and log with neither, and print a line for each kind of request."""
+    for kind in kinds:
+        ratios = sorted(statistics.median(observed(kind)) for _ in range(turns))
+        sys.stdout.write(
+            f"{kind:10} {statistics.median(ratios):.3f} times with metrics and log "
+            f"({ratios[0]:.3f} to {ratios[-1]:.3f} in {turns} turns)\n"
+        )
+        sys.stdout.flush()
+
+
 def main() -> None:
     """Measure and print a table."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -295,13 +361,19 @@ def main() -> None:
     options.add_argument("--fleet", type=int, help="the number of this checkout's engines")
     options.add_argument("--unseen", action="store_true", help="no metrics and no log")
     options.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    options.add_argument("--serve", type=int, nargs=3, help=argparse.SUPPRESS)
     arguments = options.parse_args()
+    if arguments.serve:
+        engine, *ports = arguments.serve
+        run(serve_both(engine, ports))
+        return
+    if arguments.observed:
+        print_observed(arguments.kinds, arguments.turns)
+        return
     if arguments.apis:
         print_apis(arguments.turns, arguments.quantiles)
         return
-    if arguments.observed:
-        sides = {"before": Side(HERE, UNSEEN), "now": Side(HERE)}
-    elif arguments.before is not None:
+    if arguments.before is not None:
         own = Side(HERE, UNSEEN if arguments.unseen else ())
         sides = {"before": Side(arguments.before), "now": own}
     else:

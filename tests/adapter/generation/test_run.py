@@ -140,6 +140,20 @@ async def test_times_of_plain_responses_are_not_measured(apps: Any, client_of: A
     assert one.begun < one.last < one.ended
 
 
+async def test_a_large_request_does_not_wait_for_its_observers(
+    apps: Any, client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The observers get a large request at its end, and a small one together with others."""
+    monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 60)
+    app = apps("llama_cpp")
+    async with client_of(app) as client:
+        with observed(app, keeps=False) as recorder:
+            for size, seen in ((10, 0), (100_000, 2)):
+                body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 1, "user": "u" * size}
+                await client.post("/v1/completions", json=body)
+                assert len(recorder.records) == seen
+
+
 async def test_a_record_needs_no_dictionary(apps: Any, client_of: Any) -> None:
     """A record has few attributes besides its slots; Python puts many of them in a dictionary."""
     app = apps("llama_cpp")
