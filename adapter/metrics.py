@@ -6,7 +6,7 @@ Requests add to plain numbers, a few at a time (`Metrics.take`). A scrape makes 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -105,7 +105,7 @@ class Series:
         self.limits: list[int] = []
         self.prompt = self.generated = self.looked_up = self.cached = self.reasoning = 0
         self.drafted = self.accepted = 0
-        self.finished: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
+        self.finished = defaultdict(int, dict.fromkeys(_REASONS, 0))
         self.affinity: dict[str, int] = {}
         self.shown = 0
 
@@ -116,15 +116,13 @@ class Series:
         cached, longest = 0, 0
         for index, finish in enumerate(record.finishes):
             finished[record.reasons[index] or "stop"] += 1
-            # Its attributes would take ten times as long.
-            _, _, _, _, length, from_cache, _, _, accepted, rejected = finish
-            if length > longest:
-                longest = length
+            if finish.completion_tokens > longest:
+                longest = finish.completion_tokens
             if not index % per_prompt:
-                cached += from_cache
-            if accepted or rejected:
-                self.drafted += accepted + rejected
-                self.accepted += accepted
+                cached += finish.cached_tokens
+            if finish.accepted_tokens or finish.rejected_tokens:
+                self.drafted += finish.accepted_tokens + finish.rejected_tokens
+                self.accepted += finish.accepted_tokens
         if "completion_tokens_details" in usage:
             self.reasoning += usage["completion_tokens_details"]["reasoning_tokens"]
         if party is not None and party.affinity:
@@ -209,7 +207,7 @@ class Metrics(Observer):
         self.elsewhere: Elsewhere | None = None
         self._http = Http() if names == "vllm" else None
         self._series: dict[tuple[str, str], Series] = {}
-        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._requests: dict[tuple[str, str, int], int] = {}
         self._gone: dict[str, int] = {}
         self._refused = dict.fromkeys(_LIMITS, 0)
 
@@ -219,7 +217,8 @@ class Metrics(Observer):
         for record in ended:
             model, engine, usage = record.model, record.engine, record.usage
             if not record.is_detached:
-                requests[model, record.endpoint, record.status] += 1
+                key = model, record.endpoint, record.status
+                requests[key] = requests.get(key, 0) + 1
                 if self._http is not None:
                     self._http.add(record)
             if record.is_left:

@@ -98,6 +98,11 @@ OBSERVED_AFTER, MOST_UNSEEN = 0.1, 64
 _LARGE = 65_536
 
 
+# What a record has of its exchange.
+_FACTS = attrgetter(
+    "begun_at", "request_id", "model", "forwarded", "streams", "wants_stream", "trace", "is_left",
+    "is_detached", "key", "grant", "end_user",
+)  # fmt: skip
 _FOLLOWS = attrgetter("follows")
 
 
@@ -545,19 +550,18 @@ def _completed(exchange: Exchange, is_fleet: bool) -> Record | None:
     if not status or endpoint in PROBES:
         return None
     record.status, record.endpoint = status, endpoint
-    record.begun_at = begun_at = exchange.begun_at
-    record.request_id, record.trace = exchange.request_id, exchange.trace
-    record.forwarded, record.end_user = exchange.forwarded, exchange.end_user
-    record.is_left, record.is_detached = exchange.is_left, exchange.is_detached
-    record.model = exchange.model or OTHER
-    record.method, record.path = scope["method"], scope["path"]
-    client = scope.get("client")
+    record.method, record.path, client = scope["method"], scope["path"], scope.get("client")
     record.client = client[0] if client else ""
-    if exchange.streams or exchange.wants_stream:
+    (
+        record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
+        record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
+    ) = _FACTS(exchange)  # fmt: skip
+    record.model = model or OTHER
+    if streams or wants_stream:
         record.is_stream = True
-    record.key = key = exchange.key
-    if key:
-        grant = exchange.grant
+    if not key:
+        record.key = ""
+    else:
         record.key = in_log(key) if grant is None else grant.name
     loading, last, party = record.loading, record.last, record.party
     record.queued = loading
@@ -567,7 +571,7 @@ def _completed(exchange: Exchange, is_fleet: bool) -> Record | None:
             record.tries += party.tries
     record.overhead = 0.0
     if last:
-        record.overhead = record.begun - begun_at - loading + record.ended - last
+        record.overhead = record.begun - record.begun_at - loading + record.ended - last
     if party is not None and party.engine:
         record.engine = party.engine
     elif record.engine:
