@@ -483,7 +483,8 @@ class ChoiceStream:
     def feed(self, events: Sequence[dict[str, Any]]) -> list[Event]:
         """Check and translate the events of a chunk.
 
-        Every token passes here, so one pass both checks and translates.
+        Every token passes here, so one pass both checks and translates. The ids of tokens are
+        checked where something needs them.
 
         Raises:
             EngineError: an event is malformed or contradicts earlier ones.
@@ -500,14 +501,9 @@ class ChoiceStream:
                     out += self._finish(event, event is events[-1])
                     break
                 content, predicted = event["content"].encode(), event["tokens_predicted"]
-                tokens = event["tokens"]
             except (KeyError, TypeError, AttributeError):
                 raise none_of(event) from None
-            if (
-                type(predicted) is not int
-                or type(tokens) is not list
-                or (tokens and type(tokens[-1]) is not int)
-            ):
+            if type(predicted) is not int:
                 raise none_of(event)
             count = predicted - before
             if count < 0:
@@ -528,8 +524,15 @@ class ChoiceStream:
         return out
 
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
-        """Translate an event whose token ids matter."""
-        token = event["tokens"][-1] if event["tokens"] else -1
+        """Translate an event whose token ids matter.
+
+        Raises:
+            EngineError: it has none.
+        """
+        ids = event.get("tokens")
+        if type(ids) is not list or (ids and type(ids[-1]) is not int):
+            raise none_of(event)
+        token = ids[-1] if ids else -1
         if self._searches:
             # A stop sequence may cut the step or hold its text back.
             self._steps.append(Step(count, token, content))
