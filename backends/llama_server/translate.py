@@ -489,11 +489,15 @@ class ChoiceStream:
         Raises:
             EngineError: an event is malformed or contradicts earlier ones.
         """
-        if self.finished and events:
+        if not events:
+            return []
+        if self.finished:
             raise more_than_last()
         self._sent += len(events)
-        out: list[Event] = []
         choice, before, reads_tokens = self._choice, self._predicted, self._reads_tokens
+        if self._job.is_joined and not reads_tokens and events[-1].get("stop"):
+            return self._joined(events)
+        out: list[Event] = []
         for event in events:
             try:
                 if event["stop"] is not False:
@@ -514,14 +518,34 @@ class ChoiceStream:
             elif content:
                 # Like `Piece(…)`, without the call of a Python function.
                 out.append(_new(Piece, (choice, content, (), False, count, ())))
-        if events:
-            self.event = events[-1]
+        self.event = events[-1]
         self._predicted = before
         if self._sent > self._most or before > self._most:
             raise EngineError(
                 f"{ENGINE} sent more than the {self._job.max_tokens} tokens requested."
             )
         return out
+
+    def _joined(self, events: Sequence[dict[str, Any]]) -> list[Event]:
+        """Translate the last events of an answer, the text of all of them as one piece."""
+        *others, last = events
+        out: list[Event] = []
+        if others:
+            texts: list[str] = []
+            event = last
+            try:
+                for event in others:
+                    if event["stop"] is not False:
+                        raise more_than_last()
+                    texts.append(event["content"])
+                self._predicted = max(self._predicted, event["tokens_predicted"])
+                data = "".join(texts).encode()
+            except (KeyError, TypeError):
+                raise none_of(event) from None
+            if data:
+                out.append(Piece(self._choice, data))
+        self.event = last
+        return out + self._finish(last, True)
 
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
         """Translate an event whose token ids matter.
