@@ -543,7 +543,7 @@ class ChoiceStream:
             except (KeyError, TypeError):
                 raise none_of(event) from None
             if data:
-                out.append(Piece(self._choice, data))
+                out.append(_new(Piece, (self._choice, data, (), False, 0, ())))
         self.event = last
         return out + self._finish(last, True)
 
