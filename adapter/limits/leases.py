@@ -328,7 +328,7 @@ class LeaseStore(Protocol):
 
 
 class Settling(Protocol):
-    """What counts a lease: an account, or a store that several processes share."""
+    """An account, or a store that several processes share: it counts a lease."""
 
     def settle(self, lease: Lease, used: int) -> None:
         """End a lease soon, with the tokens that it used; nobody waits for that."""
