@@ -97,7 +97,9 @@ async def admitted(
                 tokens = answer * choices * prompts + prompt
                 if tokens > grant.rates.tokens:
                     tokens = grant.rates.tokens
-            found = await service.limits.reserve(grant, tokens)
+            found = service.limits.try_reserve(grant, tokens)
+            if found is None:
+                found = await service.limits.reserve(grant, tokens)
             if isinstance(found, Refusal):
                 raise _refused(found, model, grant)
             found.prompt = prompt

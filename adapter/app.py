@@ -268,7 +268,7 @@ class ErrorMiddleware:
                 REQUEST.set(None)
                 if exchange.forwarded is not None:
                     FORWARDED.set(b"")
-                if exchange.lease is not None and exchange.lease.store is not None:
+                if exchange.lease is not None and exchange.lease.counter is not None:
                     exchange.lease.release()
                 if exchange.record is not None:
                     self._service.ended(exchange)

@@ -146,6 +146,9 @@ class Exchange(Request):
     size = 0
     keepalive = 0.0
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    # What Starlette's constructor sets; its methods that read a body are not used.
+    _stream_consumed = _is_disconnected = False
+    _form = None
     _parts: list[bytes] | None = None
     _task: asyncio.Task[Any] | None = None
     _watcher: asyncio.Task[None] | None = None
@@ -153,7 +156,7 @@ class Exchange(Request):
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.maximum
     ) -> None:
-        super().__init__(scope, receive, send)
+        self.scope, self._receive, self._send = scope, receive, send
         self.begun_at = time.perf_counter()
         self.named: Mapping[bytes, bytes] = dict(scope["headers"])
         if REQUEST_ID in scope:

@@ -170,6 +170,8 @@ class Generation:
         fingerprint: the model that the job was made for. The backend rejects the job if the engine
             serves another model. Empty if any model will do.
         streamed: False if nobody needs the text before its end; an engine may then yield it whole.
+        is_joined: True if nobody needs the tokens of the text either; an engine may then yield all
+            of it as one piece.
         prediction: text that the answer is expected to repeat, for engines that can draft it.
         clips: True if `max_tokens` may be more than the context has room for; the answer then ends
             with the context.
@@ -187,6 +189,7 @@ class Generation:
     party: Ticket | None = None
     fingerprint: str = ""
     streamed: bool = True
+    is_joined: bool = False
     prediction: str = ""
     clips: bool = False
 

@@ -438,8 +438,9 @@ def respond(
         frames.party = plan.party
     if joins:
         # The engine may yield texts whole, because the response is sent at the end.
+        is_joined = plan.form is None
         for job in plan.jobs:
-            job.streamed = False
+            job.streamed, job.is_joined = False, is_joined
     if record is not None:
         record.asked, record.engine = served.name, served.backend.capabilities.engine
         record.party = plan.party = plan.party or Ticket()

@@ -2,15 +2,16 @@
 
 A window counts what happened in the last minute, in buckets of half a second. A bucket is dropped
 when all of it is older than a minute, so there are never more than the limit in any 60 seconds.
-The time is an argument, so that a database can count by its own clock.
+The clock is an argument, so that a database can count by its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 # The length of a window in seconds, and its buckets: those of a minute, and the current one.
@@ -89,31 +90,44 @@ class Window:
         buckets: the number of each bucket, which is its time in half seconds, and its amount.
 
     Attributes:
-        used: the sum.
+        used: the sum. What is added to it is in the newest bucket.
     """
 
-    __slots__ = ("buckets", "limit", "used")
+    __slots__ = ("_before", "_buckets", "limit", "used")
 
     def __init__(self, limit: float, buckets: Iterable[list[int]] = ()) -> None:
         self.limit = limit
-        self.buckets = deque(buckets)
-        self.used = sum(amount for _, amount in self.buckets)
+        self._buckets = deque(buckets)
+        self.used = sum(amount for _, amount in self._buckets)
+        # The sum of all buckets before the newest one.
+        self._before = self.used - (self._buckets[-1][1] if self._buckets else 0)
 
-    def add(self, now: int, amount: int) -> None:
-        """Add an amount to the current bucket, or to the newest one if the clock was set back."""
-        if self.buckets and self.buckets[-1][0] >= now:
-            self.buckets[-1][1] += amount
-        else:
-            self.buckets.append([now, amount])
-        self.used += amount
+    @property
+    def buckets(self) -> deque[list[int]]:
+        """The number of each bucket, and its amount."""
+        buckets = self._buckets
+        if buckets:
+            buckets[-1][1] = self.used - self._before
+        return buckets
+
+    def turn(self, now: int) -> None:
+        """Begin a bucket, if the newest one is older, and drop those that end a minute before."""
+        buckets = self.buckets
+        while buckets and buckets[0][0] <= now - BUCKETS:
+            self.used -= buckets.popleft()[1]
+        if not buckets or buckets[-1][0] < now:
+            buckets.append([now, 0])
+            self._before = self.used
 
     def refund(self, at: int, amount: int) -> None:
         """Take an amount from the bucket that it was added to, if that is still there."""
-        for bucket in reversed(self.buckets):
+        buckets = self.buckets
+        for bucket in reversed(buckets):
             if bucket[0] <= at:
                 if bucket[0] == at:
                     bucket[1] -= amount
                     self.used -= amount
+                    self._before = self.used - buckets[-1][1]
                 return
 
     def wait(self, time: float, amount: int) -> float:
@@ -129,27 +143,34 @@ class Window:
 
 
 class Account:
-    """The windows and the leases of a key.
+    """The windows and the running requests of a key.
 
     Args:
+        clock: returns the time in seconds.
         requests, tokens: the buckets of its windows.
-        leases: the time at which each lease expires by itself.
+
+    Attributes:
+        running: the number of its leases.
     """
 
-    __slots__ = ("_now", "leases", "most", "rates", "requests", "tokens")
+    __slots__ = ("_clock", "_most", "_now", "rates", "requests", "running", "tokens")
 
     def __init__(
         self,
         rates: Rates,
+        clock: Callable[[], float] = monotonic,
         requests: Iterable[list[int]] = (),
         tokens: Iterable[list[int]] = (),
-        leases: dict[str, float] | None = None,
     ) -> None:
+        self._clock = clock
         self.requests, self.tokens = Window(math.inf, requests), Window(math.inf, tokens)
-        # The bucket of the last request, which then is the newest one of both windows.
+        # The number of the newest bucket of both windows.
         self._now = -1
-        self.most = math.inf
-        self.leases = {} if leases is None else leases
+        found = [window.buckets[-1][0] for window in (self.requests, self.tokens) if window.buckets]
+        if found:
+            self._turn(max(found))
+        self._most = math.inf
+        self.running = 0
         self.limit(rates)
 
     def limit(self, rates: Rates) -> None:
@@ -157,83 +178,57 @@ class Account:
         self.rates = rates
         self.requests.limit = math.inf if rates.requests is None else rates.requests
         self.tokens.limit = math.inf if rates.tokens is None else rates.tokens
-        self.most = math.inf if rates.concurrent is None else rates.concurrent
+        self._most = math.inf if rates.concurrent is None else rates.concurrent
 
-    def reserve(
-        self, time: float, tokens: int, lease: str, expires: float = math.inf
-    ) -> Refusal | None:
+    def reserve(self, tokens: int) -> Lease | Refusal:
         """Take a place, a request and tokens, or nothing; return the limit that forbids it.
 
         Every request with limits takes this path, so it makes no call where it can.
 
         Args:
-            time: in seconds, of a clock that all callers share.
             tokens: at most the limit of tokens.
-            expires: the time at which the lease expires by itself.
         """
-        now = int(time * PER_SECOND)
-        requests, spent, leases = self.requests, self.tokens, self.leases
-        if now != self._now:
-            for window in (requests, spent):
-                buckets = window.buckets
-                while buckets and buckets[0][0] <= now - BUCKETS:
-                    window.used -= buckets.popleft()[1]
+        now = int(self._clock() * PER_SECOND)
+        if now > self._now:
+            self._turn(now)
+        requests, spent = self.requests, self.tokens
         if (
             requests.used >= requests.limit
             or spent.used + tokens > spent.limit
-            or len(leases) >= self.most
+            or self.running >= self._most
         ):
-            self.expire(time)
-            refusal = self._refusal(time, tokens)
-            if refusal is not None:
-                return refusal
-        if now != self._now:
-            self._now = now
-            for window in (requests, spent):
-                if not window.buckets or window.buckets[-1][0] < now:
-                    window.buckets.append([now, 0])
-        requests.buckets[-1][1] += 1
+            return self._refusal(tokens)
         requests.used += 1
-        spent.buckets[-1][1] += tokens
         spent.used += tokens
-        leases[lease] = expires
-        return None
+        self.running += 1
+        left = requests.limit - requests.used, spent.limit - spent.used
+        return Lease(self, self._now, tokens, left)
 
-    def settle(self, time: float, lease: str, at: int, reserved: int, used: int) -> None:
-        """End a lease: what it did not use is free again, and what it used beyond counts now.
+    def settle(self, lease: Lease, used: int) -> None:
+        """End a lease: what it did not use is free again, and what it used beyond counts now."""
+        self.running -= 1
+        unused = lease.tokens - used
+        if unused < 0:
+            now = int(self._clock() * PER_SECOND)
+            if now > self._now:
+                self._turn(now)
+        elif lease.at != self._now:
+            self.tokens.refund(lease.at, unused)
+            return
+        self.tokens.used -= unused
 
-        Args:
-            at: the bucket in which its tokens were reserved.
-        """
-        self.leases.pop(lease, None)
-        if used < reserved:
-            buckets = self.tokens.buckets
-            # A short request saves a call.
-            if buckets and buckets[-1][0] == at:
-                buckets[-1][1] -= reserved - used
-                self.tokens.used -= reserved - used
-            else:
-                self.tokens.refund(at, reserved - used)
-        elif used > reserved:
-            self.tokens.add(int(time * PER_SECOND), used - reserved)
+    def _turn(self, now: int) -> None:
+        """Begin the buckets of a new half second."""
+        self.requests.turn(now)
+        self.tokens.turn(now)
+        self._now = now
 
-    def renew(self, leases: Iterable[str], expires: float) -> None:
-        """Let leases expire later; one that has expired already stays so."""
-        for lease in leases:
-            if lease in self.leases:
-                self.leases[lease] = expires
-
-    def expire(self, time: float) -> None:
-        """Forget the leases that nobody has renewed: their process has ended."""
-        for lease in [one for one, expires in self.leases.items() if expires <= time]:
-            del self.leases[lease]
-
-    def _refusal(self, time: float, tokens: int) -> Refusal | None:
-        """Return the limit that the request exceeds for the longest time; None if there is none."""
+    def _refusal(self, tokens: int) -> Refusal:
+        """Return the limit that the request exceeds for the longest time."""
         found: list[Refusal] = []
-        if len(self.leases) >= self.most:
-            running = len(self.leases)
-            found.append(Refusal("concurrent", int(self.most), running, 1, BUSY_SECONDS))
+        time, running = self._clock(), self.running
+        if running >= self._most:
+            found.append(Refusal("concurrent", int(self._most), running, 1, BUSY_SECONDS))
         for kind, window, amount in (
             ("requests", self.requests, 1),
             ("tokens", self.tokens, tokens),
@@ -241,7 +236,59 @@ class Account:
             if window.used + amount > window.limit:
                 wait = window.wait(time, amount)
                 found.append(Refusal(kind, int(window.limit), window.used, amount, wait))  # type: ignore[arg-type]
-        return max(found, key=lambda one: one.wait, default=None)
+        return max(found, key=lambda one: one.wait)
+
+
+class SharedAccount(Account):
+    """An account that several processes share: its leases have names, and expire by themselves.
+
+    Args:
+        clock: returns the time in seconds, of a clock that all processes share.
+        leases: the time at which each lease expires.
+    """
+
+    __slots__ = ("leases",)
+
+    def __init__(
+        self,
+        rates: Rates,
+        clock: Callable[[], float],
+        requests: Iterable[list[int]] = (),
+        tokens: Iterable[list[int]] = (),
+        leases: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__(rates, clock, requests, tokens)
+        self.leases = {} if leases is None else leases
+
+    def reserve_as(self, name: str, tokens: int, seconds: float) -> Lease | Refusal:
+        """Do what `reserve` does, under the name of a lease.
+
+        Args:
+            seconds: the time after which the lease expires, if nobody renews it.
+        """
+        self.expire()
+        found = self.reserve(tokens)
+        if isinstance(found, Lease):
+            self.leases[name] = self._clock() + seconds
+        return found
+
+    def settle_as(self, name: str, lease: Lease, used: int) -> None:
+        """Do what `settle` does, for the lease of a name."""
+        self.leases.pop(name, None)
+        self.settle(lease, used)
+
+    def renew(self, names: Iterable[str], seconds: float) -> None:
+        """Let leases expire later; one that has expired already stays so."""
+        for name in names:
+            if name in self.leases:
+                self.leases[name] = self._clock() + seconds
+
+    def expire(self) -> None:
+        """Forget the leases that nobody has renewed: their process has ended."""
+        time = self._clock()
+        for name in [one for one, expires in self.leases.items() if expires <= time]:
+            del self.leases[name]
+        self.running = len(self.leases)
 
 
 class LimitsError(Exception):
@@ -262,9 +309,9 @@ class LeaseStore(Protocol):
         """
         ...
 
-    def settle(self, lease: Lease, used: int) -> None:
-        """End a lease soon, with the tokens that it used; nobody waits for that."""
-        ...
+    def try_reserve(self, grant: Grant, tokens: int) -> Lease | Refusal | None:
+        """Do what `reserve` does, if that needs no wait; None if it does."""
+        return None
 
     async def open(self) -> None:
         """Check that the store answers.
@@ -280,11 +327,19 @@ class LeaseStore(Protocol):
         ...
 
 
+class Settling(Protocol):
+    """An account, or a store that several processes share: it counts a lease."""
+
+    def settle(self, lease: Lease, used: int) -> None:
+        """End a lease soon, with the tokens that it used; nobody waits for that."""
+        ...
+
+
 class Lease:
     """A place, a request and tokens that a request has until its end.
 
     Args:
-        id: its name in the store.
+        counter: counts it; None after its end.
         at: the bucket in which its tokens were reserved.
         tokens: the number of reserved tokens.
         left: the numbers of requests and of tokens that the key has left after it.
@@ -294,20 +349,10 @@ class Lease:
         generated: the number of tokens that were generated for it so far.
     """
 
-    __slots__ = ("at", "generated", "grant", "id", "left", "prompt", "store", "tokens")
+    __slots__ = ("at", "counter", "generated", "left", "prompt", "tokens")
 
-    def __init__(
-        self,
-        store: LeaseStore,
-        grant: Grant,
-        id: str,  # noqa: A002
-        at: int,
-        tokens: int,
-        left: tuple[float, float],
-    ) -> None:
-        self.store: LeaseStore | None = store
-        self.grant = grant
-        self.id = id
+    def __init__(self, counter: Settling, at: int, tokens: int, left: tuple[float, float]) -> None:
+        self.counter: Settling | None = counter
         self.at = at
         self.tokens = tokens
         self.left = left
@@ -315,11 +360,10 @@ class Lease:
 
     def settle(self, used: int) -> None:
         """End the lease with the tokens that were used; only the first end counts."""
-        store, self.store = self.store, None
-        if store is not None:
-            store.settle(self, used)
+        counter, self.counter = self.counter, None
+        if counter is not None:
+            counter.settle(self, used)
 
     def release(self) -> None:
         """End the lease of a request without usage: it has used what was generated for it."""
-        if self.store is not None:
-            self.settle(self.prompt + self.generated if self.generated else 0)
+        self.settle(self.prompt + self.generated if self.generated else 0)

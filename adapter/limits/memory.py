@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import time
+from typing_extensions import override
 
-from .leases import Account, Grant, Lease, Refusal
+from .leases import Account, Grant, Lease, LeaseStore, Refusal
 
 
-class MemoryLimits:
-    """A store of limits for one process; see `LeaseStore`."""
+class MemoryLimits(LeaseStore):
+    """A store of limits for one process, which nobody has to wait for."""
 
     def __init__(self) -> None:
         # The account of each key.
         self._accounts: dict[str, Account] = {}
-        self._count = 0
 
+    @override
     async def reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
-        """See `LeaseStore.reserve`."""
+        return self.try_reserve(grant, tokens)
+
+    @override
+    def try_reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
         account = self._accounts.get(grant.name)
         if account is None or account.rates is not grant.rates:
             account = self._account(grant)
-        self._count += 1
-        name, now = str(self._count), time.monotonic()
-        refusal = account.reserve(now, tokens, name)
-        if refusal is not None:
-            return refusal
-        requests, spent = account.requests, account.tokens
-        left = requests.limit - requests.used, spent.limit - spent.used
-        return Lease(self, grant, name, spent.buckets[-1][0], tokens, left)
-
-    def settle(self, lease: Lease, used: int) -> None:
-        """See `LeaseStore.settle`."""
-        account = self._accounts[lease.grant.name]
-        account.settle(time.monotonic(), lease.id, lease.at, lease.tokens, used)
+        return account.reserve(tokens)
 
     def _account(self, grant: Grant) -> Account:
         """Return the account of a key that is new, or whose limits have changed."""
@@ -40,8 +31,10 @@ class MemoryLimits:
         account.limit(grant.rates)
         return account
 
+    @override
     async def open(self) -> None:
         """Do nothing: memory always answers."""
 
+    @override
     async def aclose(self) -> None:
         """Do nothing: there is no connection."""

@@ -1,4 +1,4 @@
-"""Limits in PostgreSQL: one row for each key, with the state of its `leases.Account`."""
+"""Limits in PostgreSQL: one row for each key, with the state of its `leases.SharedAccount`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from psycopg import Connection
 from typing_extensions import override
 
 from ..errors import LimitsUnavailable
-from .leases import NO_RATES, Account, Lease, LimitsError, Refusal
-from .shared import LEASE_SECONDS, Renew, Settle, SharedLimits, Step
+from .leases import NO_RATES, LimitsError, Refusal, SharedAccount
+from .shared import LEASE_SECONDS, Renew, Settle, SharedLease, SharedLimits, Step
 
 T = TypeVar("T")
 
@@ -151,40 +151,42 @@ class PostgresLimits(SharedLimits):
         if len(rows) < len(names):
             connection.execute(_INSERT, [names])
             rows = connection.execute(_SELECT, [names]).fetchall()
-        accounts = {name: (_account(orjson.loads(state)), time) for name, state, time in rows}
+        accounts = {name: _account(orjson.loads(state), time) for name, state, time in rows}
         results = []
         for step in steps:
-            account, time = accounts[step.grant.name]
+            account = accounts[step.grant.name]
             account.limit(step.grant.rates)
-            results.append(self._apply(step, account, time))
-        states = [_state(account, time) for account, time in accounts.values()]
+            results.append(self._apply(step, account))
+        states = [_state(account) for account in accounts.values()]
         connection.execute(_UPDATE, [[*accounts], states])
         return results
 
-    def _apply(self, step: Step, account: Account, time: float) -> Lease | Refusal | None:
+    def _apply(self, step: Step, account: SharedAccount) -> SharedLease | Refusal | None:
         if isinstance(step, Settle):
-            lease = step.lease
-            account.settle(time, lease.id, lease.at, lease.tokens, step.used)
+            account.settle_as(step.lease.id, step.lease, step.used)
             return None
         if isinstance(step, Renew):
-            account.renew(step.leases, time + LEASE_SECONDS)
+            account.renew(step.leases, LEASE_SECONDS)
             return None
-        refusal = account.reserve(time, step.tokens, step.lease, time + LEASE_SECONDS)
-        if refusal is not None:
-            return refusal
-        requests, spent = account.requests, account.tokens
-        left = requests.limit - requests.used, spent.limit - spent.used
-        return Lease(self, step.grant, step.lease, spent.buckets[-1][0], step.tokens, left)
+        found = account.reserve_as(step.lease, step.tokens, LEASE_SECONDS)
+        if isinstance(found, Refusal):
+            return found
+        return SharedLease(self, step.grant, step.lease, found.at, found.tokens, found.left)
 
 
-def _account(state: Mapping[str, Any]) -> Account:
-    return Account(
-        NO_RATES, state.get("requests", ()), state.get("tokens", ()), state.get("leases", {})
+def _account(state: Mapping[str, Any], time: float) -> SharedAccount:
+    """Return the account with a state, at the time of the database."""
+    return SharedAccount(
+        NO_RATES,
+        lambda: time,
+        state.get("requests", ()),
+        state.get("tokens", ()),
+        state.get("leases", {}),
     )
 
 
-def _state(account: Account, time: float) -> str:
-    account.expire(time)
+def _state(account: SharedAccount) -> str:
+    account.expire()
     state = {
         "requests": [*account.requests.buckets],
         "tokens": [*account.tokens.buckets],

@@ -15,8 +15,16 @@ from redis.exceptions import NoScriptError, RedisError
 from typing_extensions import override
 
 from ..errors import LimitsUnavailable
-from .leases import KINDS, Grant, Lease, LimitsError, Refusal
-from .shared import ANSWER_SECONDS, LEASE_SECONDS, Reserve, Settle, SharedLimits, Step
+from .leases import KINDS, Grant, LimitsError, Refusal
+from .shared import (
+    ANSWER_SECONDS,
+    LEASE_SECONDS,
+    Reserve,
+    Settle,
+    SharedLease,
+    SharedLimits,
+    Step,
+)
 
 # Redis' own clock counts, so that those of the processes may differ.
 _CLOCK = """
@@ -166,7 +174,7 @@ class RedisLimits(SharedLimits):
         found: list[Any] = await pipeline.execute(raise_on_error=False)
         return found
 
-    def _result(self, step: Step, reply: Any) -> Lease | Refusal | None:
+    def _result(self, step: Step, reply: Any) -> SharedLease | Refusal | None:
         if not isinstance(step, Reserve):
             return None
         grant, limits = step.grant, _limits(step.grant)
@@ -177,7 +185,7 @@ class RedisLimits(SharedLimits):
             return Refusal(kind, limits[number], used, requested, wait / 1000)
         _, at, requests, spent = reply
         left = (requests if limits[0] >= 0 else math.inf, spent if limits[1] >= 0 else math.inf)
-        return Lease(self, grant, step.lease, at, step.tokens, left)
+        return SharedLease(self, grant, step.lease, at, step.tokens, left)
 
     def _client(self) -> Redis:
         """Return the client, which connects when it is used.

@@ -31,6 +31,30 @@ MOST_STEPS = 256
 LATE = "it did not answer in time"
 
 
+class SharedLease(Lease):
+    """A lease that a database knows.
+
+    Args:
+        store: the store, which settles it.
+        id: its name there.
+    """
+
+    __slots__ = ("grant", "id")
+
+    def __init__(
+        self,
+        store: SharedLimits,
+        grant: Grant,
+        id: str,  # noqa: A002
+        at: int,
+        tokens: int,
+        left: tuple[float, float],
+    ) -> None:
+        super().__init__(store, at, tokens, left)
+        self.grant = grant
+        self.id = id
+
+
 @dataclass(slots=True)
 class Reserve:
     """Take a place, a request and tokens under the name of a lease, or nothing."""
@@ -44,7 +68,7 @@ class Reserve:
 class Settle:
     """End a lease with the tokens that it used."""
 
-    lease: Lease
+    lease: SharedLease
     used: int
 
     @property
@@ -83,14 +107,14 @@ class SharedLimits(LeaseStore):
         self._count = 0
         self._is_down = False
         self._down_until = 0.0
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, SharedLease] = {}
         self._waiting: list[tuple[Step, asyncio.Future[Any]]] = []
         self._working: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
-        """Do steps, and return their results: a `Lease` or a `Refusal` for each `Reserve`.
+        """Do steps, and return their results: a `SharedLease` or a `Refusal` for each `Reserve`.
 
         Raises:
             LimitsUnavailable: the database does not answer.
@@ -111,14 +135,15 @@ class SharedLimits(LeaseStore):
                 found = await self._asked(grant, tokens)
         except LimitsUnavailable as error:
             return await self._without(grant, tokens, error)
-        if isinstance(found, Lease):
+        if isinstance(found, SharedLease):
             self._leases[found.id] = found
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.get_running_loop().create_task(self._keep())
         return found
 
     def settle(self, lease: Lease, used: int) -> None:
-        """See `LeaseStore.settle`; if that fails, the lease and its tokens expire by themselves."""
+        """See `Settling.settle`; if that fails, the lease and its tokens expire by themselves."""
+        assert isinstance(lease, SharedLease)
         self._leases.pop(lease.id, None)
         self._add(Settle(lease, used))
 
@@ -132,12 +157,12 @@ class SharedLimits(LeaseStore):
                 await asyncio.wait([self._working], timeout=ANSWER_SECONDS)
         await self._close()
 
-    async def _asked(self, grant: Grant, tokens: int) -> Lease | Refusal:
+    async def _asked(self, grant: Grant, tokens: int) -> SharedLease | Refusal:
         """Ask the database; a lease that comes after the client has disconnected is ended."""
         self._count += 1
         asking = self._add(Reserve(grant, tokens, f"{self._process}-{self._count}"))
         try:
-            found: Lease | Refusal = await asyncio.shield(asking)
+            found: SharedLease | Refusal = await asyncio.shield(asking)
         except asyncio.CancelledError:
             asking.add_done_callback(_end)
             raise
@@ -205,7 +230,7 @@ class SharedLimits(LeaseStore):
                 self._add(Renew(grant, ids))
 
 
-def _end(asking: asyncio.Future[Lease | Refusal]) -> None:
+def _end(asking: asyncio.Future[SharedLease | Refusal]) -> None:
     """End a lease that nobody waits for any more."""
     if asking.exception() is None:
         found = asking.result()

@@ -483,16 +483,21 @@ class ChoiceStream:
     def feed(self, events: Sequence[dict[str, Any]]) -> list[Event]:
         """Check and translate the events of a chunk.
 
-        Every token passes here, so one pass both checks and translates.
+        Every token passes here, so one pass both checks and translates. The ids of tokens are
+        checked where something needs them.
 
         Raises:
             EngineError: an event is malformed or contradicts earlier ones.
         """
-        if self.finished and events:
+        if not events:
+            return []
+        if self.finished:
             raise more_than_last()
         self._sent += len(events)
-        out: list[Event] = []
         choice, before, reads_tokens = self._choice, self._predicted, self._reads_tokens
+        if self._job.is_joined and not reads_tokens and events[-1].get("stop"):
+            return self._joined(events)
+        out: list[Event] = []
         for event in events:
             try:
                 if event["stop"] is not False:
@@ -500,14 +505,9 @@ class ChoiceStream:
                     out += self._finish(event, event is events[-1])
                     break
                 content, predicted = event["content"].encode(), event["tokens_predicted"]
-                tokens = event["tokens"]
             except (KeyError, TypeError, AttributeError):
                 raise none_of(event) from None
-            if (
-                type(predicted) is not int
-                or type(tokens) is not list
-                or (tokens and type(tokens[-1]) is not int)
-            ):
+            if type(predicted) is not int:
                 raise none_of(event)
             count = predicted - before
             if count < 0:
@@ -518,8 +518,7 @@ class ChoiceStream:
             elif content:
                 # Like `Piece(…)`, without the call of a Python function.
                 out.append(_new(Piece, (choice, content, (), False, count, ())))
-        if events:
-            self.event = events[-1]
+        self.event = events[-1]
         self._predicted = before
         if self._sent > self._most or before > self._most:
             raise EngineError(
@@ -527,9 +526,37 @@ class ChoiceStream:
             )
         return out
 
+    def _joined(self, events: Sequence[dict[str, Any]]) -> list[Event]:
+        """Translate the last events of an answer, the text of all of them as one piece."""
+        *others, last = events
+        out: list[Event] = []
+        if others:
+            texts: list[str] = []
+            event = last
+            try:
+                for event in others:
+                    if event["stop"] is not False:
+                        raise more_than_last()
+                    texts.append(event["content"])
+                self._predicted = max(self._predicted, event["tokens_predicted"])
+                data = "".join(texts).encode()
+            except (KeyError, TypeError):
+                raise none_of(event) from None
+            if data:
+                out.append(_new(Piece, (self._choice, data, (), False, 0, ())))
+        self.event = last
+        return out + self._finish(last, True)
+
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
-        """Translate an event whose token ids matter."""
-        token = event["tokens"][-1] if event["tokens"] else -1
+        """Translate an event whose token ids matter.
+
+        Raises:
+            EngineError: it has none.
+        """
+        ids = event.get("tokens")
+        if type(ids) is not list or (ids and type(ids[-1]) is not int):
+            raise none_of(event)
+        token = ids[-1] if ids else -1
         if self._searches:
             # A stop sequence may cut the step or hold its text back.
             self._steps.append(Step(count, token, content))

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.calls import Prepared, scope_of
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.auth import require_key
-from latimer.adapter.request import WHOLE
+from latimer.adapter.request import WHOLE, Exchange
 from latimer.backends.errors import Busy
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -237,3 +237,15 @@ async def test_only_a_response_without_middlewares_is_one_message(has_middleware
     else:
         assert sent == [WHOLE]
     await app.aclose()
+
+
+def test_an_exchange_is_a_request_of_starlette() -> None:
+    """An exchange has all that Starlette's own constructor sets, with the same values."""
+
+    async def channel(*_: Any) -> Any:
+        """Do nothing."""
+
+    scope = {**scope_of("/v1/models"), "type": "http", "method": "GET"}
+    exchange = Exchange(scope, channel, channel)
+    for name, value in vars(Request(scope, channel, channel)).items():
+        assert getattr(exchange, name) is value, name

@@ -72,7 +72,7 @@ async def reserve(url: str, requests: int, concurrent: int) -> float:
         for number in numbers:
             lease = await store.reserve(grants[number % KEYS], 100)
             assert isinstance(lease, Lease)
-            store.settle(lease, 80)
+            lease.settle(80)
 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(concurrent)))

@@ -175,10 +175,12 @@ async def test_an_event_of_nothing_is_an_engine_error(data: bytes, first: bytes)
 
 
 @pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool) -> None:
+@pytest.mark.parametrize("read", ["together", "joined", "apart"])
+async def test_counts_that_cannot_be_are_an_engine_error(name: str, read: str) -> None:
     """A stream whose token counts contradict its events or the request raises an engine error."""
+    apart = read == "apart"
     job = Generation(Prompt(Text("a")), 4, stops=Stops(("b",) if apart else ()))
+    job.is_joined = read == "joined"
     data = _stream(*STREAMS[name], *([] if "end" in name else [FINAL]))
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -187,6 +189,16 @@ async def test_counts_that_cannot_be_are_an_engine_error(name: str, apart: bool)
 
     with pytest.raises(EngineError):
         await run(RecordedServer({"/completion": chunks()}).backend, job)
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+@pytest.mark.parametrize("wrong", [{"content": 5}, {"content": None}, {"tokens_predicted": "1"}])
+async def test_odd_texts_are_an_engine_error(wrong: dict[str, Any], is_joined: bool) -> None:
+    """A text or a count of another type raises an engine error, joined with others or not."""
+    job = Generation(Prompt(Text("a")), 4, is_joined=is_joined)
+    data = _stream({**_token(1), **wrong}, FINAL)
+    with pytest.raises(EngineError):
+        await run(RecordedServer({"/completion": data}).backend, job)
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"<html>", DEEP, b'{"error":{"code":503}}'])
