@@ -10,7 +10,17 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter.responses.items import mark_of
-from support.ray_server import LONG, QUESTION, busy_replica, is_idle, leave, note, replicas, until
+from support.ray_server import (
+    LONG,
+    QUESTION,
+    created,
+    is_idle,
+    leave,
+    note,
+    replica_of,
+    replicas,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -23,13 +33,6 @@ ENDLESS = {
     "ignore_eos": True,
     "background": True,
 }
-
-
-def created(url: str, body: dict[str, Any], **headers: str) -> Any:
-    """Create a response, and return it."""
-    reply = httpx2.post(f"{url}/responses", json=body, headers=headers, timeout=30)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 def one_of_each(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def test_a_background_response_fails_with_its_replica(url: str, shared: str) -> 
     until(is_idle, 60)
     made = created(url, ENDLESS)
     path = f"{url}/responses/{made['id']}"
-    victim = busy_replica()
+    victim = replica_of(made["id"])
     assert httpx2.get(path).json()["status"] == "in_progress"
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter.responses.items import mark_of, named_mark
 
 # Seconds that Ray may take to start on a busy machine.
 START = 150.0
@@ -33,7 +35,7 @@ applications:
         num_replicas: 2
         autoscaling_config: null
         health_check_period_s: 2
-        ray_actor_options: {{num_cpus: 0.1}}
+        ray_actor_options: {{num_cpus: 0.1}}{options}
   - name: scaled
     route_prefix: /scaled
     import_path: latimer.adapter.ray_serve:app
@@ -48,6 +50,12 @@ applications:
           upscale_delay_s: 1
           downscale_delay_s: 5
         ray_actor_options: {{num_cpus: 0.1}}
+"""
+# A router that counts what it is asked, in a file.
+COUNTED = """
+        request_router_config:
+          request_router_class: support.counting:CountingRouter
+          request_router_kwargs: {{file: "{file}"}}
 """
 # One more application, to measure what an ingress that reads the body costs.
 TWO_HOPS = """
@@ -64,6 +72,11 @@ QUESTION = {
 }
 # Many seconds of work, if nobody cancels it.
 LONG = {"model": "demo", "prompt": "One", "max_tokens": 1500, "n": 16, "ignore_eos": True}
+BRIEF = {"model": "demo", "input": "One", "max_output_tokens": 1}
+
+# The log that a replica has open, whose name ends with the replica's id.
+_LOG = re.compile(r"/serve/replica_.*_([^_]+)\.log$")
+_RUNNING = re.compile(r"^latimer_num_requests_running\{.*\} (\S+)$", re.MULTILINE)
 
 
 def free_port() -> int:
@@ -105,11 +118,44 @@ def is_idle(seconds: float = 0.2) -> bool:
     return all(cpu_seconds(pid) - used < seconds / 5 for pid, used in before.items())
 
 
-def busy_replica(seconds: float = 0.3) -> int:
-    """Return the replica that uses the most CPU time."""
-    before = {pid: cpu_seconds(pid) for pid in replicas()}
-    time.sleep(seconds)
-    return max(before, key=lambda pid: cpu_seconds(pid) - before[pid])
+def replica_of(response: str) -> int:
+    """Return the process of the replica that has made a response, by the mark in its id."""
+    for pid in replicas():
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                found = _LOG.search(str(link.readlink()))
+            except OSError:
+                # It was closed meanwhile.
+                continue
+            if found is not None and named_mark(found[1]) == mark_of(response):
+                return pid
+    pytest.fail(f"no replica has made {response}")
+
+
+def created(url: str, body: dict[str, Any], **headers: str) -> Any:
+    """Create a response, and return it."""
+    reply = httpx2.post(f"{url}/responses", json=body, headers=headers, timeout=30)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def session_of_each(url: str, header: str = "x-session-id") -> dict[int, str]:
+    """Return a session of each of two replicas by its process."""
+    found: dict[int, str] = {}
+    for name in (f"session-{number}" for number in range(40)):
+        homes = {replica_of(created(url, BRIEF, **{header: name})["id"]) for _ in range(2)}
+        assert len(homes) == 1, f"{name} has two replicas"
+        found.setdefault(homes.pop(), name)
+        if len(found) == 2:
+            return found
+    pytest.fail("all sessions use one replica")
+
+
+def running(url: str, session: str) -> int:
+    """Return how many requests the replica of a session runs."""
+    path = f"{url.removesuffix('/v1')}/metrics"
+    text = httpx2.get(path, headers={"x-session-id": session}, timeout=10).text
+    return int(sum(float(one) for one in _RUNNING.findall(text)))
 
 
 def leave(url: str, body: dict[str, Any], after: float, **headers: str) -> None:
