@@ -9,14 +9,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import orjson
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from .errors import ReplicaEnded
-from .handshake import refuse
-from .messages.errors import render_as
-from .request import JSON
 
 # The variable with which Ray Serve's proxies find `middlewares`.
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -50,12 +44,28 @@ class EndedReplicas:
         if scope["type"] == "http":
             await _reply(scope, send)
             return
-        # A server raises it for a client that has left the handshake.
-        with suppress(OSError):
-            await refuse(scope, send, ReplicaEnded())
+        await _refuse(scope, send)
+
+
+# A proxy has a limit of time for its start, and imports the rest of the adapter with its router.
+
+
+async def _refuse(scope: Scope, send: Send) -> None:
+    from .errors import ReplicaEnded
+    from .handshake import refuse
+
+    # A server raises it for a client that has left the handshake.
+    with suppress(OSError):
+        await refuse(scope, send, ReplicaEnded())
 
 
 async def _reply(scope: Scope, send: Send) -> None:
+    import orjson
+
+    from .errors import ReplicaEnded
+    from .messages.errors import render_as
+    from .request import JSON
+
     # The proxy has given an id to a request without one.
     name = dict(scope["headers"]).get(b"x-request-id", b"")
     status, told, headers = render_as(scope, ReplicaEnded(), name.decode("latin-1"))

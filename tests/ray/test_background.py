@@ -19,6 +19,7 @@ from support.ray_server import (
     note,
     replica_of,
     replicas,
+    session_of_each,
     until,
 )
 
@@ -83,6 +84,7 @@ def test_a_completion_is_found_by_both_replicas(url: str, shared: str) -> None:
 
 def test_a_background_response_is_found(url: str) -> None:
     """Requests for a response without a session reach its replica: its stream, its cancel."""
+    sessions = [*session_of_each(url).values()]
     for made in one_of_each(url, ENDLESS).values():
         path = f"{url}/responses/{made['id']}"
         for _ in range(10):
@@ -102,20 +104,18 @@ def test_a_background_response_is_found(url: str) -> None:
             assert httpx2.get(path).json()["status"] == "cancelled"
         assert httpx2.delete(path).status_code == 200
         assert httpx2.get(path).status_code == 404
-    for _ in range(40):
-        # What `one_of_each` has made besides is idle, too, after its work.
-        if is_idle():
-            return
-        time.sleep(0.5)
+    # What `one_of_each` has made besides is idle, too, after its work.
+    until(lambda: is_idle(url, sessions), 120)
 
 
 def test_a_background_response_fails_with_its_replica(url: str, shared: str) -> None:
     """After `kill -9` of its replica, a response is `failed`, with the reason, within 15 s."""
-    until(is_idle, 60)
+    sessions = [*session_of_each(url).values()]
+    until(lambda: is_idle(url, sessions), 60)
     made = created(url, ENDLESS)
     path = f"{url}/responses/{made['id']}"
     victim = replica_of(made["id"])
-    assert httpx2.get(path).json()["status"] == "in_progress"
+    until(lambda: httpx2.get(path, timeout=30).json()["status"] == "in_progress", 60)
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
     seen = []

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,11 +111,20 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def is_idle(seconds: float = 0.2) -> bool:
-    """Return True if the replicas use less than a fifth of a core."""
+def is_idle(url: str, sessions: Iterable[str], seconds: float = 0.2) -> bool:
+    """Return True if no replica runs a request, nor uses more than a fifth of a core.
+
+    A replica that other programs keep from a core uses little while it generates, so its metrics
+    are read, too.
+
+    Args:
+        sessions: one of each replica.
+    """
     before = {pid: cpu_seconds(pid) for pid in replicas()}
     time.sleep(seconds)
-    return all(cpu_seconds(pid) - used < seconds / 5 for pid, used in before.items())
+    if any(cpu_seconds(pid) - used > seconds / 5 for pid, used in before.items()):
+        return False
+    return not any(running(url, session) for session in sessions)
 
 
 def replica_of(response: str) -> int:
@@ -178,6 +187,8 @@ def leave(url: str, body: dict[str, Any], after: float, **headers: str) -> None:
 def program(command: list[str], address: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until the end of the block; it has to answer first."""
     variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    # Ray's own is 15, so a replica would wait for the other programs of the machine.
+    variables["RAY_worker_niceness"] = "0"
     variables["PATH"] = f"{BIN}:{variables['PATH']}"
     # The processes of Ray import `support`.
     variables["PYTHONPATH"] = str(Path(__file__).parent.parent)
