@@ -111,10 +111,12 @@ def test_waiting_requests_cost_nothing(url: str, questions: Path) -> None:
     until(lambda: is_idle(url, sessions), 20)
     body = {**LONG, "n": 1}
     (proxy,) = processes("ray::ProxyActor")
+    first = questions.stat().st_size
     with ThreadPoolExecutor(80) as pool:
         for _ in range(80):
-            pool.submit(leave, f"{url}/completions", body, 9)
-        time.sleep(5)
+            pool.submit(leave, f"{url}/completions", body, 15)
+        # The router is asked once for each request, and again for those that wait.
+        until(lambda: questions.stat().st_size - first > 100, 12)
         asked, before = questions.stat().st_size, cpu_seconds(proxy)
         time.sleep(2)
         asked, used = questions.stat().st_size - asked, cpu_seconds(proxy) - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -20,6 +21,8 @@ from latimer.adapter.responses.items import mark_of, named_mark
 
 # Seconds that Ray may take to start on a busy machine.
 START = 150.0
+# Seconds until the next process of a replica is ready there.
+READY = 90.0
 BIN = Path(sys.executable).parent
 
 CONFIG = """
@@ -149,14 +152,21 @@ def created(url: str, body: dict[str, Any], **headers: str) -> Any:
 
 
 def session_of_each(url: str, header: str = "x-session-id") -> dict[int, str]:
-    """Return a session of each of two replicas by its process."""
+    """Return a session of each of two replicas by its process, when both are ready."""
+    ready: set[int] = set()
     found: dict[int, str] = {}
-    for name in (f"session-{number}" for number in range(40)):
+    numbers = itertools.count()
+    end = time.monotonic() + READY
+    while time.monotonic() < end:
+        name = f"session-{next(numbers)}"
         homes = {replica_of(created(url, BRIEF, **{header: name})["id"]) for _ in range(2)}
-        assert len(homes) == 1, f"{name} has two replicas"
-        found.setdefault(homes.pop(), name)
-        if len(found) == 2:
-            return found
+        if len(ready) == 2:
+            # Before, a session may move to a replica that becomes ready.
+            assert len(homes) == 1, f"{name} has two replicas"
+            found.setdefault(homes.pop(), name)
+            if len(found) == 2:
+                return found
+        ready |= homes
     pytest.fail("all sessions use one replica")
 
 
