@@ -161,6 +161,21 @@ class ReplicaUnavailable(LatimerError):
         )
 
 
+class ReplicaEnded(LatimerError):
+    """An error for a request whose replica ended before the response began."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "replica_ended"
+    retry_after = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The replica that had the request ended before its response began. Send the request "
+            "again."
+        )
+
+
 class StoreUnavailable(LatimerError):
     """A store of objects that cannot be used now.
 

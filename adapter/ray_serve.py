@@ -41,8 +41,9 @@ from .cli.terminal import say
 from .engines import background_backend, starts_engines
 from .errors import ReplicaUnavailable
 from .fleet import Fleet
+from .ray_proxy import PLACE, VARIABLE
 from .request import REQUEST_ID
-from .responses.items import MARK, mark_of
+from .responses.items import mark_of, named_mark
 from .responses.replicas import Replicas
 from .settings import Settings
 
@@ -93,7 +94,7 @@ class SessionRouter(RequestRouter):
         scope = _scope_of(pending_request)
         response = _RESPONSE.search(scope.get("path", ""))
         mark = "" if response is None else mark_of(response[1])
-        own = [one for one in candidate_replicas if _mark(one.replica_id.unique_id) == mark]
+        own = [one for one in candidate_replicas if named_mark(one.replica_id.unique_id) == mark]
         if own:
             return [own, [one for one in candidate_replicas if one not in own]]
         session = pending_request.metadata.session_id or _session_of(scope)
@@ -121,16 +122,11 @@ def _session_of(scope: Scope) -> str:
     return next((headers[one].decode("latin-1") for one in SESSION_HEADERS if one in headers), "")
 
 
-def _mark(replica: str) -> str:
-    """Return the digits in the ids of a replica's responses."""
-    return hashlib.blake2b(replica.encode(), digest_size=MARK // 2).hexdigest()
-
-
 class _Actors:
     """The replicas as Ray's actors; see `replicas.Members`."""
 
     def __init__(self) -> None:
-        self.mark = _mark(serve.get_replica_context().replica_id.unique_id)
+        self.mark = named_mark(serve.get_replica_context().replica_id.unique_id)
 
     async def join(self) -> None:
         """See `Members`. Ray knows its actors."""
@@ -146,7 +142,7 @@ class _Actors:
         except RayError as error:
             raise ReplicaUnavailable from error
         # An actor of a replica has the replica's id after the names of application and deployment.
-        return {_mark(one["name"].rpartition("#")[2]) for one in names}
+        return {named_mark(one["name"].rpartition("#")[2]) for one in names}
 
     async def leave(self) -> None:
         """See `Members`."""
@@ -285,6 +281,7 @@ def main(file: Path | None, address: str | None) -> None:
     # Ray Serve kills a proxy whose process is not ready in three times this, and the start fails
     # with it; the default of 5 s is too short for a busy machine. `serve.start` waits for 60 s.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
+    os.environ.setdefault(VARIABLE, PLACE)
     ray.init(address=address or "local", namespace="serve", include_dashboard=False)
     for one in (signal.SIGTERM, signal.SIGINT):
         # Ray's own handler would end all replicas at once.

@@ -6,6 +6,7 @@ table, and a stream, a plain response and the stored response have the same ids.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,6 +64,11 @@ def mark_of(response: str) -> str:
     """
     match = _MARKED.fullmatch(response)
     return "" if match is None else match[1]
+
+
+def named_mark(process: str) -> str:
+    """Return the mark of a process that has a name, such as Ray Serve's id of a replica."""
+    return hashlib.blake2b(process.encode(), digest_size=MARK // 2).hexdigest()
 
 
 def item_id(prefix: str, response: str, index: int, is_input: bool = False) -> str:

@@ -11,7 +11,17 @@ from pathlib import Path
 import httpx2
 import pytest
 from support.postgresql import missing, postgresql
-from support.ray_server import BIN, CONFIG, TWO_HOPS, free_port, note, program, replicas, until
+from support.ray_server import (
+    BIN,
+    CONFIG,
+    COUNTED,
+    TWO_HOPS,
+    free_port,
+    note,
+    program,
+    replicas,
+    until,
+)
 
 
 @pytest.fixture(scope="session")
@@ -39,11 +49,21 @@ def shared(database: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def served(ray_log: Path, database: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file whose bytes are the questions to the router of the two replicas."""
+    return tmp_path_factory.mktemp("questions") / "count"
+
+
+@pytest.fixture(scope="session")
+def served(
+    ray_log: Path, database: str, questions: Path
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run Ray Serve, and yield the address of its proxy and its driver."""
     port = free_port()
     file = ray_log.with_name("serve.yaml")
-    file.write_text(CONFIG.format(port=port, store=database or "memory") + TWO_HOPS)
+    options = COUNTED.format(file=questions)
+    text = CONFIG.format(port=port, store=database or "memory", options=options)
+    file.write_text(text + TWO_HOPS)
     address = f"http://127.0.0.1:{port}"
     begun = time.monotonic()
     command = [sys.executable, "-m", "latimer.adapter.ray_serve", str(file)]

@@ -10,7 +10,18 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter.responses.items import mark_of
-from support.ray_server import LONG, QUESTION, busy_replica, is_idle, leave, note, replicas, until
+from support.ray_server import (
+    LONG,
+    QUESTION,
+    created,
+    is_idle,
+    leave,
+    note,
+    replica_of,
+    replicas,
+    session_of_each,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -23,13 +34,6 @@ ENDLESS = {
     "ignore_eos": True,
     "background": True,
 }
-
-
-def created(url: str, body: dict[str, Any], **headers: str) -> Any:
-    """Create a response, and return it."""
-    reply = httpx2.post(f"{url}/responses", json=body, headers=headers, timeout=30)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 def one_of_each(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +84,7 @@ def test_a_completion_is_found_by_both_replicas(url: str, shared: str) -> None:
 
 def test_a_background_response_is_found(url: str) -> None:
     """Requests for a response without a session reach its replica: its stream, its cancel."""
+    sessions = [*session_of_each(url).values()]
     for made in one_of_each(url, ENDLESS).values():
         path = f"{url}/responses/{made['id']}"
         for _ in range(10):
@@ -99,20 +104,18 @@ def test_a_background_response_is_found(url: str) -> None:
             assert httpx2.get(path).json()["status"] == "cancelled"
         assert httpx2.delete(path).status_code == 200
         assert httpx2.get(path).status_code == 404
-    for _ in range(40):
-        # What `one_of_each` has made besides is idle, too, after its work.
-        if is_idle():
-            return
-        time.sleep(0.5)
+    # What `one_of_each` has made besides is idle, too, after its work.
+    until(lambda: is_idle(url, sessions), 120)
 
 
 def test_a_background_response_fails_with_its_replica(url: str, shared: str) -> None:
     """After `kill -9` of its replica, a response is `failed`, with the reason, within 15 s."""
-    until(is_idle, 60)
+    sessions = [*session_of_each(url).values()]
+    until(lambda: is_idle(url, sessions), 60)
     made = created(url, ENDLESS)
     path = f"{url}/responses/{made['id']}"
-    victim = busy_replica()
-    assert httpx2.get(path).json()["status"] == "in_progress"
+    victim = replica_of(made["id"])
+    until(lambda: httpx2.get(path, timeout=30).json()["status"] == "in_progress", 60)
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
     seen = []

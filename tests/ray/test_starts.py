@@ -44,7 +44,7 @@ def test_a_start(number: int, tmp_path: Path) -> None:
     """The driver starts, each application answers, and SIGTERM leaves no process."""
     port = free_port()
     file, log = tmp_path / "serve.yaml", tmp_path / "driver.log"
-    file.write_text(CONFIG.format(port=port, store="memory"))
+    file.write_text(CONFIG.format(port=port, store="memory", options=""))
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "latimer.adapter.ray_serve", str(file)]
     begun = time.monotonic()

@@ -26,6 +26,7 @@ from latimer.adapter.endpoints.spoken import not_streamed
 from latimer.adapter.errors import (
     LimitsUnavailable,
     RateLimited,
+    ReplicaEnded,
     ReplicaUnavailable,
     ShuttingDown,
     StoreUnavailable,
@@ -90,6 +91,7 @@ OTHERS: tuple[LatimerError, ...] = (
     engine_not_found("big", ["small", "tiny"]),
     not_on_demand("small"),
     not_streamed("wav"),
+    ReplicaEnded(),
     ReplicaUnavailable(),
     ShuttingDown(),
     StoreUnavailable("the database is locked by another process"),
