@@ -122,7 +122,7 @@ class Observer(Protocol):
         return
 
     def take(self, ended: Sequence[Record]) -> None:
-        """Take requests that have ended."""
+        """Take requests that have ended, but for those of `PROBES`."""
         ...
 
     def close(self) -> None:
