@@ -494,10 +494,11 @@ class ChoiceStream:
         if self.finished:
             raise more_than_last()
         self._sent += len(events)
-        choice, before, reads_tokens = self._choice, self._predicted, self._reads_tokens
-        if self._job.is_joined and not reads_tokens and events[-1].get("stop"):
-            return self._joined(events)
+        choice, start, reads_tokens = self._choice, self._predicted, self._reads_tokens
+        before = start
         out: list[Event] = []
+        # The text of an answer whose tokens nobody needs is one piece.
+        texts: list[bytes] | None = [] if self._job.is_joined else None
         for event in events:
             try:
                 if event["stop"] is not False:
@@ -515,9 +516,13 @@ class ChoiceStream:
             before = predicted
             if reads_tokens:
                 out += self._read(event, content, count)
+            elif texts is not None:
+                texts.append(content)
             elif content:
                 # Like `Piece(…)`, without the call of a Python function.
                 out.append(_new(Piece, (choice, content, (), False, count, ())))
+        if texts and (text := b"".join(texts)):
+            out.insert(0, _new(Piece, (choice, text, (), False, before - start, ())))
         self.event = events[-1]
         self._predicted = before
         if self._sent > self._most or before > self._most:
@@ -525,27 +530,6 @@ class ChoiceStream:
                 f"{ENGINE} sent more than the {self._job.max_tokens} tokens requested."
             )
         return out
-
-    def _joined(self, events: Sequence[dict[str, Any]]) -> list[Event]:
-        """Translate the last events of an answer, the text of all of them as one piece."""
-        *others, last = events
-        out: list[Event] = []
-        if others:
-            texts: list[str] = []
-            event = last
-            try:
-                for event in others:
-                    if event["stop"] is not False:
-                        raise more_than_last()
-                    texts.append(event["content"])
-                self._predicted = max(self._predicted, event["tokens_predicted"])
-                data = "".join(texts).encode()
-            except (KeyError, TypeError):
-                raise none_of(event) from None
-            if data:
-                out.append(_new(Piece, (self._choice, data, (), False, 0, ())))
-        self.event = last
-        return out + self._finish(last, True)
 
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
         """Translate an event whose token ids matter.

@@ -291,14 +291,14 @@ def event(content: str, token: int, predicted: int) -> dict[str, Any]:
 
 
 def test_a_text_whose_tokens_nobody_needs_is_one_piece() -> None:
-    """The text that has arrived with the end of an answer is one piece, if the job allows it. What
-    has arrived before, and the end, are as they are for other jobs."""
+    """The text that has arrived together is one piece, if the job allows it. The end is as it is for
+    other jobs."""
     events = [event("a", 1, 1), event("", 2, 2), event("\u20a9", 3, 4), event(" b", 4, 5)]
     last = {**event("", 5, 6), "stop": True, "stop_type": "eos"}
     stream = ChoiceStream(job := Generation(Prompt(Text("x")), 9, is_joined=True), 0, 1)
     assert stream.feed(events[:1]) == [Piece(0, b"a", (), False, 1)]
     text, end = stream.feed([*events[1:], last])
-    assert text == Piece(0, b"\xe2\x82\xa9 b")
+    assert text == Piece(0, b"\xe2\x82\xa9 b", (), False, 4)
     one_by_one = ChoiceStream(replace(job, is_joined=False), 0, 1)
     assert one_by_one.feed([*events, last])[-1] == end
     assert ChoiceStream(job, 0, 1).feed([last]) == [Finish(0, "end", None, 8, 5, 4)]
