@@ -291,8 +291,8 @@ def event(content: str, token: int, predicted: int) -> dict[str, Any]:
 
 
 def test_a_text_whose_tokens_nobody_needs_is_one_piece() -> None:
-    """The text that has arrived together is one piece, if the job allows it. The end is as it is for
-    other jobs."""
+    """The text that has arrived together is one piece, if the job allows it. The end is as it is
+    for other jobs."""
     events = [event("a", 1, 1), event("", 2, 2), event("\u20a9", 3, 4), event(" b", 4, 5)]
     last = {**event("", 5, 6), "stop": True, "stop_type": "eos"}
     stream = ChoiceStream(job := Generation(Prompt(Text("x")), 9, is_joined=True), 0, 1)
