@@ -116,6 +116,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             async for batch in batches:
                 if lease is not None:
                     lease.generated += len(batch)
+                    if job.is_joined and type(batch[0]) is Piece and batch[0].token_count:
+                        lease.generated += batch[0].token_count - 1
                 if cuts:
                     _read(batch, choices, plan)
                 if arrived is not None:

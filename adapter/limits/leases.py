@@ -117,7 +117,7 @@ class Window:
             self.used -= buckets.popleft()[1]
         if not buckets or buckets[-1][0] < now:
             buckets.append([now, 0])
-            self._before = self.used
+        self._before = self.used - buckets[-1][1]
 
     def refund(self, at: int, amount: int) -> None:
         """Take an amount from the bucket that it was added to, if that is still there."""
@@ -259,6 +259,7 @@ class SharedAccount(Account):
     ) -> None:
         super().__init__(rates, clock, requests, tokens)
         self.leases = {} if leases is None else leases
+        self.running = len(self.leases)
 
     def reserve_as(self, name: str, tokens: int, seconds: float) -> Lease | Refusal:
         """Do what `reserve` does, under the name of a lease.
@@ -266,8 +267,9 @@ class SharedAccount(Account):
         Args:
             seconds: the time after which the lease expires, if nobody renews it.
         """
-        self.expire()
         found = self.reserve(tokens)
+        if not isinstance(found, Lease) and self.expire():
+            found = self.reserve(tokens)
         if isinstance(found, Lease):
             self.leases[name] = self._clock() + seconds
         return found
@@ -276,6 +278,7 @@ class SharedAccount(Account):
         """Do what `settle` does, for the lease of a name."""
         self.leases.pop(name, None)
         self.settle(lease, used)
+        self.running = len(self.leases)
 
     def renew(self, names: Iterable[str], seconds: float) -> None:
         """Let leases expire later; one that has expired already stays so."""
@@ -283,12 +286,13 @@ class SharedAccount(Account):
             if name in self.leases:
                 self.leases[name] = self._clock() + seconds
 
-    def expire(self) -> None:
-        """Forget the leases that nobody has renewed: their process has ended."""
-        time = self._clock()
+    def expire(self) -> bool:
+        """Forget the leases that nobody has renewed: their process has ended; True if any were."""
+        time, before = self._clock(), self.running
         for name in [one for one, expires in self.leases.items() if expires <= time]:
             del self.leases[name]
         self.running = len(self.leases)
+        return self.running < before
 
 
 class LimitsError(Exception):

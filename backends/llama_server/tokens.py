@@ -17,7 +17,7 @@ from ..base import Finish, Generation, Piece, Reason, Token
 from ..errors import EngineError
 from ..stops import TokenCut
 from .scoring import alternatives, logprob_of, speculative
-from .translate import ENGINE, Vocabulary, ends_inside, heads
+from .translate import ENGINE, Vocabulary, ends_inside, heads, none_of
 
 
 class _Step(NamedTuple):
@@ -115,8 +115,10 @@ class TokenStream:
         missing, self._predicted = predicted - self._predicted - 1, predicted
         if "timings" in event:
             self._cached = min(event["timings"]["cache_n"], self.prompt_tokens)
-        entries = event.get("completion_probabilities")
-        if not entries or not event["tokens"]:
+        entries, ids = event.get("completion_probabilities"), event["tokens"]
+        if type(ids) is not list:
+            raise none_of(event)
+        if not entries or not ids:
             raise speculative()
         entry = entries[0]
         spelling, control = self._vocabulary.token(entry["id"])

@@ -16,7 +16,7 @@ from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.limits.leases import Account, Grant
 from latimer.adapter.limits.memory import MemoryLimits
 from latimer.adapter.service import ModelEntry
-from latimer.backends.base import Embedding, Embeddings
+from latimer.backends.base import Batch, Embedding, Embeddings, Generation, Piece
 from latimer.backends.errors import EngineError
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -228,6 +228,33 @@ async def test_a_client_that_leaves_is_charged_what_was_generated(stream: bool) 
                     while store._accounts["team"].running:
                         await asyncio.sleep(0.01)
                 assert 0 < store._accounts["team"].tokens.used <= turn * 60
+
+
+class Joined(Slow):
+    """A backend that yields fifty tokens as one piece, and nothing more."""
+
+    async def batches(self, job: Generation) -> AsyncIterator[Batch]:
+        """Yield the piece, then wait for an hour."""
+        assert job.is_joined
+        yield [Piece(0, b"one " * 50, (), False, 50)]
+        await asyncio.sleep(3600)
+
+
+async def test_each_token_of_a_joined_text_is_charged() -> None:
+    """A client that leaves a plain answer is charged for each token of a piece that joins many."""
+    app = OpenAIAdapter(Joined(), keys=keys(tokens_per_minute=1_000, concurrent=1))
+    store = app._service.limits
+    assert isinstance(store, MemoryLimits)
+    with serving(lambda: app) as address:
+        headers = {"authorization": "Bearer sk-team"}
+        async with httpx2.AsyncClient(base_url=address, headers=headers) as client:
+            with pytest.raises(httpx2.ReadTimeout):
+                body = {"model": "demo", "prompt": "one", "max_tokens": 100}
+                await client.post("/completions", json=body, timeout=0.4)
+            async with asyncio.timeout(10):
+                while store._accounts["team"].running:
+                    await asyncio.sleep(0.01)
+            assert 50 <= store._accounts["team"].tokens.used < 80
 
 
 async def test_a_client_that_leaves_early_is_not_charged() -> None:

@@ -201,6 +201,13 @@ def test_the_clock_may_be_set_back() -> None:
     assert again.tokens.used == 33
 
 
+def test_a_stored_window_may_have_a_long_pause() -> None:
+    """Buckets that are too old when a window is read take nothing from the newest one."""
+    account = Account(Rates(None, 1000), Clock(100.0), [[0, 1]], [[0, 900], [200, 50]])
+    assert account.tokens.used == 50
+    assert [*account.tokens.buckets] == [[200, 50]]
+
+
 def test_other_limits_apply_at_once() -> None:
     """Limits that change apply to what was used before."""
     account = Account(Rates(requests=1), Clock())
