@@ -115,6 +115,7 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             events: list[Event] = []
             async for batch in batches:
                 if lease is not None:
+                    # An event is a token, but for a piece that joins many.
                     lease.generated += len(batch)
                     if job.is_joined and type(batch[0]) is Piece and batch[0].token_count:
                         lease.generated += batch[0].token_count - 1

@@ -15,8 +15,8 @@ has one engine and no keys. With `--unseen`, this checkout has neither metrics n
 requests.
 
 With `--observed`, this checkout without these two is compared with itself with them. Both are
-servers in one process, since two processes with the same code can differ by a tenth. Small blocks
-alternate, of as many requests as observers get together, and each turn is a new process.
+servers in one process, since the ratios of two processes differ by a tenth from turn to turn. Small
+blocks alternate, of as many requests as observers get together, and each turn is a new process.
 
 `--apis` compares the APIs of this checkout instead: messages and responses with chat, and responses
 over a WebSocket with those by POST. The blocks of all of them alternate on one server. The time of
