@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from time import perf_counter
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -93,17 +93,21 @@ class ServedModel:
 # Seconds after which observers get the requests that have ended, and the number of requests that
 # they get at once. 64 cost a quarter of what they do one by one; 16, 128 and 256 took longer.
 OBSERVED_AFTER, MOST_UNSEEN = 0.1, 64
-# The bytes of a body from which on its request does not wait for others, because it is in memory
-# until then.
+# The bytes of a body from which on its request does not wait for others, because a part may be in
+# memory until then.
 _LARGE = 65_536
 
 
-# What a record has of its exchange.
+# What a record has of its exchange. The exchange itself would keep all that a request has made, so
+# that the next ones find no memory which is in the processor's cache.
 _FACTS = attrgetter(
-    "begun_at", "request_id", "model", "forwarded", "streams", "wants_stream", "trace", "is_left",
-    "is_detached", "key", "grant", "end_user",
+    "status", "begun_at", "request_id", "model", "forwarded", "streams", "wants_stream", "trace",
+    "is_left", "is_detached", "key", "grant", "end_user",
 )  # fmt: skip
+_PLACE = itemgetter("method", "path")
 _FOLLOWS = attrgetter("follows")
+# A request that has ended: its record, `_FACTS`, `_PLACE`, and its route and client, if it has any.
+_Ended: TypeAlias = tuple[Record, tuple[Any, ...], tuple[str, str], Any, Any]
 
 
 class Observer(Protocol):
@@ -220,7 +224,7 @@ class Service:
         # The requests that run, if anybody observes them.
         self.running: set[Exchange] = set()
         # The requests that have ended, which the observers do not have yet.
-        self._unseen: list[Exchange] = []
+        self._unseen: list[_Ended] = []
         self._followers = [*filter(_FOLLOWS, observers)]
         self._timer: asyncio.TimerHandle | None = None
         self.hosted = hosted
@@ -302,11 +306,13 @@ class Service:
         All else is done for several requests together. For each of them, it would be code that is
         in no cache of the processor.
         """
-        record = exchange.record
+        record, scope = exchange.record, exchange.scope
         assert record is not None
         self.running.discard(exchange)
         record.ended = perf_counter()
-        self._unseen.append(exchange)
+        self._unseen.append(
+            (record, _FACTS(exchange), _PLACE(scope), scope.get("route"), scope.get("client"))
+        )
         if len(self._unseen) >= MOST_UNSEEN or exchange.size > _LARGE:
             self.observe()
         elif self._timer is None:
@@ -320,8 +326,8 @@ class Service:
             timer.cancel()
         unseen, self._unseen = self._unseen, []
         is_fleet, ended = self.is_fleet, list[Record]()
-        for exchange in unseen:
-            record = _completed(exchange, is_fleet)
+        for one in unseen:
+            record = _completed(*one, is_fleet)
             if record is not None:
                 ended.append(record)
         if ended:
@@ -537,25 +543,30 @@ class Service:
             await self.release()
 
 
-def _completed(exchange: Exchange, is_fleet: bool) -> Record | None:
+def _completed(
+    record: Record,
+    facts: tuple[Any, ...],
+    place: tuple[str, str],
+    route: Any,
+    client: Any,
+    is_fleet: bool,
+) -> Record | None:
     """Return the record of a request that has ended, with the facts of every request.
 
     None for a path of operators, and for a request that a route or a middleware of the user has
     answered.
     """
-    record, scope = exchange.record, exchange.scope
-    assert record is not None
-    status = exchange.status or (GONE if exchange.is_left else record.failed)
-    endpoint = getattr(scope.get("route"), "path", OTHER)
+    (
+        status, record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
+        record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
+    ) = facts  # fmt: skip
+    status = status or (GONE if record.is_left else record.failed)
+    endpoint = getattr(route, "path", OTHER)
     if not status or endpoint in PROBES:
         return None
     record.status, record.endpoint = status, endpoint
-    record.method, record.path, client = scope["method"], scope["path"], scope.get("client")
+    record.method, record.path = place
     record.client = client[0] if client else ""
-    (
-        record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
-        record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
-    ) = _FACTS(exchange)  # fmt: skip
     record.model = model or OTHER
     if streams or wants_stream:
         record.is_stream = True
