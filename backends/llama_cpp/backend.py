@@ -431,9 +431,11 @@ def _post(
     for delivery in deliveries:
         loops.setdefault(delivery[0].mailbox.loop, []).append(delivery)
     for loop, batch in loops.items():
-        # A closed event loop has no readers.
-        with contextlib.suppress(RuntimeError):
+        try:
             loop.call_soon_threadsafe(deliver, batch)
+        except RuntimeError:
+            # A closed event loop has no readers.
+            continue
 
 
 def _post_traced(trace: Trace, deliveries: Sequence[tuple[Any, Any]]) -> None:

@@ -339,11 +339,13 @@ class Cache:
         """Assign cells to tokens that are evaluated next; enough cells must be free."""
         if len(tokens) > self.free:
             raise ValueError(f"{len(tokens)} tokens for {self.free} free cells")
-        cells = range(self._next_cell, self._next_cell + len(tokens))
+        first = self._next_cell
         self._next_cell += len(tokens)
+        cells = range(first, self._next_cell)
         slot.tokens += tokens
         slot.cells += cells
-        self._owners.update(cells)
+        # Nobody else has these cells yet.
+        dict.update(self._owners, dict.fromkeys(cells, 1))
 
     def extend_media(self, slot: Slot, ids: Sequence[int], positions: int) -> None:
         """Assign cells to a chunk of media that is evaluated next, and takes some positions."""
@@ -375,7 +377,7 @@ class Cache:
 
     def tidy(self) -> None:
         """Swap out all idle slots while others run, because idle cells make decoding slower."""
-        if self._running:
+        if self._running and self._resting:
             for slot in list(self._resting.values()):
                 self.swap_out(slot)
 

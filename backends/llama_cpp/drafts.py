@@ -109,8 +109,14 @@ class DecodeCost:
 
     def add(self, tokens: int, seconds: float) -> None:
         """Count a decode."""
-        terms = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
-        self._sums = [_KEPT * old + new for old, new in zip(self._sums, terms, strict=True)]
+        n, x, y, xx, xy = self._sums
+        self._sums = [
+            _KEPT * n + 1.0,
+            _KEPT * x + tokens,
+            _KEPT * y + seconds,
+            _KEPT * xx + tokens * tokens,
+            _KEPT * xy + tokens * seconds,
+        ]
 
     def share(self, running: int, drafting: float = 0.0) -> float:
         """Return what one more token costs, as a share of what a generated token costs now.

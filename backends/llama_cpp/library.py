@@ -64,12 +64,17 @@ class Batch:
         start, end = self.used, self.used + len(tokens)
         if not start < end <= self._size:
             raise ValueError(f"{len(tokens)} tokens do not fit into a batch with {self.room} left")
+        self.used = end
+        if len(tokens) == 1:
+            # Most steps have no others, and slices take five times as long.
+            self._token[start], self._position[start] = tokens[0], position
+            self._sequence[start], self._output[start] = sequence, outputs
+            return
         self._token[start:end] = tokens
         self._position[start:end] = np.arange(position, position + len(tokens), dtype=np.int32)
         self._sequence[start:end] = sequence
         self._output[start:end] = 0
         self._output[end - outputs : end] = 1
-        self.used = end
 
     def clear(self) -> None:
         """Remove all tokens."""
@@ -282,6 +287,8 @@ class Context:
         # The logits of the last decode; None until somebody reads them.
         self._logits: NDArray[np.float32] | None = None
         self._decoded = 0
+        # The same of an earlier decode, with the address and the number of its rows.
+        self._known: tuple[tuple[int, int], NDArray[np.float32]] | None = None
 
     @property
     def room(self) -> int:
@@ -350,10 +357,17 @@ class Context:
         if not 0 <= start < start + count <= self._decoded:
             raise ValueError(f"rows {start} to {start + count} of {self._decoded} with logits")
         if self._logits is None:
-            pointer = llama_cpp.llama_get_logits(self.pointer)
-            shape = (self._decoded, self._vocabulary)
-            self._logits = np.ctypeslib.as_array(pointer, shape=shape)
+            self._logits = self._found()
         return self._logits[start : start + count]
+
+    def _found(self) -> NDArray[np.float32]:
+        """Return llama.cpp's array; a new view of it takes as long as to find the largest logit."""
+        pointer, rows = llama_cpp.llama_get_logits(self.pointer), self._decoded
+        place = ctypes.addressof(pointer.contents), rows
+        if self._known is None or self._known[0] != place:
+            shape = (rows, self._vocabulary)
+            self._known = place, np.ctypeslib.as_array(pointer, shape=shape)
+        return self._known[1]
 
     def remove(self, sequence: int, start: int = 0) -> None:
         """Remove a sequence's tokens from a position on.

@@ -65,11 +65,15 @@ class Loop:
 
     def run(self) -> None:
         """Run steps until stopped; sleep while there is nothing to do."""
+        workers, inbox = self._workers, self._inbox
         while True:
-            self._receive(block=not any(worker.is_busy for worker in self._workers))
-            if self._is_stopping:
-                break
-            worker = self._next()
+            busy = [one for one in workers if one.is_busy]
+            if not busy or not inbox.empty():
+                self._receive(block=not busy)
+                if self._is_stopping:
+                    break
+                continue
+            worker = busy[0] if len(busy) == 1 else min(busy, key=self._time_of)
             begun = time.perf_counter()
             try:
                 worker.step()
@@ -105,9 +109,5 @@ class Loop:
         else:
             self._spent = dict.fromkeys(self._spent, 0.0)
 
-    def _next(self) -> Worker:
-        workers = self._workers
-        if len(workers) == 1:
-            return workers[0]
-        busy = [worker for worker in workers if worker.is_busy]
-        return min(busy, key=lambda worker: self._spent[id(worker)])
+    def _time_of(self, worker: Worker) -> float:
+        return self._spent[id(worker)]

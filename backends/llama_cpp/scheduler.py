@@ -22,7 +22,7 @@ from .drafts import ASSUMED, Acceptance, DecodeCost, Lookup
 from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
-from .padding import Padding
+from .padding import Padding, applies_to
 from .projector import Projector
 from .sampling import DeadEnd, RowSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
@@ -35,10 +35,6 @@ Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
 def _is_seeded(choice: TaskChoice) -> bool:
     job = choice.task.job
     return job.sampling.temperature > 0 and job.seeds[choice.index] is not None
-
-
-def _untraced(_name: str, **_counts: int) -> None:
-    """End no span."""
 
 
 class Scheduler:
@@ -79,7 +75,6 @@ class Scheduler:
         self._cost = DecodeCost()
         self._padding = Padding()
         self._trace = trace
-        self._mark: Callable[..., None] = _untraced if trace is None else trace.mark
         self._waiting = ChoiceQueue()
         self._running: list[Run] = []
         # True if the next choice did not fit: nothing is admitted until a sequence ends.
@@ -119,15 +114,21 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit choices, decode once, sample a token for each ready sequence, deliver events."""
-        self._mark("between steps")
-        self._drop_cancelled()
-        self._end_cut()
-        self._admit()
-        self._see()
+        trace = self._trace
+        if trace is not None:
+            trace.mark("between steps")
+        self._end_running()
+        if self._waiting:
+            self._end_waiting()
+            self._admit()
+        if self._projector is not None:
+            self._see()
         if self._is_drafting:
             self._draft()
         batch = self._fill()
-        self._mark("admit and fill", running=len(self._running), waiting=len(self._waiting))
+        if trace is not None:
+            running, waiting = len(self._running), len(self._waiting)
+            trace.mark("admit and fill", running=running, waiting=waiting)
         if batch:
             try:
                 self._decode(batch)
@@ -138,25 +139,28 @@ class Scheduler:
                     if run.scored is not None and run.outputs:
                         self._score(run)
                     if run.ready:
-                        for one in self._forked(run):
+                        for one in (run,) if run.sampled else self._forked(run):
                             self._sample_all(one)
-                self._mark("sample")
+                if trace is not None:
+                    trace.mark("sample")
         self._flush()
         self._cache.tidy()
-        self._mark("hand over")
-        if self._trace is not None:
-            self._trace.write()
+        if trace is not None:
+            trace.mark("hand over")
+            trace.write()
 
     def _decode(self, batch: Sequence[Run]) -> None:
         """Evaluate the batch, with one token more if that is faster."""
-        may_pad = self._may_pad(batch)
+        may_pad = applies_to(self._context.size) and self._may_pad(batch)
         is_padded = may_pad and self._padding.wants(self._context.size)
         if is_padded:
             self._context.pad()
         begun = time.perf_counter()
         size = self._context.decode()
         seconds = time.perf_counter() - begun
-        self._mark("decode", sequences=len(batch), tokens=size, padded=int(is_padded))
+        if self._trace is not None:
+            counts = {"sequences": len(batch), "tokens": size, "padded": int(is_padded)}
+            self._trace.mark("decode", **counts)
         if may_pad:
             self._padding.add(size, is_padded, seconds)
         if self._is_drafting and all(run.sampled for run in batch):
@@ -172,25 +176,29 @@ class Scheduler:
         # A seed must reproduce its result, so its batches must not depend on measured times.
         return all(run.sampled and not _is_seeded(run.choice) for run in batch)
 
-    def _drop_cancelled(self) -> None:
-        for run in [s for s in self._running if s.choice.task.cancelled]:
-            self._release(run)
+    def _end_running(self) -> None:
+        """Drop the sequences of cancelled tasks, and end those that their readers have cut."""
+        for run in self._running[:]:
+            choice = run.choice
+            if choice.task.cancelled:
+                self._release(run)
+            elif choice.index in choice.task.job.stops.ends:
+                self._finish(run, "stop", None, run.sampled)
+
+    def _end_waiting(self) -> None:
+        """Drop the waiting choices of cancelled tasks, and end those that were cut."""
+        for run in self._waiting.preempted:
+            if run.choice.task.cancelled:
+                run.sampler.close()
+            elif run.choice.index in run.choice.task.job.stops.ends:
+                self._finish(run, "stop", None, run.sampled)
         if any(choice.task.cancelled for choice in self._waiting):
-            for run in self._waiting.preempted:
-                if run.choice.task.cancelled:
-                    run.sampler.close()
             self._waiting.keep(lambda choice: not choice.task.cancelled)
             self._full = False
 
-    def _end_cut(self) -> None:
-        """End the choices that the readers of their events have cut."""
-        for run in [*self._running, *self._waiting.preempted]:
-            if run.choice.index in run.choice.task.job.stops.ends:
-                self._finish(run, "stop", None, run.sampled)
-
     def _admit(self) -> None:
         """Start or resume waiting choices while sequences and cells are available."""
-        if self._full or not self._waiting:
+        if self._full:
             return
         for choice in self._waiting.in_turn():
             if len(self._running) >= self._limit:
@@ -300,23 +308,28 @@ class Scheduler:
     def _fill(self) -> list[Run]:
         """Add each sequence's next tokens to the batch: single tokens first, then prompts."""
         batch: list[Run] = []
-        for run in sorted(self._running, key=lambda s: s.left > 1):
-            room = self._context.room
-            if not room or not self._context.output_room:
+        running, context, cache = self._running, self._context, self._cache
+        runs = [run for run in running if run.wanted - len(run.slot.tokens) <= 1]
+        if len(runs) < len(running):
+            runs += [run for run in running if run.left > 1]
+        for run in runs:
+            room, output_room = context.room, context.output_room
+            if not room or not output_room:
                 break
-            if run not in self._running:
+            if run not in running:
                 continue
-            scoring = run.scored is not None
-            left = self._text_left(run)
+            slot, scoring = run.slot, run.scored is not None
+            left = self._text_left(run) if run.choice.task.chunks else run.left
             if not left:
                 continue
-            count = min(left, room, self._context.output_room if scoring else room)
-            count = self._make_room(run, count, batch)
-            if not count:
-                continue
-            position = len(run.slot.tokens)
+            count = min(left, room, output_room) if scoring else min(left, room)
+            if cache.free < count:
+                count = self._make_room(run, count, batch)
+                if not count:
+                    continue
+            position = len(slot.tokens)
             tokens = run.history[position : position + count]
-            run.ready = count == run.left
+            run.ready = position + count == run.wanted
             run.outputs = count if scoring else int(run.ready)
             if run.proposal:
                 run.draft = run.proposal[: self._draft_room(count)] if run.ready else []
@@ -324,9 +337,8 @@ class Scheduler:
                 run.drafted += len(run.draft)
                 tokens += run.draft
                 run.outputs += len(run.draft)
-            self._cache.extend(run.slot, tokens)
-            position -= run.slot.surplus
-            run.row = self._context.add(run.slot.id, position, tokens, run.outputs)
+            cache.extend(slot, tokens)
+            run.row = context.add(slot.id, position - slot.surplus, tokens, run.outputs)
             batch.append(run)
         return batch
 
@@ -375,10 +387,7 @@ class Scheduler:
 
     def _text_left(self, run: Run) -> int:
         """Return how many tokens are left to evaluate before the next media chunk."""
-        chunks = run.choice.task.chunks
-        if not chunks:
-            return run.left
-        position = len(run.slot.tokens)
+        chunks, position = run.choice.task.chunks, len(run.slot.tokens)
         ends = [start for start in chunks if start >= position]
         return min([*ends, run.wanted]) - position
 
@@ -566,7 +575,8 @@ class Scheduler:
             self._running.remove(run)
             run.sampler.close()
             self._cache.drop(run.slot)
-        self._drop_cancelled()
+        self._end_running()
+        self._end_waiting()
         self._full = False
 
     def _end(self, task: Task, error: LatimerError) -> None:
