@@ -33,11 +33,6 @@ class _Size:
     left: int = 0
 
 
-def applies_to(tokens: int) -> bool:
-    """Return True if a batch of so many tokens may get another one."""
-    return 1 < tokens <= MOST
-
-
 class Padding:
     """The sizes of batches that are faster with one token more."""
 
@@ -45,7 +40,9 @@ class Padding:
         self._sizes: dict[int, _Size] = {}
 
     def wants(self, tokens: int) -> bool:
-        """Return True if the next batch of so many tokens gets another one; see `applies_to`."""
+        """Return True if the next batch of so many tokens gets another one."""
+        if not 1 < tokens <= MOST:
+            return False
         size = self._sizes.setdefault(tokens, _Size())
         if size.left:
             return size.is_padded
@@ -58,7 +55,9 @@ class Padding:
         Args:
             tokens: the size of the batch without the token that was added.
         """
-        size = self._sizes[tokens]
+        size = self._sizes.get(tokens)
+        if size is None:
+            return
         if size.left:
             size.left -= 1
             return

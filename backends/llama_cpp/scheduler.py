@@ -22,7 +22,7 @@ from .drafts import ASSUMED, Acceptance, DecodeCost, Lookup
 from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
-from .padding import Padding, applies_to
+from .padding import Padding
 from .projector import Projector
 from .sampling import DeadEnd, RowSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
@@ -151,7 +151,7 @@ class Scheduler:
 
     def _decode(self, batch: Sequence[Run]) -> None:
         """Evaluate the batch, with one token more if that is faster."""
-        may_pad = applies_to(self._context.size) and self._may_pad(batch)
+        may_pad = self._may_pad(batch)
         is_padded = may_pad and self._padding.wants(self._context.size)
         if is_padded:
             self._context.pad()

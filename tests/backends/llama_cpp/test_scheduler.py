@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from benchmarks.calls import Profile
 from latimer.backends.base import Event, Finish, Generation, Piece, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL
@@ -23,6 +24,8 @@ from support.recordings import DEMO_CHATML, prompts
 
 GREEDY = Sampling(temperature=0.0)
 ENDLESS = Sampling(temperature=0.0, extras={"ignore_eos": True})
+# The calls of a step with two sequences, which took 108.
+MOST_CALLS = 75
 RECURRENT = Path(__file__).parent.parent.parent / "models" / "recurrent.gguf"
 
 
@@ -201,6 +204,18 @@ def test_a_full_context_is_not_padded(padded: list[int]) -> None:
     assert 0 < before < 64
     engine.scheduler.abandon(EngineError("the test is over"))
     engine.close()
+
+
+def test_a_step_takes_few_calls(two: Engine) -> None:
+    """A token takes few Python calls, since both cores wait for them between two decodes."""
+    boxes = [two.submit(str(number), 40, sampling=ENDLESS)[1] for number in range(2)]
+    for _ in range(30):
+        two.scheduler.step()
+    # The first trials of batches with one token more have other calls.
+    with Profile() as profile:
+        two.scheduler.step()
+    assert len(boxes[0].events) == len(boxes[1].events) == 31
+    assert profile.counted().total() <= MOST_CALLS
 
 
 def test_a_long_prompt_goes_in_pieces_and_stops_nobody(two: Engine) -> None:
