@@ -472,7 +472,7 @@ class Pushing(Protocol):
     longer than all that is done with a token.
     """
 
-    def push_to(self, receive: Callable[[bytes], bool]) -> Callable[[bytes], Batch | None] | None:
+    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
         """Let `receive` have the data that arrives while the reader waits.
 
         `receive` is called where the data arrives, in the event loop. If it returns False, the

@@ -337,6 +337,8 @@ class Connection(asyncio.Protocol):
             except Exception as error:
                 taken, self._waiter = True, None
                 waiter.set_exception(error)
+                # The error refers to this frame.
+                waiter = None
             if taken:
                 body.clear()
                 self._size = 0

@@ -210,7 +210,7 @@ class StreamSink(Sink):
     """
 
     # Translates what is pushed. The rest is counted and noted as `run` does it.
-    _translate: Callable[[bytes], Batch | None] | None = None
+    _translate: Callable[[Any], Batch | None] | None = None
     _lease: Lease | None = None
     _arrived: Callable[[float], None] | None = None
     # True if the client reads too slowly: only `take` waits for it.
@@ -277,7 +277,7 @@ class StreamSink(Sink):
         self._lease, self._arrived = lease, arrived
         self._translate = batches.push_to(self.push)
 
-    def push(self, data: bytes) -> bool:
+    def push(self, data: object) -> bool:
         """Send the events in data that has just arrived, if the stream has begun.
 
         Returns:

@@ -212,7 +212,7 @@ class Call:
             if batch:
                 return batch
 
-    def push_to(self, receive: Callable[[bytes], bool]) -> Callable[[bytes], Batch | None] | None:
+    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
         """Push what needs no question to the server; see `base.Pushing`."""
         if self._connection is None or self._job.logprobs is not None:
             return None

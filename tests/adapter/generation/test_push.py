@@ -31,7 +31,10 @@ ASKED: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "Hello", "max_output_tokens": 64},
 }
 # What differs between two responses to the same request.
-_OWN = re.compile(rb'(chatcmpl-|cmpl-|resp_|msg_|req_)\w+|"(created|created_at|completed_at)":\d+')
+_OWN = re.compile(
+    rb"(chatcmpl-|cmpl-|resp_|msg_|req_)\w+"
+    rb'|"(created|created_at|completed_at)":\d+|,"obfuscation":"\w+"'
+)
 
 
 class Engine(FakeEngine):
@@ -171,7 +174,7 @@ async def both(
 FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {}),
     "usage": (CHAT, {"stream_options": {"include_usage": True}}),
-    "padded": (COMPLETIONS, {"stream_options": {"include_obfuscation": False}}),
+    "padded": (COMPLETIONS, {"stream_options": {"include_obfuscation": True}}),
     "completion": (COMPLETIONS, {}),
     "echo": (COMPLETIONS, {"echo": True}),
     "stop": (COMPLETIONS, {"stop": ["never", "two\n\n\n"]}),
@@ -417,3 +420,14 @@ async def test_a_response_over_a_websocket_is_pushed(engine: type[Engine]) -> No
     assert (none, count) == (0, 7)
     assert b'"x-latimer-engine":"127.0.0.1"' in pushed[0]
     await app.aclose()
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("name", ["llama_cpp", "llama_server"])
+async def test_real_engines_push(apps: Callable[[str], Any], name: str, path: str) -> None:
+    """A real engine's stream is the same pushed and not pushed, and most of it is pushed."""
+    # The prompt of the second request is cached, so it must not change the first token.
+    await Client(False).ask(apps(name), path, temperature=0, ignore_eos=True)
+    (body, _), (pushed, count) = await both(apps(name), path, temperature=0, ignore_eos=True)
+    assert pushed == body
+    assert count > 16
