@@ -9,17 +9,23 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import httpx2
 import pytest
 from benchmarks.calls import FRAMES, PUSH, Socket, Wire, scope_of
 from benchmarks.fake_engine import LAST, STREAM_HEAD, FakeEngine, chunk, compact, final
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.cli.protocol import _Cycle
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.record import Record
 from latimer.adapter.service import ModelEntry
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
 from latimer.backends.llama_server import LlamaServer
+from support.engines.llama_server import FakeLlamaServer
+from support.engines.model import Model
+from support.engines.wire import running
 from support.frames import texts_in
+from support.servers import serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -420,6 +426,40 @@ async def test_a_response_over_a_websocket_is_pushed(engine: type[Engine]) -> No
     assert (none, count) == (0, 7)
     assert b'"x-latimer-engine":"127.0.0.1"' in pushed[0]
     await app.aclose()
+
+
+async def test_a_client_that_reads_nothing_pauses_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a real server, pushed tokens wait in the engine for a slow client, and none is lost."""
+    pushes: list[bool] = []
+    push = _Cycle.push
+
+    def noted(cycle: _Cycle, body: bytes) -> bool:
+        pushes.append(push(cycle, body))
+        return pushes[-1]
+
+    monkeypatch.setattr(_Cycle, "push", noted)
+    count = 60_000
+    with running(FakeLlamaServer(model=Model(context=2 * count))) as engine:
+        app = OpenAIAdapter(LlamaServer(engine.url), any_model=True, store="off")
+        with serving(lambda: app) as address:
+            body = {"model": "m", "prompt": f"count:{count}", "max_tokens": count, "stream": True}
+            async with (
+                httpx2.AsyncClient(base_url=address, timeout=60) as client,
+                client.stream("POST", COMPLETIONS, json=body) as reply,
+            ):
+                taken = -1
+                while taken != engine.sent:
+                    taken = engine.sent
+                    await asyncio.sleep(0.5)
+                text = (await reply.aread()).decode()
+    # An event of the engine has about 130 bytes.
+    assert taken < 60 * count
+    assert text.count('"text":"x"') == count
+    assert text.endswith("data: [DONE]\n\n")
+    assert True in pushes
+    assert False in pushes
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
