@@ -528,7 +528,7 @@ def measure(apps: Mapping[str, Callable[[bool], App]] = APPS) -> dict[str, Count
                         # This keeps negative counts, of functions that only the short one calls.
                         calls.subtract(one)
                     found[place + name + kind.end] = calls
-        if not place:
+        if not place and isinstance(app, OpenAIAdapter):
             both = zip(await responses(app, SHORT), await responses(app, LONG), strict=True)
             for name, (few, many) in zip(STREAMED, both, strict=True):
                 if burst:
