@@ -46,7 +46,7 @@ from .metrics import Metrics
 from .option import option_of
 from .origins import LocalRules, OriginMiddleware
 from .playground import playground_routes
-from .request import EXCHANGE, FRAME, WHOLE, Disconnected, Exchange
+from .request import EXCHANGE, FRAME, PUSH, WHOLE, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, MetricsAccess, SocketRoute, routes_of
 from .service import Fetch, ModelEntry, Observer, Policy, ReasoningField, Service
@@ -233,8 +233,8 @@ class ErrorMiddleware:
             exchange.keepalive = self._keepalive
             if FRAME in scope:
                 exchange.write = scope[FRAME].write
-            elif WHOLE in scope.get("extensions", ()):
-                exchange.sends_whole = True
+            elif extensions := scope.get("extensions"):
+                exchange.sends_whole, exchange.pushes = WHOLE in extensions, PUSH in extensions
             if self._service.observers:
                 self._service.recorded(exchange)
             REQUEST.set(exchange)

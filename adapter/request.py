@@ -50,6 +50,9 @@ REQUEST_ID = "latimer.request_id"
 # The message that is a whole response: its status, its headers and its body; and the extension of a
 # server that takes such messages, which saves it the work of a second one.
 WHOLE = "latimer.whole"
+# The extension of a server that can send a part of a body at once, without a step of the app's
+# task. It puts a function into the message that starts a response (`Exchange.push`).
+PUSH = "latimer.push"
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -126,6 +129,9 @@ class Exchange(Request):
             WebSocket whose response passes through no middleware; None for other requests.
         sends_whole: True if a response may be one message (`WHOLE`), because the server takes it,
             and no middleware is between.
+        pushes: True if `push` is there as soon as the response has started, for the same reasons.
+        push: sends a part of the body at once, and returns False if the client reads too slowly:
+            `chunk` or `write` must send the next part, as they wait. None if only they can send.
     """
 
     # Most requests leave these values as they are.
@@ -135,8 +141,9 @@ class Exchange(Request):
     record: Record | None = None
     trace: Trace | None = None
     write: Callable[..., Awaitable[None]] | None = None
+    push: Callable[[bytes], bool] | None = None
     started = streams = is_left = wants_stream = has_waited = keeps_body = is_detached = False
-    is_once = is_named = sends_whole = False
+    is_once = is_named = sends_whole = pushes = False
     fault: Callable[[LatimerError], bytes] = staticmethod(error_event)
     key = owner = end_user = cache_key = model = ""
     status = 0
@@ -174,7 +181,7 @@ class Exchange(Request):
     def through(self, receive: Receive, send: Send) -> None:
         """Exchange messages through a middleware from now on."""
         self._receive, self._send = receive, send
-        self.write, self.sends_whole = None, False
+        self.write, self.sends_whole, self.pushes = None, False, False
         # The middleware may have changed them.
         self.named = dict(self.scope["headers"])
 
@@ -453,7 +460,10 @@ class Exchange(Request):
             if content_type == EVENT_STREAM:
                 head += _OF_STREAMS
         if whole is None:
-            await self._send({"type": "http.response.start", "status": status, "headers": head})
+            message = {"type": "http.response.start", "status": status, "headers": head}
+            await self._send(message)
+            if self.pushes and self.push is None:
+                self.push = message.get(PUSH)  # type: ignore[assignment]
         else:
             await self._send({"type": WHOLE, "status": status, "headers": head, "body": whole})
 

@@ -7,7 +7,7 @@ Events that arrive together stay in one batch, so that the adapter can send them
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -463,6 +463,26 @@ class NativeReply:
 
 
 Stream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[Batch]]
+
+
+class Pushing(Protocol):
+    """Batches of which most need no step of their reader's task, as `Stream` may yield them.
+
+    While the reader waits, its task sleeps under a chain of coroutines. To resume them all takes
+    longer than all that is done with a token.
+    """
+
+    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
+        """Let `receive` have the data that arrives while the reader waits.
+
+        `receive` is called where the data arrives, in the event loop. If it returns False, the
+        reader gets the data. If it raises an error, the reader raises it.
+
+        Returns:
+            A function that returns the events of such data, which may be none yet; or None, if only
+            the reader can take it. The function itself is None if the batches cannot be pushed.
+        """
+        ...
 
 
 class Backend(Protocol):

@@ -159,6 +159,8 @@ class Connection(asyncio.Protocol):
     Attributes:
         may_be_kept: True if the response is complete and the engine keeps the connection open.
         holds: True to wake the reader at the end of the body, or when it has `MOST_HELD` bytes.
+        push: gets the data of the body instead of a reader that waits; see `base.Pushing`. None
+            wakes the reader. The last data of a body is always for the reader.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: str = "") -> None:
@@ -182,6 +184,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
+        self.push: Callable[[bytes], bool] | None = None
         self._error: Exception | None = None
         self._answered = self.headers_complete = self.complete = self.may_be_kept = False
 
@@ -322,6 +325,24 @@ class Connection(asyncio.Protocol):
             # The reader still waits for the last data of a complete response.
             self._wake()
             return
+        waiter, body = self._waiter, self._body
+        if (
+            self.push is not None
+            and body
+            and waiter is not None
+            and not (self.complete or waiter.done())
+        ):
+            try:
+                taken = self.push(body[0] if len(body) == 1 else b"".join(body))
+            except Exception as error:
+                taken, self._waiter = True, None
+                waiter.set_exception(error)
+                # The error refers to this frame.
+                waiter = None
+            if taken:
+                body.clear()
+                self._size = 0
+                return
         # The size includes the framing; pausing needs body data that the reader can take.
         size = self._size = self._size + len(data)
         if size > HIGH_WATER:
@@ -335,7 +356,6 @@ class Connection(asyncio.Protocol):
                 )
                 self.close()
                 return
-        waiter = self._waiter
         if waiter is not None and (not self.holds or self.complete or self._size > MOST_HELD):
             self._waiter = None
             if not waiter.done():

@@ -22,9 +22,12 @@ class EventParser:
 
     Args:
         max_event_size: the largest number of buffered bytes of an event.
+
+    Attributes:
+        is_idle: True if no event has begun.
     """
 
-    __slots__ = ("_begun", "_data", "_limit", "_size")
+    __slots__ = ("_begun", "_data", "_limit", "_size", "is_idle")
 
     def __init__(self, max_event_size: int = 4 * 1024 * 1024) -> None:
         # An incomplete line; it grows in place.
@@ -33,6 +36,7 @@ class EventParser:
         # The size of the lines in `_data`, with their ends.
         self._size = 0
         self._limit = max_event_size
+        self.is_idle = True
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the data of each event that the chunk completes, lines joined by LF.
@@ -41,18 +45,17 @@ class EventParser:
             EngineError: an event is larger than allowed.
         """
         if (
-            chunk.startswith(b"data: ")
+            self.is_idle
+            and chunk.startswith(b"data: ")
             and chunk.endswith(b"\n\n")
             and b"\r" not in chunk
-            and not self._begun
-            and not self._data
         ):
             # Engines usually send whole events of one line each. One search in the joined events is
             # faster than a search in each, or than counting line ends.
             events = chunk[6:-2].split(b"\n\ndata: ")
             if b"\n" not in b"".join(events):
                 return events
-        events = []
+        events, self.is_idle = [], False
         # A CR at the end may be half of a CRLF. An incomplete line is not searched again.
         ends = _LINE_END.search(chunk) is not None or self._begun.endswith(b"\r")
         self._begun += chunk
@@ -60,6 +63,7 @@ class EventParser:
             self._begun[:] = self._lines(bytes(self._begun), events)
         if len(self._begun) + self._size > self._limit:
             raise EngineError(f"The engine sent an event of more than {self._limit} bytes.")
+        self.is_idle = not self._begun and not self._data
         return events
 
     def _lines(self, buffer: bytes, events: list[bytes]) -> bytes:

@@ -143,6 +143,8 @@ class SpokenStream(StreamSink):
         speech: Speech,
     ) -> None:
         super().__init__(exchange, served, answer, frames)
+        # The speech waits for its turn.
+        self.pushes = False
         self._own = own
         self._pad: Callable[[bytes], bytes] = bytes if frames is own else padded
         self._speech = speech

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from ...backends import offload
 from ...schemas import limits
 from ..errors import InvalidRequest, render
-from ..request import WHOLE
+from ..request import PUSH, WHOLE
 
 MOST_HEAD = limits.HEAD.maximum
 _SOCKETS = "latimer.adapter.cli.sockets"
@@ -48,7 +48,8 @@ class _Cycle(RequestResponseCycle):
     uvicorn writes them separately, and each write is a system call. It also matches every header
     against two regular expressions, which take as long as Latimer takes to read a request. A head
     with a content length waits for the body. Any other head waits until the next iteration of the
-    event loop at most. A whole response can be one message (`WHOLE`).
+    event loop at most. A whole response can be one message (`WHOLE`), and a part of a body can be
+    sent without one (`PUSH`).
     """
 
     # As uvicorn sets them for each request; most leave these values as they are.
@@ -96,10 +97,21 @@ class _Cycle(RequestResponseCycle):
             await super().send(message)
         elif not self.response_started:
             self._start(message["status"], message["headers"])
+            message[PUSH] = self.push
         elif self.response_complete:
             raise RuntimeError("the response continues after its end")
         else:
             self._write(message.get("body", b""), message.get("more_body", False))
+
+    def push(self, body: bytes) -> bool:
+        """Send a part of the body at once (`PUSH`); a client that has left gets none.
+
+        Returns:
+            False if the client reads too slowly, or has left; `send` must send the next part.
+        """
+        if not self.disconnected:
+            self._write(body, True)
+        return not (self.flow.write_paused or self.disconnected)
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Begin the response, and return its head without the line end after it."""
@@ -304,7 +316,7 @@ class Protocol(HttpToolsProtocol):
             "client": self.client,
             "server": self.server,
             "state": self.app_state.copy(),
-            "extensions": {WHOLE: _PLAIN},
+            "extensions": {WHOLE: _PLAIN, PUSH: _PLAIN},
         }
         self._opens_socket = parser.should_upgrade() and self._is_handshake()
         if self._opens_socket:

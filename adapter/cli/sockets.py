@@ -16,6 +16,7 @@ from websockets.http11 import Request
 from websockets.utils import apply_mask
 
 from ..handshake import FRAMES, PARTS
+from ..request import PUSH
 from ..text_frames import LONG, SHORT, TEXT
 
 # Seconds for a client to answer the end of its connection.
@@ -140,7 +141,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """Offer the app to write the frames that it has made."""
         super().handle_connect(event)
         if not self.close_sent:
-            self.scope["extensions"][FRAMES] = {}
+            self.scope["extensions"] |= {FRAMES: {}, PUSH: {}}
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -288,6 +289,18 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent or self.transport.is_closing():
             raise ClientDisconnected
         self.transport.write(frames)
+        message[PUSH] = self.push
+
+    def push(self, frames: bytes) -> bool:
+        """Send frames at once (`PUSH`); a client that has left gets none.
+
+        Returns:
+            False if the client reads too slowly, or has left; `send` must send the next ones.
+        """
+        if self.close_sent or self.transport.is_closing():
+            return False
+        self.transport.write(frames)
+        return not self._is_full
 
     @override
     def shutdown(self) -> None:

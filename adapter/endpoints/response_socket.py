@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from ...backends import offload
 from ...backends.errors import LatimerError
 from ..errors import Header, InvalidRequest, ShuttingDown, render, unexpected
 from ..handshake import FRAMES, PARTS, shared_scope, subprotocol_of
-from ..request import FRAME, object_of
+from ..request import FRAME, PUSH, object_of
 from ..responses.lanes import DEFAULT, Create, Lanes, create_of, lane_of
 from ..service import Service
 from ..text_frames import frames_of, with_end
@@ -92,6 +92,7 @@ class _Connection:
     Attributes:
         raw_send: sends a message of the connection.
         takes_frames: True if the server writes the frames that it gets.
+        pushes: True if it can write them at once.
         is_gone: True if the client has left, or the connection has closed.
         gone: the same, as an event.
     """
@@ -103,7 +104,8 @@ class _Connection:
         self._shared = shared_scope(socket.scope)
         self._receive = receive
         self.raw_send = send
-        self.takes_frames = FRAMES in (socket.scope.get("extensions") or ())
+        extensions = socket.scope.get("extensions") or ()
+        self.takes_frames, self.pushes = FRAMES in extensions, PUSH in extensions
         self._service = service
         # A character takes at most four bytes.
         self._short = min(offload.SMALL, service.max_body) // 4
@@ -221,6 +223,8 @@ class _Connection:
         frame.write = answer.write
         if self.takes_frames and not frame.lane:
             frame.write_frames = answer.write_frames
+            if self.pushes:
+                frame.push = answer.push
         try:
             shared = self._shared
             own = {"headers": [*shared["headers"]], "state": {**shared["state"]}, FRAME: frame}
@@ -320,6 +324,7 @@ class _Answer:
         self._send = connection.raw_send
         self._lane = lane
         self._takes_frames = connection.takes_frames
+        self._push: Callable[[bytes], bool] | None = None
         # The end of every event of a lane names it, and that of the first event has the notes.
         self._end = b',"stream_id":"%b"}' % lane.encode() if lane else b""
         self._notes = b""
@@ -392,9 +397,15 @@ class _Answer:
             frames = with_end(frames, self._notes)
             self._notes = b""
         try:
-            await self._send({"type": "websocket.send", FRAMES: frames})
+            message = {"type": "websocket.send", FRAMES: frames}
+            await self._send(message)
+            self._push = message.get(PUSH)  # type: ignore[assignment]
         except (OSError, RuntimeError):
             self._connection.leave()
+
+    def push(self, frames: bytes) -> bool:
+        """Send the same at once, after the first part of the body (`Exchange.push`)."""
+        return self._push is not None and self._push(frames)
 
     async def fail(self) -> None:
         """Send the error of an unexpected exception."""

@@ -10,7 +10,16 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from ...backends import offload
-from ...backends.base import Backend, Batch, Event, Finish, Generation, Piece, Stream
+from ...backends.base import (
+    Backend,
+    Batch,
+    Event,
+    Finish,
+    Generation,
+    Piece,
+    Pushing,
+    Stream,
+)
 from ...backends.errors import EngineError, LatimerError
 from ...backends.queue import Ticket
 from ...backends.streams import merge_streams
@@ -55,13 +64,26 @@ class Sink(Protocol):
 
     Attributes:
         at_once: True to take all events as one batch, when the last one has arrived.
+        pushes: True if it can take events without waiting; see `attach`.
     """
 
     at_once: bool
+    pushes: bool = False
 
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         """Take the choices that the events belong to, and the number of choices per prompt."""
         ...
+
+    def attach(
+        self, batches: Pushing, lease: Lease | None, arrived: Callable[[float], None] | None
+    ) -> None:
+        """Take what the batches push, and count it as `run` counts what it takes.
+
+        Args:
+            lease: counts the tokens.
+            arrived: notes the time of each batch.
+        """
+        return
 
     async def take(self, batch: Batch) -> None:
         """Take the events that arrived together."""
@@ -112,6 +134,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
         else:
             stream = _merged(backend, plan)
         async with stream as batches:
+            if sink.pushes and not cuts and hasattr(batches, "push_to"):
+                sink.attach(batches, lease, arrived)  # type: ignore[arg-type]
             events: list[Event] = []
             async for batch in batches:
                 if lease is not None:

@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import attrgetter
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import orjson
 from typing_extensions import override
 
 from ...backends import offload
-from ...backends.base import Batch, Finish, Generation, Piece
+from ...backends.base import Batch, Finish, Generation, Piece, Pushing
 from ...backends.errors import EngineError, LatimerError
 from ...backends.http import read_whole
 from ...backends.queue import Ticket
 from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usage
 from ..admission import ticket_of
 from ..errors import DONE, StoreUnavailable, error_event
+from ..limits.leases import Lease
 from ..request import EVENT_STREAM, Exchange
 from ..service import ServedModel
 from ..validation import note_inexact
@@ -201,9 +203,18 @@ class StreamSink(Sink):
     No choice appears before the one with the next lower index: the stream helper of OpenAI's SDK
     fails if index 1 comes before index 0 (contract 3.5).
 
+    Most tokens of a real engine arrive alone, and pass `push` where they arrive.
+
     Attributes:
         comments: the comments of the stream, which are sent between two frames.
     """
+
+    # Translates what is pushed. The rest is counted and noted as `run` does it.
+    _translate: Callable[[Any], Batch | None] | None = None
+    _lease: Lease | None = None
+    _arrived: Callable[[float], None] | None = None
+    # True if the client reads too slowly: only `take` waits for it.
+    _is_full = False
 
     def __init__(
         self, exchange: Exchange, served: ServedModel, answer: Answer, frames: ChunkEncoder
@@ -214,6 +225,7 @@ class StreamSink(Sink):
         self._served = served
         self._answer = answer
         self._frames = frames
+        self.pushes = exchange.pushes and answer.show is None
         self._choices: Sequence[Choice] = ()
         self._per_prompt = 1
         self._starts: list[Sequence[Delta]] = []
@@ -256,6 +268,48 @@ class StreamSink(Sink):
     @override
     def close(self) -> None:
         self.comments.end()
+        self._translate = None
+
+    @override
+    def attach(
+        self, batches: Pushing, lease: Lease | None, arrived: Callable[[float], None] | None
+    ) -> None:
+        self._lease, self._arrived = lease, arrived
+        self._translate = batches.push_to(self.push)
+
+    def push(self, data: object) -> bool:
+        """Send the events in data that has just arrived, if the stream has begun.
+
+        Returns:
+            False to leave the data to `take`, and to what it waits for: the head of the response, a
+            comment, or a slow client.
+        """
+        send = self._exchange.push
+        if (
+            send is None
+            or self._translate is None
+            or not self._shown
+            or self._is_full
+            or self.comments.writing is not None
+        ):
+            return False
+        batch = self._translate(data)
+        if not batch:
+            return batch is not None
+        if self._lease is not None:
+            self._lease.generated += len(batch)
+        if self._arrived is not None:
+            self._arrived(perf_counter())
+        if self._is_text:
+            # As in `_written`, without a call for each token.
+            pieces: Any = batch
+            out = self._frames.texts(0, self._choices[0].texts(pieces))
+        else:
+            out = self._written(batch)
+        if out:
+            self.comments.idle = 0
+            self._is_full = not send(out)
+        return True
 
     @override
     async def take(self, batch: Batch) -> None:
@@ -278,7 +332,7 @@ class StreamSink(Sink):
         elif data:
             comments.idle = SENDING
             await self._write(data)
-            comments.idle = 0
+            comments.idle, self._is_full = 0, False
 
     @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:

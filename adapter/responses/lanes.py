@@ -46,6 +46,7 @@ class Create:
         write: sends the events in a part of the response's body (`Exchange.write`).
         write_frames: sends events that are frames; None if the server makes the frames, or if the
             events name a lane.
+        push: the same at once, after the first of them (`Exchange.push`).
     """
 
     body: dict[str, Any]
@@ -56,6 +57,7 @@ class Create:
     has_succeeded: bool = False
     write: Callable[..., Awaitable[None]] | None = None
     write_frames: Callable[..., Awaitable[None]] | None = None
+    push: Callable[[bytes], bool] | None = None
 
     @property
     def previous(self) -> object:

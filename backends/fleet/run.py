@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..base import Batch, Finish, Generation, Stream
 from ..errors import EngineError, LatimerError
@@ -114,6 +114,11 @@ class Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]], AsyncIterato
     def is_over(self) -> bool:
         """True if no batch follows, as far as the engine's own batches say that."""
         return getattr(self._batches, "is_over", False)
+
+    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
+        """Push what the engine's own batches push, which needs nothing of this object."""
+        push_to = getattr(self._batches, "push_to", None)
+        return None if push_to is None else push_to(receive)
 
     def __aiter__(self) -> Run:
         return self

@@ -214,7 +214,7 @@ class LlamaCpp(Backend):
                 await asyncio.to_thread(generator.recall, job.owner, prompt.ids)
             engine.loop.submit(generator.scheduler, task)
             try:
-                yield mailbox.batches(len(job.seeds))
+                yield mailbox
             except BaseException:
                 task.note_tokens()
                 raise
@@ -397,7 +397,7 @@ class LlamaCpp(Backend):
             for mark in job.preserved_tokens
             if (token := vocabulary.mark(mark)) is not None and token not in vocabulary.ends
         }
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(asyncio.get_running_loop(), len(job.seeds))
         max_tokens = room if job.max_tokens is None else min(job.max_tokens, room)
         party = job.party or Ticket()
         party.input = count

@@ -441,13 +441,13 @@ class Scheduler:
         task, scored = run.choice.task, run.scored
         assert scored is not None
         run.scored = None
-        self._outbox.append((task, (PromptTokens(0, scored),)))
+        self._deliver(task, PromptTokens(0, scored))
         if task.max_tokens:
             return
         run.ready = False
         others = range(1, len(task.job.seeds))
         finishes = [Finish(index, "length", None, task.prompt_tokens, 0) for index in others]
-        self._outbox.append((task, finishes))
+        self._deliver(task, *finishes)
         self._finish(run, "length", None, 0)
 
     def _forked(self, run: Run) -> list[Run]:
@@ -524,7 +524,7 @@ class Scheduler:
             if task.is_whole:
                 run.held.append(piece)
             else:
-                self._outbox.append((task, (piece,)))
+                self._deliver(task, piece)
         if job.stops.for_engine:
             run.cut.add(data)
             if run.cut.stop is not None:
@@ -559,7 +559,7 @@ class Scheduler:
             choice.index, reason, stop, prompt_tokens, completion, run.cached, end,
             accepted_tokens=run.accepted, rejected_tokens=run.drafted - run.accepted,
         )  # fmt: skip
-        self._outbox.append((choice.task, (*run.held, finish)))
+        self._deliver(choice.task, *run.held, finish)
         if choice.begun is None:
             self._release(run)
         else:
@@ -590,6 +590,14 @@ class Scheduler:
         self._end_draft(run)
         self._cache.rest(run.slot)
         self._full = False
+
+    def _deliver(self, task: Task, *events: Event) -> None:
+        """Add events to what the step delivers; what follows without a gap is one delivery."""
+        before = self._outbox[-1] if self._outbox else None
+        if before is not None and before[0] is task and isinstance(before[1], tuple):
+            self._outbox[-1] = task, (*before[1], *events)
+        else:
+            self._outbox.append((task, events))
 
     def _flush(self) -> None:
         if self._outbox:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..base import Batch, Event, Finish, Generation, Piece, Token, TokenIds
 from ..errors import LatimerError
@@ -20,34 +20,73 @@ from .sampling import Sampler
 
 
 class Mailbox:
-    """The events of one job; all that wait when the reader asks form one batch."""
+    """The events of one job, and its batches: all events that wait when the reader asks.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    Args:
+        choices: the choices of the job, of which each has an end.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, choices: int = 1) -> None:
         self.loop = loop
-        self._events: deque[Event] = deque()
+        self._choices = choices
+        self._events: list[Event] = []
         self._error: LatimerError | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        self._receive: Callable[[Any], bool] | None = None
 
     def deliver(self, events: Sequence[Event] | LatimerError) -> None:
         """Receive events, or the error that ended the job; called in the event loop."""
+        waiter = self._waiter
         if isinstance(events, LatimerError):
             self._error = events
+        elif (
+            self._receive is not None
+            and waiter is not None
+            and not waiter.done()
+            and events
+            and not isinstance(events[-1], Finish)
+        ):
+            try:
+                if self._receive(events):
+                    return
+                self._events += events
+            except Exception as error:
+                waiter.set_exception(error)
+                # The error refers to this frame.
+                waiter = self._waiter = None
         else:
-            self._events.extend(events)
-        self._wake.set()
+            self._events += events
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
-    async def batches(self, choices: int) -> AsyncIterator[Batch]:
-        """Yield batches of events until every choice has finished."""
-        while choices:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._events:
-                batch = tuple(self._events)
-                self._events.clear()
-                choices -= sum(isinstance(event, Finish) for event in batch)
-                yield batch
+    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
+        """Push the events of the only choice before its end; see `base.Pushing`."""
+        if self._choices != 1:
+            return None
+        self._receive = receive
+        return tuple
+
+    @property
+    def is_over(self) -> bool:
+        """True if no batch follows."""
+        return not self._choices
+
+    def __aiter__(self) -> Mailbox:
+        return self
+
+    async def __anext__(self) -> Batch:
+        while not self._events:
+            if not self._choices:
+                raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        batch, self._events = self._events, []
+        self._choices -= sum(isinstance(event, Finish) for event in batch)
+        return batch
 
 
 @dataclass(eq=False, slots=True)

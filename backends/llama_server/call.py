@@ -137,6 +137,9 @@ class Call:
     async def __aexit__(self, *error: object) -> None:
         if not self._closed:
             self._closed = True
+            if self._connection is not None:
+                # It refers to the reader, which refers to this object.
+                self._connection.push = None
             if error and error[0] is not None and not self._stream.finished:
                 self._note_tokens()
             # A bound method, which refers to this object.
@@ -208,6 +211,38 @@ class Call:
                 raise malformed(ENGINE, "a completion", error) from error
             if batch:
                 return batch
+
+    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
+        """Push what needs no question to the server; see `base.Pushing`."""
+        if self._connection is None or self._job.logprobs is not None:
+            return None
+        self._connection.push = receive
+        return self._translate
+
+    def _translate(self, chunk: bytes) -> Batch | None:
+        """Return the events of a chunk of whole ones with text, each in one line.
+
+        That is how the server sends them. The reader takes any other chunk, such as one with the
+        last event, an error or a part of an event. This changes nothing before it is sure.
+        """
+        data = chunk[6:-2].replace(b"\n\ndata: ", b",")
+        if (
+            not (self._parser.is_idle and chunk.startswith(b"data: ") and chunk.endswith(b"\n\n"))
+            or b"\n" in data
+            or b"\r" in data
+            or b'"error"' in data
+        ):
+            return None
+        try:
+            events = orjson.loads(b"[%b]" % data)
+            if len(events) != chunk.count(b"\n\n") or events[-1]["stop"] is not False:
+                return None
+        except MALFORMED:
+            return None
+        try:
+            return self._stream.feed(events)
+        except MALFORMED as error:
+            raise malformed(ENGINE, "a completion", error) from error
 
     async def _interrupt(self) -> Batch:
         """End a choice that its reader has cut; the server does not know the stop sequence."""

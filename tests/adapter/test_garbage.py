@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from latimer.adapter.request import PUSH
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = [{"role": "user", "content": "word " * 4_000}]
@@ -52,8 +53,12 @@ def garbage() -> Iterator[list[str]]:
         held.clear()
 
 
-async def ask(app: Any, path: str, body: Any) -> bytes:
-    """Return a response's body; `receive` then waits forever, as for a connected client."""
+async def ask(app: Any, path: str, body: Any, pushes: bool = False) -> bytes:
+    """Return a response's body; `receive` then waits forever, as for a connected client.
+
+    Args:
+        pushes: True for a server that can send at once.
+    """
     sent = bytearray()
     parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
 
@@ -65,16 +70,26 @@ async def ask(app: Any, path: str, body: Any) -> bytes:
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.extend(message.get("body", b""))
+        message[PUSH] = push
+
+    def push(data: bytes) -> bool:
+        sent.extend(data)
+        return True
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "scheme": "http",
-             "query_string": b"", "raw_path": path.encode()}  # fmt: skip
+             "query_string": b"", "raw_path": path.encode(),
+             "extensions": {PUSH: {}} if pushes else {}}  # fmt: skip
     await app(scope, receive, send)
     return bytes(sent)
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    ("name", "pushes"), [*((name, False) for name in BODIES), ("chat", True), ("a stream", True)]
+)
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
-async def test_a_request_leaves_nothing_behind(apps: Any, engine: str, name: str) -> None:
+async def test_a_request_leaves_nothing_behind(
+    apps: Any, engine: str, name: str, pushes: bool
+) -> None:
     """A request leaves no reference cycles of Latimer's objects, which would grow the memory."""
     app = apps(engine)
     path, body = BODIES[name]
@@ -82,7 +97,7 @@ async def test_a_request_leaves_nothing_behind(apps: Any, engine: str, name: str
     await ask(app, path, body)
     with garbage() as found:
         for _ in range(3):
-            assert await ask(app, path, body)
+            assert await ask(app, path, body, pushes)
         # Wait until connections are closed and cancelled tasks have ended.
         await asyncio.sleep(0.05)
     assert found == []

@@ -3,7 +3,8 @@
     python tests/benchmarks/calls.py [--instructions] [--before DIR] [--list NAME]
     python tests/benchmarks/calls.py --time [--before DIR] [--turns N]
 
-The ASGI app runs in this process without sockets: over a backend that yields prepared batches, and
+The ASGI app runs in this process without sockets, and may push the tokens of a stream to the server
+at once, as in `latimer serve`: over a backend that yields prepared batches, and
 over `LlamaServer`, whose connections are replaced by a transport in memory, alone and in a pool.
 `observed` has metrics, a request log, and spans without an SDK, which are off elsewhere. What they
 do after a request is part of its number, as if it were the only one, and of its time, as for one of
@@ -226,7 +227,7 @@ async def request(app: App, path: str, data: bytes) -> None:
     """Send a request, and check that it succeeds."""
     kind, length = (b"content-type", b"application/json"), str(len(data)).encode()
     scope = scope_of(path, kind, (b"content-length", length))
-    scope |= {"type": "http", "method": "POST", "scheme": "http"}
+    scope |= {"type": "http", "method": "POST", "scheme": "http", "extensions": {PUSH: {}}}
     waiting = [{"type": "http.request", "body": data, "more_body": False}]
 
     async def receive() -> Any:
@@ -236,8 +237,14 @@ async def request(app: App, path: str, data: bytes) -> None:
 
     async def send(message: Any) -> None:
         assert message.get("status", 200) == 200, message
+        message[PUSH] = take
 
     await app(scope, receive, send)
+
+
+def take(_body: bytes) -> bool:
+    """Take a part of a body at once, for a client that reads fast."""
+    return True
 
 
 class Socket:
@@ -262,6 +269,7 @@ class Socket:
         """Receive a message of the app."""
         # An earlier checkout sends one text in each message.
         data = message.get(FRAMES) or message.get("text", "").encode()
+        message[PUSH] = take
         assert b'{"type":"error"' not in data, data
         if any(last in data for last in LAST_FRAMES):
             self._ended.set_result(None)
@@ -341,7 +349,7 @@ async def connected(app: App) -> AsyncIterator[Socket]:
     """Open a WebSocket of responses."""
     socket = Socket()
     scope = {**scope_of(RESPONSES), "type": "websocket", "scheme": "ws", "subprotocols": []}
-    scope["extensions"] = {FRAMES: {}}
+    scope["extensions"] = {FRAMES: {}, PUSH: {}}
     task = asyncio.ensure_future(app(scope, socket.receive, socket.send))
     yield socket
     socket.tell({"type": "websocket.disconnect", "code": 1000})
@@ -377,8 +385,9 @@ PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 # What is counted for an app without an engine only, as a stream.
 RESPONSES = "/v1/responses"
 STREAMED = ("streamed response", "response over a WebSocket")
-# The message of a server that takes frames.
-FRAMES = "latimer.frames"
+# The message of a server that takes frames, and the extension of one that takes a part of a body
+# without a message.
+FRAMES, PUSH = "latimer.frames", "latimer.push"
 # The apps whose messages are counted, too.
 MESSAGES = {"messages": "/v1/messages"}
 WITH_MESSAGES = ("", "over llama-server: ")
@@ -519,7 +528,7 @@ def measure(apps: Mapping[str, Callable[[bool], App]] = APPS) -> dict[str, Count
                         # This keeps negative counts, of functions that only the short one calls.
                         calls.subtract(one)
                     found[place + name + kind.end] = calls
-        if not place:
+        if not place and isinstance(app, OpenAIAdapter):
             both = zip(await responses(app, SHORT), await responses(app, LONG), strict=True)
             for name, (few, many) in zip(STREAMED, both, strict=True):
                 if burst:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter.cli.protocol import MOST_HEAD, Protocol
-from latimer.adapter.request import WHOLE
+from latimer.adapter.request import PUSH, WHOLE
 from support.servers import serving
 
 
@@ -262,3 +262,31 @@ async def test_a_whole_response_is_one_message() -> None:
         value = b"a\r\nb: c"
         writer.write(REQUEST)
         assert await reader.read() == b""
+
+
+async def test_a_part_of_a_body_is_written_at_once() -> None:
+    """The function in the first message writes parts in their order; a slow client is reported."""
+    answers = []
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            assert PUSH in scope["extensions"]
+            start: Any = {"type": "http.response.start", "status": 200, "headers": []}
+            await send(start)
+            push = start[PUSH]
+            answers.append(push(b"one"))
+            await send({"type": "http.response.body", "body": b" two", "more_body": True})
+            while push(b"x" * 65_536):
+                answers.append(True)
+            await send({"type": "http.response.body", "body": b" end"})
+
+    async with connected(app) as (reader, writer):
+        writer.write(REQUEST)
+        assert (await reader.readuntil(b"\r\n\r\n")).endswith(b"transfer-encoding: chunked\r\n\r\n")
+        assert await reader.readuntil(b"two\r\n") == b"3\r\none\r\n4\r\n two\r\n"
+        rest = b""
+        while not rest.endswith(b"\r\n0\r\n\r\n"):
+            rest += await reader.read(65_536)
+        assert rest.endswith(b"x\r\n4\r\n end\r\n0\r\n\r\n")
+        assert rest.count(b"x") == 65_536 * len(answers)
+        assert answers

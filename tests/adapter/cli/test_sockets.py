@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from latimer.adapter.cli.protocol import Protocol
 from latimer.adapter.cli.sockets import PIECE, SocketProtocol, Splitter
 from latimer.adapter.handshake import FRAMES
+from latimer.adapter.request import PUSH
 from latimer.adapter.text_frames import frames_of
 from support.frames import R, answered, create, is_last, text_of
 from support.servers import begun
@@ -416,6 +417,23 @@ async def test_frames_of_one_message_are_one_write() -> None:
         frames = frames_of([b"{}", b"x" * 70_000, b""])
         await protocol.send({"type": "websocket.send", FRAMES: frames})
         assert transport.writes == [frames]
+
+
+async def test_frames_are_written_at_once() -> None:
+    """The function in a message writes frames at once, and reports a slow client and its end."""
+    async with held() as (protocol, transport):
+        message: Any = {"type": "websocket.send", FRAMES: frames_of([b"{}"])}
+        await protocol.send(message)
+        push, frames = message[PUSH], frames_of([b"1"])
+        assert push(frames)
+        protocol.pause_writing()
+        assert not push(frames)
+        protocol.resume_writing()
+        assert push(frames)
+        assert transport.writes[1:] == [frames] * 3
+        transport.close()
+        assert not push(frames)
+        assert len(transport.writes) == 4
 
 
 async def test_a_full_transport_holds_the_producer() -> None:

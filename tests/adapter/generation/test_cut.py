@@ -10,7 +10,7 @@ import pytest
 from latimer.adapter.chat.parsers import TextParser
 from latimer.adapter.chat.reasoning import ReasoningParser, Tags
 from latimer.adapter.generation.choice import Choice, Delta, MessageFormat, Parser
-from latimer.adapter.generation.run import Plan, run
+from latimer.adapter.generation.run import Plan, Sink, run
 from latimer.backends.base import (
     Batch,
     Capabilities,
@@ -57,7 +57,7 @@ class Engine:
         return tuple(text.encode())
 
 
-class Kept:
+class Kept(Sink):
     """A sink that takes the deltas of choices at their ends, or as they arrive."""
 
     def __init__(self, at_once: bool = False, at_end: bool = False) -> None:
