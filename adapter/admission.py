@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..backends.base import Model
 from ..backends.errors import LatimerError
 from ..backends.queue import Ticket
-from ..backends.speech.base import Speaker, Transcriber
 from .errors import Header, InvalidRequest, RateLimited, UnknownModel, go_duration
 from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
 from .request import Exchange, header_value
 from .service import ServedModel, Service
+
+if TYPE_CHECKING:
+    from ..backends.speech.base import Speaker, Transcriber
 
 # The estimated size of a token of a prompt, in bytes of the request.
 TOKEN = 4

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -24,7 +24,6 @@ from ..backends.base import Backend
 from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
-from ..backends.speech.base import Speaker, Transcriber
 from .auth import Keys
 from .chat.instruct import FORMATS
 from .errors import (
@@ -54,6 +53,9 @@ from .settings import Settings
 from .store.config import store_config_of
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
+
+if TYPE_CHECKING:
+    from ..backends.speech.base import Speaker, Transcriber
 
 log = logging.getLogger("latimer")
 

@@ -19,9 +19,6 @@ import orjson
 
 from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
 from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed, shortened
-from ..backends.fleet.config import EngineConfig
-from ..backends.fleet.loading import EngineLoader
-from ..backends.fleet.machine import Machine, Member
 from ..backends.http import ConnectionPool, HttpClient, shown_address
 from ..backends.identity import LazyBackend
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
@@ -32,7 +29,6 @@ from ..backends.llama_server.identity import OTHER_SERVER
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
 from .errors import printable
 from .hub.names import PREFIX, is_name, parse
-from .on_demand import child_of, is_in_process, loader_of, machine_of, unsupported
 from .option import Need
 from .settings import BackendName, Settings
 from .settings_file import reason_of
@@ -40,7 +36,12 @@ from .store.config import OFF, StoreConfig
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
 
+# `on_demand` is imported by the functions that need it: it needs the modules of a fleet, which a
+# server of one engine starts without.
 if TYPE_CHECKING:
+    from ..backends.fleet.config import EngineConfig
+    from ..backends.fleet.loading import EngineLoader
+    from ..backends.fleet.machine import Machine, Member
     from .hub.download import Report
 
 T = TypeVar("T")
@@ -110,6 +111,8 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
     if model is not None:
         _check_file(model)
     if not is_in_process(settings):
+        from .on_demand import child_of
+
         program = find_program()
         if program is None:
             raise WrongSetup(NO_PROGRAM)
@@ -246,6 +249,9 @@ def member_of(settings: Settings, name: str, machines: Mapping[str, Machine]) ->
     Raises:
         WrongSetup: its address is invalid.
     """
+    from ..backends.fleet.machine import Member
+    from .on_demand import loader_of, machine_of
+
     table, own = settings.engines[name], settings.for_engine(name, "http://127.0.0.1")
     if table.url is not None:
         _check_address(table.url)
@@ -283,6 +289,13 @@ def is_elsewhere(settings: Settings) -> bool:
     return settings.model is not None and _ADDRESS.match(settings.model) is not None
 
 
+def is_in_process(settings: Settings) -> bool:
+    """Return True if llama.cpp in this process serves a file, and not a llama-server."""
+    if settings.backend == "auto":
+        return all(map(find_spec, EXTRA)) or find_program() is None
+    return settings.backend == "llama-cpp"
+
+
 def starts_engines(settings: Settings) -> bool:
     """Return True if engines of these settings are processes that Latimer starts."""
     if settings.engines:
@@ -306,6 +319,8 @@ def unused(settings: Settings) -> list[str]:
         program = find_program()
         if settings.backend == "auto" and program is not None:
             lines.append(f"{shown_program(program)} serves the model, in a process of its own.")
+        from .on_demand import unsupported
+
         places = unsupported(settings)
         if places and program is not None:
             kind = shown_program(program)

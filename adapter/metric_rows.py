@@ -9,10 +9,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import add, sub
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from ..backends.fleet.replica import State
 from .record import Record
+
+if TYPE_CHECKING:
+    from ..backends.fleet.replica import State
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Names: TypeAlias = Literal["latimer", "vllm"]

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ..backends.fleet.replica import Replica
 from ..backends.fleet.router_mode import KoboldModel, RouterModel
 from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
-from ..backends.llama_cpp.options import EXTRA, name_of
+from ..backends.llama_cpp.options import name_of
 from ..backends.llama_server.command import PROGRAM, command_of, find_program, supported_by
 from ..backends.llama_server.embeddings import EMBEDDINGS_OFF, NO_VECTORS, NOT_POOLED
 from ..backends.llama_server.server import RERANKING_OFF
@@ -39,13 +38,6 @@ from .settings import Settings
 _KEY = "LLAMA_API_KEY"
 # Seconds that the only model of a server may take to load.
 _START = 3_600.0
-
-
-def is_in_process(settings: Settings) -> bool:
-    """Return True if llama.cpp in this process serves a file, and not a llama-server."""
-    if settings.backend == "auto":
-        return all(map(find_spec, EXTRA)) or find_program() is None
-    return settings.backend == "llama-cpp"
 
 
 def options_of(settings: Settings) -> dict[str, Any]:

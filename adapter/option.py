@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import NoneType
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -21,8 +20,7 @@ CLIENTS, REQUESTS, SERVER = "Clients", "Requests", "Server"
 FLEET = "Fleet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """The properties of a setting that are not properties of a pydantic field.
 
     Args:
@@ -65,7 +63,7 @@ class Option:
             schema["type"] = [schema["type"], "string"]
 
 
-_OPTION = frozenset(Option.__dataclass_fields__)
+_OPTION = frozenset(Option._fields)
 
 
 def setting(initial: Any, description: str, **properties: Any) -> Any:

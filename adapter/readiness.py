@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..backends.base import Backend, Load
 from ..backends.errors import LatimerError
-from ..backends.fleet.pool import Pool
-from ..backends.fleet.replica import State
 from .record import engine_name
 from .service import ModelEntry, Service
+
+if TYPE_CHECKING:
+    from ..backends.fleet.pool import Pool
+    from ..backends.fleet.replica import State
 
 # The states in which a model accepts requests; an unloaded one is loaded for them.
 SERVING: frozenset[State] = frozenset({"ready", "unloaded"})

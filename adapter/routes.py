@@ -16,7 +16,7 @@ from typing_extensions import override
 from ..backends import offload
 from ..backends.errors import EngineUnavailable, ModelChanged, shortened
 from .auth import require_key
-from .endpoints import chat, completions, models, operations
+from .endpoints import chat, operations
 from .errors import InvalidRequest, MethodNotAllowed, WebSocketRefused
 from .handshake import APP
 from .request import EXCHANGE, Exchange
@@ -81,7 +81,7 @@ ROUTES: Mapping[str, Methods] = {
         "DELETE": Later("stored", "delete_chat_completion"),
     },
     "/chat/completions/{id}/messages": {"GET": Later("stored", "list_messages")},
-    "/completions": {"POST": completions.create_completion},
+    "/completions": {"POST": Later("completions", "create_completion")},
     "/responses": {
         "GET": Later("stored", "list_responses"),
         "POST": Later("responses", "create_response"),
@@ -121,17 +121,17 @@ ROUTES: Mapping[str, Methods] = {
     "/audio/translations": {"POST": Later("transcriptions", "create_translation")},
     "/audio/speech": {"POST": Later("audio", "create_speech")},
     "/audio/voices": {"GET": Later("audio", "list_voices")},
-    "/models": {"GET": models.list_models},
-    "/models/{name:path}": {"GET": models.retrieve_model},
-    "/tokenizer_info": {"GET": models.tokenizer_info},
-    "/tokenize": {"POST": models.tokenize},
-    "/detokenize": {"POST": models.detokenize},
+    "/models": {"GET": Later("models", "list_models")},
+    "/models/{name:path}": {"GET": Later("models", "retrieve_model")},
+    "/tokenizer_info": {"GET": Later("models", "tokenizer_info")},
+    "/tokenize": {"POST": Later("models", "tokenize")},
+    "/detokenize": {"POST": Later("models", "detokenize")},
 }
 # The path of the WebSocket of responses.
 RESPONSES = "/responses"
 # Routes that need no API key; they have no prefix.
 OPEN_ROUTES: Mapping[str, Methods] = {
-    "/health": {"GET": models.health},
+    "/health": {"GET": operations.health},
     "/ready": {"GET": operations.ready},
 }
 # Routes without a prefix that need the key, like those of the API.

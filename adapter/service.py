@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from time import perf_counter
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import EngineUnavailable, LatimerError, ModelChanged, shortened
-from ..backends.fleet.pool import Pool
 from ..backends.queue import QUEUE, AdmissionQueue
-from ..backends.speech.base import Speaker, Transcriber
 from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
@@ -25,6 +23,10 @@ from .responses.lanes import KeptTurns
 from .responses.sealed import Seal
 from .store.store import Store
 from .store.transcripts import Transcripts
+
+if TYPE_CHECKING:
+    from ..backends.fleet.pool import Pool
+    from ..backends.speech.base import Speaker, Transcriber
 
 DEFAULT_MAX_BODY = limits.BODY.maximum
 # The fields that clients read reasoning from.
@@ -157,7 +159,7 @@ class ModelEntry:
     pool: Pool | None = field(init=False)
 
     def __post_init__(self) -> None:
-        pool = self.backend if isinstance(self.backend, Pool) else None
+        pool = cast("Pool", self.backend) if self.backend.is_pooled else None
         object.__setattr__(self, "pool", pool)
 
     def names_of(self, model: Model) -> Sequence[str]:

@@ -5,14 +5,12 @@ A field of `Settings` is the only place of a setting. The options of the command
 engines are made from the fields.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -21,6 +19,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     create_model,
     field_validator,
 )
@@ -116,24 +115,23 @@ def _check_hosts(hosts: list[str]) -> None:
 class Checked(BaseModel):
     """A model whose values are converted and checked as the `Option`s of its fields say."""
 
-    @field_validator("*", mode="before")
+    @field_validator("*", mode="wrap")
     @classmethod
-    def _convert(cls, value: Any, info: ValidationInfo) -> Any:
+    def _convert(
+        cls, value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
         field = cls.model_fields[info.field_name or ""]
+        option = option_of(field)
         if isinstance(value, str) and is_list(field):
-            return [word.strip() for word in value.split(",") if word.strip()]
-        if isinstance(value, bool) and type_of(field) in (int, float):
+            value = [word.strip() for word in value.split(",") if word.strip()]
+        elif isinstance(value, bool) and type_of(field) in (int, float):
             raise PydanticCustomError("int_type", "expected a number, but got a boolean")
-        convert = option_of(field).convert
-        return value if convert is None else convert(value)
-
-    @field_validator("*")
-    @classmethod
-    def _check(cls, value: Any, info: ValidationInfo) -> Any:
-        check = option_of(cls.model_fields[info.field_name or ""]).check
-        if check is not None and value is not None:
-            check(value)
-        return value
+        elif option.convert is not None:
+            value = option.convert(value)
+        found = validate(value)
+        if option.check is not None and found is not None:
+            option.check(found)
+        return found
 
 
 class FlatSettings(Checked):
@@ -575,7 +573,7 @@ class Settings(FlatSettings, defer_build=False):
     )
 
     @classmethod
-    def load(cls, file: Path | None, **flags: Any) -> Settings:
+    def load(cls, file: Path | None, **flags: Any) -> Self:
         """Load the settings of a command from its flags, the environment and the file.
 
         Raises:
@@ -599,7 +597,7 @@ class Settings(FlatSettings, defer_build=False):
         """The file of the settings."""
         return self._file
 
-    def reloaded(self) -> Settings:
+    def reloaded(self) -> Self:
         """Return the settings that the file, the environment and the same flags give now.
 
         Raises:
@@ -607,7 +605,7 @@ class Settings(FlatSettings, defer_build=False):
         """
         return self.load(self._file, **self._flags)
 
-    def with_flags(self, **flags: Any) -> Settings:
+    def with_flags(self, **flags: Any) -> Self:
         """Return the settings with more flags, which `reloaded` keeps.
 
         Raises:
@@ -645,7 +643,7 @@ class Settings(FlatSettings, defer_build=False):
         """Return the models of the fleet; empty without tables."""
         return served_by(self.engines, self.models)
 
-    def for_engine(self, name: str, model: str | None = None) -> Settings:
+    def for_engine(self, name: str, model: str | None = None) -> Self:
         """Return the settings of one engine of the fleet, as those of a single engine.
 
         Args:
@@ -656,7 +654,7 @@ class Settings(FlatSettings, defer_build=False):
         place = model if model is not None else table.url or table.file
         return self.model_copy(update={**own, "model": place, "queue": _UNLIMITED})
 
-    def for_model(self, model: ModelConfig) -> Settings:
+    def for_model(self, model: ModelConfig) -> Self:
         """Return the settings of one model of the fleet, as those of a single model."""
         own = {key: getattr(model, key) for key in OF_MODEL if key in model.model_fields_set}
         return self.model_copy(update=own)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -28,6 +26,8 @@ def read_file(file: Path) -> dict[str, Any]:
     Raises:
         WrongSettings: the file cannot be read, or is not valid TOML; the message names the line.
     """
+    import tomllib
+
     try:
         with file.open("rb") as opened:
             data = opened.read(MOST_FILE + 1)
@@ -121,6 +121,8 @@ def _line(
         if field is not None:
             where += f".{name}"
     if field is None:
+        import difflib
+
         near = difflib.get_close_matches(name, fields, 1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
         if not where:

@@ -29,7 +29,6 @@ from ..schemas.openai.common import (
     length_error,
     range_error,
 )
-from ..schemas.openai.completions import CompletionRequest
 from ..schemas.openai.messages import JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
 from . import dialects
 from .errors import InvalidRequest, about, missing, wrong_type, wrong_value
@@ -38,6 +37,7 @@ from .request import Exchange, parameters
 
 if TYPE_CHECKING:
     from ..schemas.anthropic.messages import CountTokensRequest
+    from ..schemas.openai.completions import CompletionRequest
     from ..schemas.openai.responses import ResponseRequest
 
     # The requests for generated text.

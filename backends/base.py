@@ -10,11 +10,13 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from .errors import NotServed, Unsupported
 from .queue import Ticket
-from .speech.base import Speaker, Transcriber
+
+if TYPE_CHECKING:
+    from .speech.base import Speaker, Transcriber
 
 Reason: TypeAlias = Literal["end", "stop", "length"]
 GrammarKind: TypeAlias = Literal["gbnf", "json_schema", "regex", "lark"]
@@ -400,8 +402,7 @@ class Load(NamedTuple):
 Pooling: TypeAlias = Literal["mean", "cls", "last", "rank"]
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingModel:
+class EmbeddingModel(NamedTuple):
     """Facts about the embeddings of a backend; None where the engine does not report them.
 
     Args:
@@ -453,8 +454,7 @@ class Capabilities:
     late_checks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NativeReply:
+class NativeReply(NamedTuple):
     """The engine's own response: status, content type, and the body's bytes as they arrive."""
 
     status: int
@@ -490,6 +490,9 @@ class Backend(Protocol):
 
     An engine without native responses, embeddings and control tokens inherits the methods for them.
     """
+
+    # True for a `Pool`: a model that several engines serve.
+    is_pooled: bool = False
 
     @property
     def capabilities(self) -> Capabilities:

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from typing_extensions import override
 
@@ -41,7 +41,9 @@ from .errors import (
     ModelChanged,
 )
 from .single_flight import SingleFlight
-from .speech.base import Speaker, Transcriber
+
+if TYPE_CHECKING:
+    from .speech.base import Speaker, Transcriber
 
 Identity = TypeVar("Identity")
 

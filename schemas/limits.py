@@ -4,8 +4,6 @@ No limit is below the ones that OpenAI publishes. A request beyond a limit is re
 on it begins, with a 400 or a 413 that names the limit. `docs/security.md` shows this table.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -53,6 +53,20 @@ def test_rooms_are_small() -> None:
         assert path.read_text().count("\n") <= 900, path
 
 
+# Modules with pydantic's models.
+MODELS = (
+    *(path for path in SOURCES if path.is_relative_to(ROOT / "schemas")),
+    ROOT / "adapter/limits/config.py", ROOT / "adapter/settings.py",
+    ROOT / "backends/fleet/config.py",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_annotations_of_models_are_no_texts(path: Path) -> None:
+    """Pydantic need not compile annotations at each start, and those of a base class repeatedly."""
+    assert "from __future__ import annotations" not in path.read_text()
+
+
 def test_no_middleware_that_copies_streams() -> None:
     """No source uses BaseHTTPMiddleware, which costs more per request than the translation."""
     assert not [path for path in SOURCES if "BaseHTTPMiddleware" in path.read_text()]

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ...backends.errors import Unsupported, shortened
 from ...backends.speech.base import Speaker, SpeakerFacts
-from ...schemas.openai.audio import SpokenVoice, VoiceId
+from ...schemas.openai.audio import SpokenVoice
+from ...schemas.openai.common import VoiceId
 from ..admission import AudioUse
 from ..errors import InvalidRequest
 from ..service import ServedModel, Service

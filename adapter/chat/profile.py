@@ -66,7 +66,8 @@ def detect_style(model: Model) -> Style:
     )
 
 
-_PROBE = TypeAdapter(list[Message]).validate_python(
+_MESSAGES = TypeAdapter(list[Message])
+_PROBE = _MESSAGES.validate_python(
     [
         {"role": "user", "content": "probe_question"},
         {"role": "assistant", "content": None, "tool_calls": [
@@ -75,7 +76,7 @@ _PROBE = TypeAdapter(list[Message]).validate_python(
         {"role": "tool", "tool_call_id": "call_probe0001", "content": "probe_result"},
     ]
 )  # fmt: skip
-_DEVELOPER = TypeAdapter(list[Message]).validate_python(
+_DEVELOPER = _MESSAGES.validate_python(
     [{"role": "developer", "content": "probe_text"}, {"role": "user", "content": "probe_question"}]
 )
 FUNCTION = Function(

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import jinja2
 from jinja2 import nodes
@@ -161,8 +160,7 @@ def _rendered(
     return without_bos(prompt, model) if model.adds_bos else prompt
 
 
-@dataclass(slots=True, frozen=True)
-class Reasoning:
+class Reasoning(NamedTuple):
     """The reasoning that a request asks for.
 
     Args:

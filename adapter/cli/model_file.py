@@ -10,10 +10,9 @@ from ...backends.errors import LatimerError
 from ...backends.llama_cpp import DEMO_MODEL
 from ...backends.llama_cpp.options import parts_of
 from ...backends.llama_server.command import CONTEXT, find_program, supported_by
-from ..engines import is_elsewhere
+from ..engines import is_elsewhere, is_in_process
 from ..hub.memory import Estimate, estimate, quantization, read_metadata, trained_context
 from ..hub.names import in_units, is_name, parse
-from ..on_demand import is_in_process
 from ..settings import Settings
 
 Files: TypeAlias = Sequence[Path]

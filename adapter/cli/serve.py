@@ -10,8 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -114,8 +113,7 @@ async def _serve(settings: Settings, door: Door) -> None:
         sys.exit(EXIT_START)
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(NamedTuple):
     """The parts of a server that are made from its settings.
 
     Args:

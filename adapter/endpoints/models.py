@@ -1,4 +1,4 @@
-"""The models: their list and their objects (contract, section 5), tokenizer and readiness.
+"""The models: their list and their objects (contract, section 5), and the tokenizer.
 
 The paths of the tokenizer are those of vLLM, which evaluation harnesses use.
 """
@@ -28,7 +28,6 @@ from ...schemas.openai.models import (
 )
 from ..audio.voices import voices_of
 from ..chat.profile import known_profile
-from ..errors import StoreUnavailable
 from ..limits.leases import Grant
 from ..messages.errors import speaks_anthropic
 from ..messages.models import info_of, page_of
@@ -234,27 +233,6 @@ def _parameters(served: ServedModel, abilities: Abilities) -> list[str]:
         *(("reasoning_effort",) if abilities.reasoning else ()),
         *(name for name in _EXTRAS if name in capabilities.extras),
     ]
-
-
-# The reasons in the error of a store that is required. Hosts and paths are in the log only.
-STORE_REASONS = {"unavailable": "the database does not answer", "full": "its queue is full"}
-
-
-async def health(exchange: Exchange, service: Service) -> None:
-    """Respond with 200 if the engine is ready and 503 if it is not; no API key is needed.
-
-    A store that is not available is a 503 only if it is required.
-    """
-    await service.health()
-    report: dict[str, Any] = {"status": "ok"}
-    if service.store is not None:
-        state, waiting, lost = service.store.status()
-        report["store"] = {"status": state}
-        if state != "ok":
-            if service.store.place.required:
-                raise StoreUnavailable(STORE_REASONS[state])
-            report["store"] |= {"waiting": waiting, "lost": lost}
-    await exchange.reply(200, orjson.dumps(report))
 
 
 # Seconds since 1970.

@@ -1,8 +1,9 @@
-"""Paths for operators: `/ready`, `/metrics` and `/openapi.json`; `/health` is `models.health`."""
+"""Paths for operators: `/health`, `/ready`, `/metrics` and `/openapi.json`."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import orjson
 
@@ -13,16 +14,34 @@ from ..metrics import Metrics, Page
 from ..readiness import SCRAPE, SERVING, ModelState, States, states_of
 from ..request import Exchange
 from ..service import Service
-from .models import STORE_REASONS
 
 # Seconds that an engine may take to answer, for `/ready`.
 _READY = 1.0
+# The reasons in the error of a store that is required. Hosts and paths are in the log only.
+_STORE_REASONS = {"unavailable": "the database does not answer", "full": "its queue is full"}
 
 
 class EngineLoading(EngineUnavailable):
     """An engine that loads its model."""
 
     code = "engine_loading"
+
+
+async def health(exchange: Exchange, service: Service) -> None:
+    """Respond with 200 if the engine is ready and 503 if it is not; no API key is needed.
+
+    A store that is not available is a 503 only if it is required.
+    """
+    await service.health()
+    report: dict[str, Any] = {"status": "ok"}
+    if service.store is not None:
+        state, waiting, lost = service.store.status()
+        report["store"] = {"status": state}
+        if state != "ok":
+            if service.store.place.required:
+                raise StoreUnavailable(_STORE_REASONS[state])
+            report["store"] |= {"waiting": waiting, "lost": lost}
+    await exchange.reply(200, orjson.dumps(report))
 
 
 async def ready(exchange: Exchange, service: Service) -> None:
@@ -40,7 +59,7 @@ async def ready(exchange: Exchange, service: Service) -> None:
     if service.store is not None and service.store.place.required:
         state = service.store.status().state
         if state != "ok":
-            raise StoreUnavailable(STORE_REASONS[state])
+            raise StoreUnavailable(_STORE_REASONS[state])
     states = await states_of(service, _READY)
     missing = [one for one in states if not one.serves]
     pooled = [one for one in states if one.pool is not None]

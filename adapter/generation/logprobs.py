@@ -9,11 +9,13 @@ import codecs
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...backends.base import Alternative, Token
 from ...schemas.openai.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
-from ...schemas.openai.completions import CompletionLogprobs
+
+if TYPE_CHECKING:
+    from ...schemas.openai.completions import CompletionLogprobs
 
 # The log-probability of an impossible token (contract 2.6); JSON has no infinity.
 FLOOR = -9999.0

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...backends.errors import LatimerError
 
@@ -36,8 +35,7 @@ class HubError(LatimerError):
     """A model that cannot be found or downloaded; `message` says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class HubName:
+class HubName(NamedTuple):
     """The name of a model on a hub.
 
     Args:
@@ -59,8 +57,7 @@ class HubName:
         return f"{PREFIX}{self.repo}{quant}{path}{revision}"
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
+class HubFile(NamedTuple):
     """A file of a repository.
 
     Args:
@@ -83,8 +80,7 @@ class HubFile:
         return self.path.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The files that a name chooses.
 
     Args:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from .cache import Repo
@@ -50,7 +49,7 @@ def name_of(text: str) -> HubName:
         name = HubName("", quant="-")
     if name.quant or (path and not is_safe(path)):
         raise HubError(f"'{text[:200]}' is not a name of a voice on a hub. Write {SYNTAX}.")
-    return replace(name, path=path)
+    return name._replace(path=path)
 
 
 def locate(name: HubName, report: Report, *, offline: bool) -> Path:

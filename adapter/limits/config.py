@@ -3,8 +3,6 @@
 This module has no I/O, and imports no client of a database.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Mapping

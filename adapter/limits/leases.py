@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -24,8 +23,7 @@ Kind: TypeAlias = Literal["requests", "tokens", "concurrent"]
 KINDS: Sequence[Kind] = ("requests", "tokens", "concurrent")
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """The limits of a key; None where there is none.
 
     Args:
@@ -41,8 +39,7 @@ class Rates:
 NO_RATES = Rates()
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The permissions of a key.
 
     Args:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import orjson
@@ -94,8 +95,7 @@ class Key(NamedTuple):
     since: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """An object as the store returns it; see `Record`.
 
     Args:
@@ -116,8 +116,7 @@ class Stored:
     chain: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """The part of a list that a client asks for.
 
     Args:
@@ -133,7 +132,7 @@ class Query:
     limit: int = 20
     descending: bool = False
     model: str | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = MappingProxyType({})
     grant: Grant | None = None
 
 

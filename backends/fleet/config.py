@@ -3,15 +3,11 @@
 `adapter/settings.py` adds the settings of today to them: an engine's own, and those of requests.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
-
-from .plan import MOST_WAIT
 
 Affinity: TypeAlias = Literal["prefix", "session", "none"]
 AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
@@ -28,6 +24,8 @@ _BYTES = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
+# Seconds that a request waits before the engines in its way accept no more requests.
+MOST_WAIT = 30.0
 # The longest time, in seconds; event loops do not support much longer timers.
 _LONGEST = 86_400
 

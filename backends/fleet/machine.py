@@ -17,9 +17,9 @@ from typing import Any
 
 from ..base import Backend, Model
 from ..errors import EngineUnavailable, LatimerError
-from .config import MEMORY
+from .config import MEMORY, MOST_WAIT
 from .loading import EngineLoader, not_loaded, wait
-from .plan import FIRST_LOAD, MOST_WAIT, View, plan
+from .plan import FIRST_LOAD, View, plan
 from .replica import Demand, LoadState, Replica, State
 
 log = logging.getLogger("latimer")

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Seconds that a request waits before the engines in its way accept no more requests.
-MOST_WAIT = 30.0
+from .config import MOST_WAIT
+
 # Seconds that a load is expected to take before the first one.
 FIRST_LOAD = 2.0
 

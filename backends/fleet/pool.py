@@ -88,6 +88,7 @@ class Pool(Speaking):
             for no limit.
     """
 
+    is_pooled = True
     capabilities = Capabilities("engine", frozenset())
 
     def __init__(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
@@ -36,8 +35,7 @@ Ask = Callable[..., Awaitable[Any]]
 Reply = Callable[[str, str, bytes | None], Awaitable[tuple[int, bytes]]]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
+class ServerInfo(NamedTuple):
     """Facts about a server that reporting tokens needs.
 
     Args:
@@ -216,8 +214,7 @@ QUESTIONS = 2
 RERANKING_OFF = "Start llama-server with --reranking."
 
 
-@dataclass(frozen=True, slots=True)
-class Embedder:
+class Embedder(NamedTuple):
     """Facts about a server's embeddings.
 
     Args:

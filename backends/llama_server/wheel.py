@@ -8,10 +8,12 @@ The script imports nothing from Latimer, which runs it where that package is ins
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
 
 # Flags of one argument, and the attribute of the parameters that each sets.
 _WHOLE = {
@@ -23,6 +25,9 @@ _WHOLE = {
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the values of the flags; unknown flags are errors."""
+    # Latimer imports this module for its path.
+    import argparse
+
     parser = argparse.ArgumentParser(prog="llama-server (xllamacpp)")
     parser.add_argument("-m", required=True)
     parser.add_argument("-a")

@@ -4,8 +4,6 @@
 effect. The messages of errors are pydantic's, as at Anthropic.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag

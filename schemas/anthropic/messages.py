@@ -1,7 +1,5 @@
 """Requests of `POST /v1/messages` and `/v1/messages/count_tokens` (contract of messages, 2)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
@@ -58,7 +56,7 @@ def _check_stops(value: list[str] | None) -> list[str] | None:
     return value
 
 
-class CountTokensRequest(EngineExtras):
+class CountTokensRequest(EngineExtras, defer_build=False):
     """Body of `POST /v1/messages/count_tokens`.
 
     The first group of fields is Anthropic's. The second has no effect on the answer. The rest are

@@ -1,7 +1,5 @@
 """The tools of a Messages request, and the choice among them (contract of messages, section 4)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag

@@ -1,7 +1,5 @@
 """koboldcpp's native API (1.115): generation, token counts, log-probabilities and server state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, NotRequired, TypedDict
 

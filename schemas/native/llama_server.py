@@ -1,7 +1,5 @@
 """llama-server's native API (llama.cpp b11434, tools/server)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 

@@ -3,15 +3,13 @@
 The second is not an endpoint of OpenAI; local servers share its shape.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from .. import limits
-from .common import Request, empty_string, too_long, unexpected
+from .common import Request, VoiceName, empty_string, too_long
 
 SpeechFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
@@ -26,23 +24,6 @@ def _check_input(value: object) -> object:
     if value == "":
         raise empty_string()
     return _check_text(value)
-
-
-class VoiceId(Request):
-    """A voice as an object."""
-
-    id: str
-
-
-def _check_voice(value: object) -> object:
-    if not isinstance(value, str | dict):
-        raise unexpected(value, "one of a string or object with 'id'")
-    if isinstance(value, dict) and not isinstance(value.get("id", ""), str):
-        raise unexpected(value["id"], "a string", ".id")
-    return value
-
-
-VoiceName = Annotated[str | VoiceId, BeforeValidator(_check_voice)]
 
 
 class SpeechRequest(Request):

@@ -1,14 +1,11 @@
 """`POST /v1/chat/completions` (contract, section 3)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
-from .audio import VoiceName
 from .common import (
     Count,
     EngineExtras,
@@ -26,6 +23,7 @@ from .common import (
     Temperature,
     TokenIds,
     Usage,
+    VoiceName,
     invalid,
     unexpected,
 )
@@ -171,7 +169,7 @@ class InstructAdapter(Request):
 # None means no limit.
 
 
-class ChatRequest(EngineExtras):
+class ChatRequest(EngineExtras, defer_build=False):
     """Body of `POST /v1/chat/completions`.
 
     `logprobs_token_ids` and `reply_token_ids` are Latimer's own. The first adds the model's ids to

@@ -7,8 +7,6 @@ have one type each: it accepts the spellings and has one value for each meaning,
 Objects of Responses are distinguished by their `type`, with OpenAI's errors for a wrong one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -307,7 +305,7 @@ class StreamOptions(Request):
     include_obfuscation: bool | None = None
 
 
-class EngineExtras(Request):
+class EngineExtras(Request, defer_build=True):
     """Fields of the engines that OpenAI does not have; passed on if a request names them.
 
     The README's table lists the fields that each engine accepts; others are rejected. One of
@@ -355,6 +353,23 @@ SAMPLING_EXTRAS = (
     - {"oai_compat", "logit_bias_vocabulary"}
     - GRAMMAR_FIELDS.keys()
 )
+
+
+class VoiceId(Request):
+    """A voice as an object."""
+
+    id: str
+
+
+def _check_voice(value: object) -> object:
+    if not isinstance(value, str | dict):
+        raise unexpected(value, "one of a string or object with 'id'")
+    if isinstance(value, dict) and not isinstance(value.get("id", ""), str):
+        raise unexpected(value["id"], "a string", ".id")
+    return value
+
+
+VoiceName = Annotated[str | VoiceId, BeforeValidator(_check_voice)]
 
 
 class PromptTokensDetails(TypedDict):

@@ -1,7 +1,5 @@
 """`POST /v1/completions` (contract, section 2)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -46,7 +44,7 @@ def _read_max_tokens(value: object) -> object:
     return DEFAULT_MAX_TOKENS if value is None else read_limit(value)
 
 
-class CompletionRequest(EngineExtras):
+class CompletionRequest(EngineExtras, defer_build=False):
     """Body of `POST /v1/completions`.
 
     `max_tokens` is None if there is no limit. `response_format` is that of vLLM and llama.cpp.

@@ -1,7 +1,5 @@
 """`/v1/conversations`: requests and replies (contract of responses, section 1)."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

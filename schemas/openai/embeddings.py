@@ -3,8 +3,6 @@
 Reranking is not an endpoint of OpenAI; Jina, Cohere and llama-server share its shape.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field

@@ -1,7 +1,5 @@
 """Fields whose value is one text or several, each as a string or as token ids."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 from pydantic_core import PydanticCustomError

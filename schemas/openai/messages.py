@@ -1,7 +1,5 @@
 """Messages, tools and tool calls of a chat request (contract 3.2), and `response_format` (3.7)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 

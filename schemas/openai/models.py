@@ -8,8 +8,6 @@ more than the name: llama-server (`meta`, `architecture`), vLLM (`max_model_len`
 them as a model's tokenizer (lm-eval's `tokenizer_backend=remote`).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -4,8 +4,6 @@ Null members are the same as absent ones. What replayed output items also have (
 `annotations` and others) is accepted and has no effect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 

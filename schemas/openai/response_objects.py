@@ -1,7 +1,5 @@
 """The response object of `/v1/responses`, the items of its output, and its other replies."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeAlias
 
 from typing_extensions import NotRequired, TypedDict

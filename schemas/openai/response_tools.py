@@ -1,7 +1,5 @@
 """The tools of a Responses request, and the choice among them (contract of responses, 2.6)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -133,14 +131,6 @@ class HostedChoice(BaseModel):
     type: str
 
 
-class AllowedChoice(Request):
-    """Some of the tools; with the mode `required`, one of them must be called."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolReference], Field(min_length=1)]
-
-
 _WORDS = ("none", "auto", "required")
 _CHOICES = ("function", "custom", "allowed_tools")
 
@@ -174,6 +164,16 @@ ToolReference = Annotated[
     Discriminator(_choice_tag),
     BeforeValidator(_check_reference),
 ]
+
+
+class AllowedChoice(Request):
+    """Some of the tools; with the mode `required`, one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Field(min_length=1)]
+
+
 FlatToolChoice = Annotated[
     Annotated[str, Tag("word")]
     | Annotated[FlatChoice, Tag("flat")]

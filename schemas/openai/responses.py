@@ -1,7 +1,5 @@
 """`POST /v1/responses`: the request (contract of responses, 2.1)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -141,7 +139,7 @@ def _missing(name: str) -> Exception:
     return invalid(f"Missing required parameter: '{name}'.", "missing_required_parameter", name)
 
 
-class ResponseRequest(EngineExtras):
+class ResponseRequest(EngineExtras, defer_build=False):
     """Body of `POST /v1/responses`.
 
     Null is the same as no field, except for `model` and `input`.

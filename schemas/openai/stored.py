@@ -1,7 +1,5 @@
 """Stored chat completions: queries, updates and responses (contract, section 4)."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

@@ -3,8 +3,6 @@
 Their bodies are forms. The models here describe the values that the texts of a form stand for.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

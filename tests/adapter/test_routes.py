@@ -105,6 +105,7 @@ def test_models_are_found_by_their_names() -> None:
     ):
         found = find(path, ROUTES)
         assert found is not None
+        found[0].load()
         assert found[0].endpoints == {"GET": endpoint, "HEAD": endpoint}
         assert found[1] == values
 

@@ -8,7 +8,6 @@ v3.2: every part of a turn begins with its recipient after `>>>`, which the prom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -82,7 +81,6 @@ class _Headed(ToolCallParser):
         self._begin(b"")
 
 
-@dataclass(frozen=True, eq=False)
 class Functionary31(NamedFormat):
     """Calls as `<function=name>{…}</function>`, and code of the interpreter after its marker."""
 
@@ -104,7 +102,6 @@ class Functionary31(NamedFormat):
         return _Marked(makers, self.end, False, own, enforced, (), "", forced)
 
 
-@dataclass(frozen=True, eq=False)
 class Functionary32(NamedFormat):
     """Parts of a turn that begin with a recipient, which is a function or `all` for content."""
 

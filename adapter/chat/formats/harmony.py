@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
@@ -191,7 +190,6 @@ class HarmonyParser(Parser):
         return [*parts, Part("nothing", b"", rest)] if rest else parts
 
 
-@dataclass(frozen=True, eq=False)
 class Harmony(ToolCallFormat):
     """The harmony format: a call is a message to a function in the commentary channel."""
 

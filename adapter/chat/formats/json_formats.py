@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -79,7 +78,6 @@ class PythonTagParser(CodeParser):
         return name, orjson.dumps({"code": text})
 
 
-@dataclass(frozen=True, eq=False)
 class Llama3(ToolCallFormat):
     """The format `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` before it.
 

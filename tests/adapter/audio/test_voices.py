@@ -7,7 +7,7 @@ from latimer.adapter.audio.voices import OPENAI_VOICES, ChosenVoice, voice_for
 from latimer.adapter.errors import InvalidRequest
 from latimer.backends.errors import Unsupported
 from latimer.backends.speech.base import SpeakerFacts, Voice
-from latimer.schemas.openai.audio import VoiceId
+from latimer.schemas.openai.common import VoiceId
 
 FACTS = SpeakerFacts("tone", [Voice("low"), Voice("high"), Voice("nova")])
 

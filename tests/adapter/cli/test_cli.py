@@ -82,11 +82,14 @@ AT_START = {
 }  # fmt: skip
 # Modules of Latimer that are imported after the start, or only with a setting.
 LATER = (
-    "adapter.admin", "adapter.fleet", "adapter.endpoints.conversations",
-    "adapter.endpoints.embeddings", "adapter.endpoints.responses", "adapter.endpoints.stored",
+    "adapter.admin", "adapter.fleet", "adapter.endpoints.completions",
+    "adapter.endpoints.conversations", "adapter.endpoints.embeddings", "adapter.endpoints.models",
+    "adapter.endpoints.responses", "adapter.endpoints.stored", "adapter.on_demand",
     "adapter.responses.input", "adapter.responses.output", "adapter.store.database",
-    "backends.koboldcpp", "backends.sandbox", "schemas.openai.conversations",
-    "schemas.openai.embeddings", "schemas.openai.responses", "schemas.openai.response_items",
+    "backends.fleet.machine", "backends.fleet.plan", "backends.fleet.pool", "backends.koboldcpp",
+    "backends.sandbox", "backends.speech.base", "schemas.openai.audio",
+    "schemas.openai.completions", "schemas.openai.conversations", "schemas.openai.embeddings",
+    "schemas.openai.models", "schemas.openai.responses", "schemas.openai.response_items",
     "schemas.openai.stored",
 )  # fmt: skip
 

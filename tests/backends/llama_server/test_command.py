@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from latimer.adapter.engines import WrongSetup, backend_of, unused
-from latimer.adapter.on_demand import is_in_process, options_of
+from latimer.adapter.engines import WrongSetup, backend_of, is_in_process, unused
+from latimer.adapter.on_demand import options_of
 from latimer.adapter.settings import Settings
 from latimer.backends.fleet import groups
 from latimer.backends.llama_cpp import DEMO_MODEL
@@ -83,7 +83,7 @@ def test_llama_server_is_chosen_where_the_extra_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file is served by llama-server if llama-cpp-python is missing, and a line says so."""
-    monkeypatch.setattr("latimer.adapter.on_demand.find_spec", lambda _name: None)
+    monkeypatch.setattr("latimer.adapter.engines.find_spec", lambda _name: None)
     program = tmp_path / "llama-server"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
