@@ -157,7 +157,7 @@ class Exchange(Request):
     _stream_consumed = _is_disconnected = False
     _form = None
     _parts: list[bytes] | None = None
-    _task: asyncio.Task[Any] | None = None
+    _awaiting: dict[Exchange, asyncio.Task[Any] | None] | None = None
     _watcher: asyncio.Task[None] | None = None
 
     def __init__(
@@ -324,16 +324,20 @@ class Exchange(Request):
         requests.
         """
         loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(loop)
         watched = _watched.get(loop)
         if watched is None:
-            watched = _watched[loop] = []
+            watched = _watched[loop] = {}
             loop.call_later(WATCH_AFTER, _start_watchers, loop)
-        watched.append(self)
+        self._awaiting = watched
+        watched[self] = asyncio.current_task(loop)
 
     def unwatch(self) -> None:
         """Stop watching."""
-        self._task = None
+        awaiting, self._awaiting = self._awaiting, None
+        if awaiting is not None:
+            # Until the timer, it would keep all that the request has made. The next requests would
+            # then find no memory that is in the processor's cache.
+            awaiting.pop(self, None)
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             # The watcher's traceback refers to this object. A reference back would make a cycle
@@ -503,15 +507,15 @@ def _engine_headers(engine: str, affinity: str) -> tuple[Header, ...]:
     return ((b"x-latimer-engine", header_value(engine)), (b"x-latimer-affinity", affinity.encode()))
 
 
-# The exchanges that the next timer of each event loop starts to watch.
-_watched: dict[asyncio.AbstractEventLoop, list[Exchange]] = {}
+# The exchanges that the next timer of each event loop starts to watch, and the tasks of their work.
+_watched: dict[asyncio.AbstractEventLoop, dict[Exchange, asyncio.Task[Any] | None]] = {}
 
 
 def _start_watchers(loop: asyncio.AbstractEventLoop) -> None:
-    for exchange in _watched.pop(loop, ()):
-        # The work of most has ended.
-        if exchange._task is not None:
-            exchange.start_watcher(exchange._task)
+    # The work of most has ended.
+    for exchange, task in _watched.pop(loop, {}).items():
+        if task is not None:
+            exchange.start_watcher(task)
 
 
 def _check_type(content_type: bytes) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from latimer.adapter.record import Record
+from latimer.adapter.request import Exchange
+from latimer.adapter.service import Service
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
@@ -152,6 +156,34 @@ async def test_a_large_request_does_not_wait_for_its_observers(
                 body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 1, "user": "u" * size}
                 await client.post("/v1/completions", json=body)
                 assert len(recorder.records) == seen
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_has_ended_is_released_before_it_is_observed(
+    apps: Any, client_of: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """What waits for the observers is small: it does not keep the exchange."""
+    kept: list[weakref.ref[Exchange]] = []
+    ended = Service.ended
+
+    def note(service: Service, exchange: Exchange) -> None:
+        kept.append(weakref.ref(exchange))
+        ended(service, exchange)
+
+    monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 60)
+    monkeypatch.setattr(Service, "ended", note)
+    app = apps("llama_cpp")
+    async with client_of(app) as client:
+        with observed(app, keeps=False) as recorder:
+            body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 2, "stream": stream}
+            for _ in range(3):
+                await client.post("/v1/completions", json=body)
+            # The client has the last one. The first has started timers for all, which have its
+            # context; the second has started short ones at most.
+            await asyncio.sleep(0.1)
+            assert kept[1]() is None
+            assert not recorder.records
+    assert len(recorder.records) == 3
 
 
 async def test_a_record_needs_no_dictionary(apps: Any, client_of: Any) -> None:
