@@ -159,7 +159,8 @@ class ModelEntry:
     pool: Pool | None = field(init=False)
 
     def __post_init__(self) -> None:
-        pool = cast("Pool", self.backend) if self.backend.is_pooled else None
+        is_pooled = getattr(self.backend, "is_pooled", False)
+        pool = cast("Pool", self.backend) if is_pooled else None
         object.__setattr__(self, "pool", pool)
 
     def names_of(self, model: Model) -> Sequence[str]:
