@@ -62,6 +62,8 @@ async def served() -> AsyncIterator[httpx2.AsyncClient]:
     pool = Pool("demo", [replica], 1_024, "prefix")
     await pool.ask(replica)
     app = OpenAIAdapter([ModelEntry(pool, ("demo",))], keys=KEYS)
+    # An import in a thread would change the order of the first requests.
+    app.load()
     async with client_of(app) as client:
         yield client
     await app.aclose()
@@ -105,6 +107,8 @@ async def test_a_heavier_key_gets_more() -> None:
         await ask(client, key)
         finished.append(key)
 
+    # An import in a thread would change the order of the first requests.
+    app.load()
     async with client_of(app) as client:
         await asyncio.gather(*(one(client, key) for _ in range(60) for key in KEYS))
     await app.aclose()
