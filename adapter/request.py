@@ -130,8 +130,9 @@ class Exchange(Request):
         sends_whole: True if a response may be one message (`WHOLE`), because the server takes it,
             and no middleware is between.
         pushes: True if `push` is there as soon as the response has started, for the same reasons.
-        push: sends a part of the body at once, and returns False if the client reads too slowly:
-            `chunk` or `write` must send the next part, as they wait. None if only they can send.
+        push: sends a part of the body at once. It returns False if the client reads too slowly:
+            this part is sent, but `chunk` or `write` must send the next one, as they wait. None if
+            only they can send.
     """
 
     # Most requests leave these values as they are.

@@ -198,6 +198,7 @@ class Connection(asyncio.Protocol):
         self._lines.clear()
         self._size = 0
         self._paused = self._answered = self._is_informational = self.holds = False
+        self.push = None
         self.headers_complete = self.complete = self.may_be_kept = False
         if self.closed:
             raise Dropped

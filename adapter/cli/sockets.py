@@ -141,7 +141,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """Offer the app to write the frames that it has made."""
         super().handle_connect(event)
         if not self.close_sent:
-            self.scope["extensions"] |= {FRAMES: {}, PUSH: {}}
+            self.scope["extensions"][FRAMES] = {}
 
     @override
     def data_received(self, data: bytes) -> None:

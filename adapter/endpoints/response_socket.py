@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -92,7 +92,6 @@ class _Connection:
     Attributes:
         raw_send: sends a message of the connection.
         takes_frames: True if the server writes the frames that it gets.
-        pushes: True if it can write them at once.
         is_gone: True if the client has left, or the connection has closed.
         gone: the same, as an event.
     """
@@ -104,8 +103,7 @@ class _Connection:
         self._shared = shared_scope(socket.scope)
         self._receive = receive
         self.raw_send = send
-        extensions = socket.scope.get("extensions") or ()
-        self.takes_frames, self.pushes = FRAMES in extensions, PUSH in extensions
+        self.takes_frames = FRAMES in (socket.scope.get("extensions") or ())
         self._service = service
         # A character takes at most four bytes.
         self._short = min(offload.SMALL, service.max_body) // 4
@@ -219,12 +217,10 @@ class _Connection:
             self._later(self._respond(frame))
 
     async def _respond(self, frame: Create) -> None:
-        answer = _Answer(self, frame.lane)
+        answer = _Answer(self, frame)
         frame.write = answer.write
         if self.takes_frames and not frame.lane:
             frame.write_frames = answer.write_frames
-            if self.pushes:
-                frame.push = answer.push
         try:
             shared = self._shared
             own = {"headers": [*shared["headers"]], "state": {**shared["state"]}, FRAME: frame}
@@ -234,6 +230,7 @@ class _Connection:
             await answer.fail()
         finally:
             self._lanes.end(frame)
+            frame.offer = None
             if not frame.has_succeeded:
                 self._turns.fail(frame)
             if self._lanes.waiting:
@@ -319,12 +316,12 @@ class _TooLarge(Exception):
 class _Answer:
     """The response to a frame: the events of its stream, or its error."""
 
-    def __init__(self, connection: _Connection, lane: str) -> None:
-        self._connection = connection
+    def __init__(self, connection: _Connection, frame: Create) -> None:
+        self._connection, self._frame = connection, frame
+        lane = frame.lane
         self._send = connection.raw_send
         self._lane = lane
         self._takes_frames = connection.takes_frames
-        self._push: Callable[[bytes], bool] | None = None
         # The end of every event of a lane names it, and that of the first event has the notes.
         self._end = b',"stream_id":"%b"}' % lane.encode() if lane else b""
         self._notes = b""
@@ -399,13 +396,11 @@ class _Answer:
         try:
             message = {"type": "websocket.send", FRAMES: frames}
             await self._send(message)
-            self._push = message.get(PUSH)  # type: ignore[assignment]
+            if self._frame.offer is not None and PUSH in message:
+                self._frame.offer(message[PUSH])  # type: ignore[arg-type]
+                self._frame.offer = None
         except (OSError, RuntimeError):
             self._connection.leave()
-
-    def push(self, frames: bytes) -> bool:
-        """Send the same at once, after the first part of the body (`Exchange.push`)."""
-        return self._push is not None and self._push(frames)
 
     async def fail(self) -> None:
         """Send the error of an unexpected exception."""

@@ -517,7 +517,7 @@ def _answer_frame(
         made = SocketEncoder(work.draft)
     else:
         made, exchange.write = FrameEncoder(work.draft), write
-        exchange.push, exchange.pushes = frame.push, frame.push is not None
+        exchange.pushes, frame.offer = True, partial(setattr, exchange, "push")
     answer = Answer(made.whole, show, keeps=True, store=keep)
     frames = in_stream(options, made) if options else made
     return respond(exchange, work.served, plan, answer, frames)

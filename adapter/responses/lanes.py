@@ -46,7 +46,8 @@ class Create:
         write: sends the events in a part of the response's body (`Exchange.write`).
         write_frames: sends events that are frames; None if the server makes the frames, or if the
             events name a lane.
-        push: the same at once, after the first of them (`Exchange.push`).
+        offer: gets a function that sends more of them at once (`Exchange.push`), when the first
+            ones were sent; None if the server has no such function.
     """
 
     body: dict[str, Any]
@@ -57,7 +58,7 @@ class Create:
     has_succeeded: bool = False
     write: Callable[..., Awaitable[None]] | None = None
     write_frames: Callable[..., Awaitable[None]] | None = None
-    push: Callable[[bytes], bool] | None = None
+    offer: Callable[[Callable[[bytes], bool]], None] | None = None
 
     @property
     def previous(self) -> object:

@@ -26,6 +26,7 @@ from support.engines.model import Model
 from support.engines.wire import running
 from support.frames import texts_in
 from support.servers import serving
+from typing_extensions import override
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -394,6 +395,10 @@ class Connected(Socket):
         """Take a message of the app."""
         self.frames += message.get(FRAMES, b"")
         await super().send(message)
+        self.offer(message)
+
+    def offer(self, message: Any) -> None:
+        """Offer to take frames at once."""
         message[PUSH] = self.push
 
     def push(self, data: bytes) -> bool:
@@ -403,11 +408,19 @@ class Connected(Socket):
         return True
 
 
-async def framed(app: OpenAIAdapter, *extensions: str) -> tuple[list[bytes], int]:
+class Copied(Connected):
+    """A WebSocket under a wrapper that passes copies of messages."""
+
+    @override
+    def offer(self, message: Any) -> None:
+        del message[PUSH]
+
+
+async def framed(app: OpenAIAdapter, kind: type[Connected]) -> tuple[list[bytes], int]:
     """Return the texts of the answer to a frame, without what two answers differ in."""
-    socket = Connected()
+    socket = kind()
     scope = {**scope_of(RESPONSES), "type": "websocket", "scheme": "ws", "subprotocols": []}
-    scope["extensions"] = {name: {} for name in extensions}
+    scope["extensions"] = {FRAMES: {}}
     task = asyncio.ensure_future(app(scope, socket.receive, socket.send))
     await socket.ask(json.dumps({"type": "response.create", "model": "m", **ASKED[RESPONSES]}))
     socket.tell({"type": "websocket.disconnect", "code": 1000})
@@ -416,12 +429,15 @@ async def framed(app: OpenAIAdapter, *extensions: str) -> tuple[list[bytes], int
 
 
 async def test_a_response_over_a_websocket_is_pushed(engine: type[Engine]) -> None:
-    """The frames of a pushed response are those of one that is not, the first with its headers."""
+    """The frames of a pushed response are those of one that is not, the first with its headers.
+
+    A wrapper that passes copies of messages gets no function that pushes.
+    """
     tokens = [chunk(events_of(f" {number}", tokens=number)) for number in range(1, 9)]
     engine.script = [STREAM_HEAD + tokens[0], *tokens[1:], chunk(final(8)) + LAST]
     app = app_over("127.0.0.1")
-    plain, none = await framed(app, FRAMES)
-    pushed, count = await framed(app, FRAMES, PUSH)
+    plain, none = await framed(app, Copied)
+    pushed, count = await framed(app, Connected)
     assert pushed == plain
     assert (none, count) == (0, 7)
     assert b'"x-latimer-engine":"127.0.0.1"' in pushed[0]
