@@ -162,7 +162,7 @@ async def test_a_large_request_does_not_wait_for_its_observers(
 async def test_a_request_that_has_ended_is_released_before_it_is_observed(
     apps: Any, client_of: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """What waits for the observers is small: it does not keep the exchange."""
+    """A request that waits for its observers keeps its measurements, and not the exchange."""
     kept: list[weakref.ref[Exchange]] = []
     ended = Service.ended
 
