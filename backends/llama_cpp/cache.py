@@ -339,9 +339,8 @@ class Cache:
         """Assign cells to tokens that are evaluated next; enough cells must be free."""
         if len(tokens) > self.free:
             raise ValueError(f"{len(tokens)} tokens for {self.free} free cells")
-        first = self._next_cell
-        self._next_cell += len(tokens)
-        cells = range(first, self._next_cell)
+        cells = range(self._next_cell, self._next_cell + len(tokens))
+        self._next_cell = cells.stop
         slot.tokens += tokens
         slot.cells += cells
         # Nobody else has these cells yet.

@@ -88,7 +88,6 @@ class Prepared:
         burst: yield all tokens in one batch, instead of each in its own.
     """
 
-    is_pooled = False
     capabilities = Capabilities("prepared", frozenset())
 
     def __init__(self, burst: bool) -> None:
