@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ..base import Pooling
 from ..errors import EngineError
-from .options import MOST_SEQUENCES, CacheType, Options
+from .huge_pages import are_for, huge_pages
+from .options import MOST_SEQUENCES, CacheType, Options, parts_of
 
 
 class Batch:
@@ -143,7 +144,7 @@ class LoadedModel:
         start()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = options.gpu_layers
-        params.load_mode = _load_mode(options)
+        params.load_mode = _load_mode(options, path)
 
         @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
         def report(fraction: float, _data: object) -> bool:
@@ -153,7 +154,8 @@ class LoadedModel:
 
         params.progress_callback = report
         _messages.clear()
-        self.pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        with huge_pages():
+            self.pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise EngineError(
                 f"llama.cpp cannot load {path}: {last_error()}. Compare the size of the file with "
@@ -403,11 +405,15 @@ class Context:
             self.pointer = None
 
 
-def _load_mode(options: Options) -> int:
+def _load_mode(options: Options, path: Path) -> int:
     if options.mlock:
         mapped = options.mmap is not False
         return llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK if mapped else llama_cpp.LLAMA_LOAD_MODE_MLOCK
     if options.mmap is None:
+        is_on_cpu = not (options.gpu_layers and llama_cpp.llama_supports_gpu_offload())
+        if is_on_cpu and are_for(sum(part.stat().st_size for part in parts_of(path))):
+            # Huge pages cannot be those of a file.
+            return llama_cpp.LLAMA_LOAD_MODE_NONE
         return llama_cpp.LLAMA_LOAD_MODE_AUTO
     return llama_cpp.LLAMA_LOAD_MODE_MMAP if options.mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
 
