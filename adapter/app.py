@@ -273,7 +273,7 @@ class ErrorMiddleware:
                 if exchange.lease is not None and exchange.lease.counter is not None:
                     exchange.lease.release()
                 if exchange.record is not None:
-                    self._service.ended(exchange)
+                    self._service.ended(exchange, exchange.record)
 
     async def _shake(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a handshake on, and answer it with its errors; a connection handles its own."""

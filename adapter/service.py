@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
@@ -93,23 +93,24 @@ class ServedModel:
 
 
 # Seconds after which observers get the requests that have ended, and the number of requests that
-# they get at once. 64 cost a quarter of what they do one by one; 16, 128 and 256 took longer.
-OBSERVED_AFTER, MOST_UNSEEN = 0.1, 64
-# The bytes of a body from which on its request does not wait for others, because a part may be in
-# memory until then.
+# they get at once. Their code is in no cache of the processor, so few requests at once cost more.
+OBSERVED_AFTER, MOST_UNSEEN = 0.1, 128
+# The bytes of a body from which on its request does not wait for others, because a part such as its
+# end user may be in memory until then.
 _LARGE = 65_536
 
 
-# What a record has of its exchange. The exchange itself would keep all that a request has made, so
-# that the next ones find no memory which is in the processor's cache.
+# What a record has of its exchange and of its scope. They themselves would keep all that a request
+# has made, so that the next ones find no memory which is in the processor's cache.
 _FACTS = attrgetter(
     "status", "begun_at", "request_id", "model", "forwarded", "streams", "wants_stream", "trace",
     "is_left", "is_detached", "key", "grant", "end_user",
 )  # fmt: skip
-_PLACE = itemgetter("method", "path")
+_PLACE = ("method", "path", "route", "client")
 _FOLLOWS = attrgetter("follows")
-# A request that has ended: its record, `_FACTS`, `_PLACE`, and its route and client, if it has any.
-_Ended: TypeAlias = tuple[Record, tuple[Any, ...], tuple[str, str], Any, Any]
+# A request that has ended: its record, the time, `_FACTS`, and `_PLACE` with None for what is
+# missing.
+_Ended: TypeAlias = tuple[Record, float, tuple[Any, ...], Sequence[Any]]
 
 
 class Observer(Protocol):
@@ -222,14 +223,12 @@ class Service:
     ) -> None:
         self.replace(listings)
         self.max_body = max_body
-        self.observers = observers
-        self.keeps = any(one.keeps for one in observers)
         # The requests that run, if anybody observes them.
         self.running: set[Exchange] = set()
         # The requests that have ended, which the observers do not have yet.
         self._unseen: list[_Ended] = []
-        self._followers = [*filter(_FOLLOWS, observers)]
         self._timer: asyncio.TimerHandle | None = None
+        self.observed_by(observers)
         self.hosted = hosted
         self.store = store
         self.seal = seal or Seal()
@@ -294,29 +293,33 @@ class Service:
         """Seconds of silence after which a stream sends a comment; 0 sends none."""
         return max((listing.policy.keepalive for listing in self._listings), default=0)
 
+    def observed_by(self, observers: Sequence[Observer]) -> None:
+        """Let these observe the requests that end from now on."""
+        self.observe()
+        self.observers = observers
+        self._keeps = any(one.keeps for one in observers)
+        self._followers = [*filter(_FOLLOWS, observers)]
+
     def recorded(self, exchange: Exchange) -> None:
         """Measure a request, for the observers."""
-        record = exchange.record = Record()
-        if self.keeps:
-            record.keeps = True
+        exchange.record = Record()
         self.running.add(exchange)
+        if self._keeps:
+            exchange.record.keeps = True
         for one in self._followers:
             one.begin(exchange)
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, exchange: Exchange, record: Record) -> None:
         """Note the end of a request that was measured; the observers get it soon.
 
         All else is done for several requests together. For each of them, it would be code that is
         in no cache of the processor.
         """
-        record, scope = exchange.record, exchange.scope
-        assert record is not None
         self.running.discard(exchange)
-        record.ended = perf_counter()
-        self._unseen.append(
-            (record, _FACTS(exchange), _PLACE(scope), scope.get("route"), scope.get("client"))
-        )
-        if len(self._unseen) >= MOST_UNSEEN or exchange.size > _LARGE:
+        unseen = self._unseen
+        place = [*map(exchange.scope.get, _PLACE)]
+        unseen.append((record, perf_counter(), _FACTS(exchange), place))
+        if len(unseen) >= MOST_UNSEEN or exchange.size > _LARGE:
             self.observe()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
@@ -336,6 +339,7 @@ class Service:
         if ended:
             for observer in self.observers:
                 observer.take(ended)
+            # Spans can be switched on after the start.
             self._followers = [*filter(_FOLLOWS, self.observers)]
 
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
@@ -547,12 +551,7 @@ class Service:
 
 
 def _completed(
-    record: Record,
-    facts: tuple[Any, ...],
-    place: tuple[str, str],
-    route: Any,
-    client: Any,
-    is_fleet: bool,
+    record: Record, ended: float, facts: tuple[Any, ...], place: Sequence[Any], is_fleet: bool
 ) -> Record | None:
     """Return the record of a request that has ended, with the facts of every request.
 
@@ -563,12 +562,13 @@ def _completed(
         status, record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
         record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
     ) = facts  # fmt: skip
+    record.ended = ended
+    record.method, record.path, route, client = place
     status = status or (GONE if record.is_left else record.failed)
     endpoint = getattr(route, "path", OTHER)
     if not status or endpoint in PROBES:
         return None
     record.status, record.endpoint = status, endpoint
-    record.method, record.path = place
     record.client = client[0] if client else ""
     record.model = model or OTHER
     if streams or wants_stream:
@@ -585,7 +585,7 @@ def _completed(
             record.tries += party.tries
     record.overhead = 0.0
     if last:
-        record.overhead = record.begun - record.begun_at - loading + record.ended - last
+        record.overhead = record.begun - record.begun_at - loading + ended - last
     if party is not None and party.engine:
         record.engine = party.engine
     elif record.engine:

@@ -187,4 +187,4 @@ async def _run(
         if lease is not None:
             lease.release()
         if exchange.record is not None:
-            service.ended(exchange)
+            service.ended(exchange, exchange.record)

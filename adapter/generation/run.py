@@ -125,9 +125,11 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
     try:
         sink.begin(choices, plan.choices)
         if record is not None:
-            record.begun, record.max_tokens = perf_counter(), job.max_tokens or 0
+            record.begun = perf_counter()
+            if job.max_tokens:
+                record.max_tokens = job.max_tokens
             if len(choices) > 1:
-                record.count = len(choices)
+                record.count, record.choices_per_prompt = len(choices), plan.choices
         if is_one:
             job.party = plan.party
             stream = backend.open(job)
@@ -171,8 +173,6 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
         if record is not None:
             record.usage, record.finishes = usage, finishes
             record.reasons = [*map(_REASON, choices)]
-            if plan.choices > 1:
-                record.choices_per_prompt = plan.choices
             if record.keeps:
                 record.reply = reply
     except LatimerError as error:

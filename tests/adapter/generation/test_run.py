@@ -67,14 +67,12 @@ class Recorder:
 def observed(app: Any, keeps: bool) -> Iterator[Recorder]:
     """Observe the requests of an app."""
     service, recorder = app.service, Recorder(keeps)
-    service.observe()
-    before = service.observers, service.keeps
-    service.observers, service.keeps = [recorder], keeps
+    before = service.observers
+    service.observed_by([recorder])
     try:
         yield recorder
-        service.observe()
     finally:
-        service.observers, service.keeps = before
+        service.observed_by(before)
 
 
 def alike(reply: Any) -> Any:
@@ -166,9 +164,9 @@ async def test_a_request_that_has_ended_is_released_before_it_is_observed(
     kept: list[weakref.ref[Exchange]] = []
     ended = Service.ended
 
-    def note(service: Service, exchange: Exchange) -> None:
+    def note(service: Service, exchange: Exchange, record: Record) -> None:
         kept.append(weakref.ref(exchange))
-        ended(service, exchange)
+        ended(service, exchange, record)
 
     monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 60)
     monkeypatch.setattr(Service, "ended", note)
