@@ -132,15 +132,18 @@ def body_of(mode: Mode, model: str, prompt: str, tokens: int) -> dict[str, Any]:
 
 
 def requests_of(mode: Mode, clients: int, rounds: int, tokens: int, turn: int) -> list[Any]:
-    """Return the requests of each client; they differ from those of other turns."""
-    chance = random.Random(f"{clients} {turn}")
+    """Return the requests of each client, whose prompts no other row or turn has.
+
+    llama-server would find them in its prompt cache, however short they are.
+    """
+    chance = random.Random(f"{mode} {clients} {turn}")
     found = []
     for client in range(clients):
         bodies = []
         for number in range(rounds):
             length = LENGTHS[(client + number) % len(LENGTHS)] if mode.mixed else LENGTH
             words = [chance.choice(WORDS) for _ in range(length)]
-            prompt = f"{turn} {client} {number} " + " ".join(words)
+            prompt = f"{chance.randrange(10**6)} " + " ".join(words)
             length = chance.randint(tokens // 2, tokens * 3 // 2)
             bodies.append(body_of(mode, "m", prompt, length))
         found.append(bodies)

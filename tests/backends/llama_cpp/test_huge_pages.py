@@ -94,6 +94,12 @@ def test_known_memory_is_left_out(
     assert list(huge_pages.without(ranges, known)) == found
 
 
+def test_a_model_is_loaded_where_the_memory_is_hidden(system: Path) -> None:
+    """A container without the files of Linux loads a model as before."""
+    with closing(LoadedModel(DEMO_MODEL, Options())) as model:
+        assert model.can_generate
+
+
 @pytest.mark.skipif(not huge_pages.are_for(64 * MIB), reason="needs huge pages")
 @pytest.mark.skipif(llama_cpp.llama_supports_gpu_offload(), reason="needs weights in memory")
 def test_weights_are_in_huge_pages(tmp_path: Path) -> None:
