@@ -468,6 +468,8 @@ _MESSAGES: Mapping[type[RequestError], Callable[[Any], str]] = {
 
 def printable(text: str, keep: str = "") -> str:
     """Escape the unprintable characters of a text, except those in `keep`."""
+    if text.isprintable():
+        return text
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )

@@ -55,7 +55,7 @@ class Trace(NamedTuple):
 
 
 class _Facts:
-    """The facts of every request, which `Service.observe` and `ended` set; see `Record`.
+    """The facts of every request, which `Service.observe` sets; see `Record`.
 
     They are slots. As attributes of an instance, they would exceed those that Python keeps without
     a dictionary, and the observers would take about a tenth more time.

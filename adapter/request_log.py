@@ -275,10 +275,15 @@ def _shown(param: str) -> str:
     return param
 
 
+@lru_cache(4)
+def _clock(second: str) -> str:
+    """Return the local time of a second in UTC."""
+    return f"{datetime.fromisoformat(f'{second}Z').astimezone():%H:%M:%S}"
+
+
 def line(event: Mapping[str, Any]) -> bytes:
     """Return the event of a request as a line for people, in local time."""
-    at = datetime.fromisoformat(event["time"]).astimezone()
-    words = [f"{at:%H:%M:%S}", event["method"], event["path"], str(event["status"])]
+    words = [_clock(event["time"][:19]), event["method"], event["path"], str(event["status"])]
     if event["event"] != "request":
         words.insert(1, event["event"])
     seconds = event["duration_ms"] / 1e3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -27,6 +28,8 @@ from .store.transcripts import Transcripts
 if TYPE_CHECKING:
     from ..backends.fleet.pool import Pool
     from ..backends.speech.base import Speaker, Transcriber
+
+log = logging.getLogger("latimer")
 
 DEFAULT_MAX_BODY = limits.BODY.maximum
 # The fields that clients read reasoning from.
@@ -95,6 +98,8 @@ class ServedModel:
 # Seconds after which observers get the requests that have ended, and the number of requests that
 # they get at once. Their code is in no cache of the processor, so few requests at once cost more.
 OBSERVED_AFTER, MOST_UNSEEN = 0.1, 128
+# The same with their responses, which can be large.
+_MOST_REPLIES = 8
 # The bytes of a body from which on its request does not wait for others, because a part such as its
 # end user may be in memory until then.
 _LARGE = 65_536
@@ -298,6 +303,7 @@ class Service:
         self.observe()
         self.observers = observers
         self._keeps = any(one.keeps for one in observers)
+        self._most_unseen = _MOST_REPLIES if self._keeps else MOST_UNSEEN
         self._followers = [*filter(_FOLLOWS, observers)]
 
     def recorded(self, exchange: Exchange) -> None:
@@ -319,7 +325,7 @@ class Service:
         unseen = self._unseen
         place = [*map(exchange.scope.get, _PLACE)]
         unseen.append((record, perf_counter(), _FACTS(exchange), place))
-        if len(unseen) >= MOST_UNSEEN or exchange.size > _LARGE:
+        if len(unseen) >= self._most_unseen or exchange.size > _LARGE:
             self.observe()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
@@ -338,7 +344,11 @@ class Service:
                 ended.append(record)
         if ended:
             for observer in self.observers:
-                observer.take(ended)
+                try:
+                    observer.take(ended)
+                except Exception:
+                    # The others do not depend on it.
+                    log.exception("An observer of requests has failed.")
             # Spans can be switched on after the start.
             self._followers = [*filter(_FOLLOWS, self.observers)]
 

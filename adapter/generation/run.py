@@ -125,9 +125,7 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
     try:
         sink.begin(choices, plan.choices)
         if record is not None:
-            record.begun = perf_counter()
-            if job.max_tokens:
-                record.max_tokens = job.max_tokens
+            record.begun, record.max_tokens = perf_counter(), job.max_tokens or 0
             if len(choices) > 1:
                 record.count, record.choices_per_prompt = len(choices), plan.choices
         if is_one:

@@ -101,8 +101,8 @@ class LlamaCpp(Backend):
             prompts can reuse them, also after a restart. None to discard them.
         cache_disk: the bytes that the files in `cache_dir` may take.
         flash_attention: True to use flash attention; by default llama.cpp decides.
-        mmap: True to map the file into memory. By default weights that a processor uses are read
-            into huge pages, if they fit easily (`huge_pages.are_for`); else llama.cpp decides.
+        mmap: True to map the file into memory; False to read it, on Linux into huge pages. By
+            default llama.cpp decides.
         mlock: True to keep the weights from being swapped out.
         lora: LoRA adapters, each a file, or a file and its scale.
         mmproj: a projector file, which lets the model take images or audio.

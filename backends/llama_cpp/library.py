@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ..base import Pooling
 from ..errors import EngineError
-from .huge_pages import are_for, huge_pages
-from .options import MOST_SEQUENCES, CacheType, Options, parts_of
+from .huge_pages import huge_pages
+from .options import MOST_SEQUENCES, CacheType, Options
 
 
 class Batch:
@@ -144,7 +144,7 @@ class LoadedModel:
         start()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = options.gpu_layers
-        params.load_mode = _load_mode(options, path)
+        params.load_mode = _load_mode(options)
 
         @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
         def report(fraction: float, _data: object) -> bool:
@@ -405,15 +405,11 @@ class Context:
             self.pointer = None
 
 
-def _load_mode(options: Options, path: Path) -> int:
+def _load_mode(options: Options) -> int:
     if options.mlock:
         mapped = options.mmap is not False
         return llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK if mapped else llama_cpp.LLAMA_LOAD_MODE_MLOCK
     if options.mmap is None:
-        is_on_cpu = not (options.gpu_layers and llama_cpp.llama_supports_gpu_offload())
-        if is_on_cpu and are_for(sum(part.stat().st_size for part in parts_of(path))):
-            # Huge pages cannot be those of a file.
-            return llama_cpp.LLAMA_LOAD_MODE_NONE
         return llama_cpp.LLAMA_LOAD_MODE_AUTO
     return llama_cpp.LLAMA_LOAD_MODE_MMAP if options.mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
 

@@ -3,7 +3,8 @@
     python tests/benchmarks/engine.py [--model demo|110m|FILE] [--vocabulary 128000]
         [--clients 1 4 8] [--modes "sampled, whole" ...] [--repeats 5] [--load 0.5] [--trace FILE]
 
-Both servers have the same model, two threads, and as many slots as there are clients at most. For
+Both servers have the same model, two threads, and as many slots as there are clients at most.
+Latimer reads the model into huge pages, which llama-server cannot; `--mmap` maps it in both. For
 each row of the table they take turns, and clients send them the same requests, one after the other.
 An answer has half to one and a half times `--tokens`. A ratio above 1 means that Latimer is faster.
 It is the median over the turns, with the smallest and the largest. CPU time is the
@@ -312,10 +313,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="mean length of an answer")
     parser.add_argument("--rounds", type=int, default=1, help="requests of a client in a turn")
     parser.add_argument("--load", type=float, default=0.0, help="share of a core that is busy")
+    parser.add_argument("--mmap", action="store_true", help="map the model in Latimer, too")
     parser.add_argument("--drafts", action="store_true", help="let Latimer draft repeated text")
     parser.add_argument("--trace", help="a file for Latimer's trace")
     given = parser.parse_args()
     options = [] if given.drafts else ["--no-prompt-lookup"]
+    options += [] if given.mmap else ["--no-mmap"]
     options += ["--trace", given.trace] if given.trace else []
     with tempfile.TemporaryDirectory() as folder:
         path = model_of(given.model, folder, given.vocabulary)

@@ -156,6 +156,29 @@ async def test_a_large_request_does_not_wait_for_its_observers(
                 assert len(recorder.records) == seen
 
 
+async def test_an_observer_that_fails_takes_nothing_from_others(
+    apps: Any, client_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If an observer raises an error, the log has it, and the others get the requests."""
+
+    class Failing(Recorder):
+        def take(self, ended: Sequence[Record]) -> None:
+            raise RuntimeError("the disk is full")
+
+    app, recorder = apps("llama_cpp"), Recorder(False)
+    before = app.service.observers
+    app.service.observed_by([Failing(False), recorder])
+    try:
+        async with client_of(app) as client:
+            for _ in range(2):
+                body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 1}
+                assert (await client.post("/v1/completions", json=body)).is_success
+    finally:
+        app.service.observed_by(before)
+    assert len(recorder.records) == 2
+    assert "the disk is full" in caplog.text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_has_ended_is_released_before_it_is_observed(
     apps: Any, client_of: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
