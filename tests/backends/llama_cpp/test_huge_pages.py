@@ -65,7 +65,7 @@ def test_a_model_is_loaded_where_the_memory_is_hidden(
 HAS_COLLAPSE = sys.platform == "linux" and [*map(int, release().split(".")[:2])] >= [6, 1]
 
 
-# Loads a model in a process of its own, whose C library has no memory to reuse, and prints the bytes
+# Loads a model in a process of its own, whose C library has no memory to reuse. It prints the bytes
 # in huge pages.
 SCRIPT = """
 import sys
