@@ -90,7 +90,7 @@ def test_weights_are_in_huge_pages(tmp_path: Path, system: Path) -> None:
     found = []
     for setting in ("always madvise [never]", "always [madvise] never"):
         (system / "enabled").write_text(setting)
-        command = [sys.executable, "-c", SCRIPT, path, system]
+        command = [sys.executable, "-c", SCRIPT, str(path), str(system)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         found.append(int(done.stdout) / path.stat().st_size)
     never, allowed = found
