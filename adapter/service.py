@@ -299,7 +299,7 @@ class Service:
         return max((listing.policy.keepalive for listing in self._listings), default=0)
 
     def observed_by(self, observers: Sequence[Observer]) -> None:
-        """Let these observe the requests that end from now on."""
+        """Let these observe the requests that begin from now on, and those that end."""
         self.observe()
         self.observers = observers
         self._keeps = any(one.keeps for one in observers)
