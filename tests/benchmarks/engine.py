@@ -135,7 +135,7 @@ def body_of(mode: Mode, model: str, prompt: str, tokens: int) -> dict[str, Any]:
 def requests_of(mode: Mode, clients: int, rounds: int, tokens: int, turn: int) -> list[Any]:
     """Return the requests of each client, whose prompts no other row or turn has.
 
-    llama-server would find them in its prompt cache, however short they are.
+    llama-server would find them in its prompt cache, even the short ones.
     """
     chance = random.Random(f"{mode} {clients} {turn}")
     found = []
