@@ -45,6 +45,7 @@ from .metrics import Metrics
 from .option import option_of
 from .origins import LocalRules, OriginMiddleware
 from .playground import playground_routes
+from .record import Record
 from .request import EXCHANGE, FRAME, PUSH, WHOLE, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, MetricsAccess, SocketRoute, routes_of
@@ -238,7 +239,10 @@ class ErrorMiddleware:
             elif extensions := scope.get("extensions"):
                 exchange.sends_whole, exchange.pushes = WHOLE in extensions, PUSH in extensions
             if self._service.observers:
-                self._service.recorded(exchange)
+                exchange.record = Record()
+                self._service.running.add(exchange)
+                if self._service.has_followers:
+                    self._service.follow(exchange)
             REQUEST.set(exchange)
             if _HANDLERS in scope:
                 scope[_HANDLERS] = _without_default(*scope[_HANDLERS])

@@ -304,13 +304,22 @@ class Service:
         self.observers = observers
         self._keeps = any(one.keeps for one in observers)
         self._most_unseen = _MOST_REPLIES if self._keeps else MOST_UNSEEN
-        self._followers = [*filter(_FOLLOWS, observers)]
+        self._find_followers()
+
+    def _find_followers(self) -> None:
+        self._followers = [*filter(_FOLLOWS, self.observers)]
+        self.has_followers = self._keeps or bool(self._followers)
 
     def recorded(self, exchange: Exchange) -> None:
-        """Measure a request, for the observers."""
+        """Measure a request, for the observers; `ErrorMiddleware` does it without a call."""
         exchange.record = Record()
         self.running.add(exchange)
-        if self._keeps:
+        if self.has_followers:
+            self.follow(exchange)
+
+    def follow(self, exchange: Exchange) -> None:
+        """Prepare what some observers need of a request that has begun."""
+        if self._keeps and exchange.record is not None:
             exchange.record.keeps = True
         for one in self._followers:
             one.begin(exchange)
@@ -350,7 +359,7 @@ class Service:
                     # The others do not depend on it.
                     log.exception("An observer of requests has failed.")
             # Spans can be switched on after the start.
-            self._followers = [*filter(_FOLLOWS, self.observers)]
+            self._find_followers()
 
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).

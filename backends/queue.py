@@ -110,9 +110,14 @@ class Ticket:
     weight = 1.0
     waited = 0.0
     tries: tuple[Try, ...] = ()
+    tier = Tier.DEFAULT
 
-    def __init__(self, tier: Tier = Tier.DEFAULT) -> None:
-        self.tier = tier
+    @classmethod
+    def of(cls, tier: Tier) -> Ticket:
+        """Return a request of a tier."""
+        ticket = cls()
+        ticket.tier = tier
+        return ticket
 
 
 class Waiting(Protocol):

@@ -47,7 +47,7 @@ _FITS, _CUT = 8, 64
 def party_of(tier: str | None) -> Ticket | None:
     """Return the request as engines know it; None if it has the default place."""
     place = _PLACES.get(tier)
-    return None if place is None else Ticket(place)
+    return None if place is None else Ticket.of(place)
 
 
 def name_of(tier: str) -> str:

@@ -199,7 +199,7 @@ async def test_no_place_is_lost_by_leaving() -> None:
             running -= 1
             turns.release()
 
-    parties = [Ticket(chance.choice([*Tier])) for _ in range(20)]
+    parties = [Ticket.of(chance.choice([*Tier])) for _ in range(20)]
     tasks = []
     for _ in range(600):
         tasks.append(asyncio.create_task(work(chance.choice(parties))))
@@ -224,7 +224,7 @@ def queued(turns: AdmissionQueue, order: list[str], name: str, tier: Tier) -> as
     """Queue a request that notes its name in its turn and then releases its place."""
 
     async def work() -> None:
-        await turns.take(Ticket(tier))
+        await turns.take(Ticket.of(tier))
         order.append(name)
         turns.release()
 
@@ -264,10 +264,12 @@ async def test_each_tier_fills_the_queue() -> None:
     """The limit of the queue counts the requests of all tiers together."""
     turns = AdmissionQueue(2)
     await turns.take()
-    waiting = [asyncio.create_task(turns.take(Ticket(tier))) for tier in (Tier.DEFAULT, Tier.FLEX)]
+    waiting = [
+        asyncio.create_task(turns.take(Ticket.of(tier))) for tier in (Tier.DEFAULT, Tier.FLEX)
+    ]
     await asyncio.sleep(0)
     with pytest.raises(Busy):
-        await turns.take(Ticket(Tier.PRIORITY))
+        await turns.take(Ticket.of(Tier.PRIORITY))
     for task in waiting:
         turns.release()
         await task

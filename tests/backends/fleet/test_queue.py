@@ -18,7 +18,7 @@ class Call:
 
 def ticket(key: str = "", weight: float = 1.0, tier: Tier = Tier.DEFAULT) -> Ticket:
     """Return a request of a key."""
-    party = Ticket(tier)
+    party = Ticket.of(tier)
     party.key, party.weight = key, weight
     return party
 
