@@ -264,6 +264,7 @@ class Context:
 
     Attributes:
         pads: True if batches can have a token that belongs to no sequence of the caller.
+        threads: the number of threads that evaluate a batch.
     """
 
     def __init__(self, model: LoadedModel, options: Options, length: int) -> None:
@@ -286,6 +287,7 @@ class Context:
         self._batch = Batch(size)
         self.outputs = 0
         self._is_padded = False
+        self.threads = options.threads
         # The logits of the last decode; None until somebody reads them.
         self._logits: NDArray[np.float32] | None = None
         self._decoded = 0
@@ -330,6 +332,12 @@ class Context:
             raise ValueError("this batch cannot be padded")
         self.add(self._spare, 0, [0], 1)
         self._is_padded = True
+
+    def use_threads(self, count: int) -> None:
+        """Let a number of threads evaluate the next batches."""
+        if count != self.threads:
+            llama_cpp.llama_set_n_threads(self.pointer, count, count)
+            self.threads = count
 
     def decode(self) -> int:
         """Evaluate the batch, empty it, and return the number of its tokens without padding.

@@ -1,4 +1,4 @@
-"""Batches with one token more, where that is faster.
+"""Odd batches with one token more, where that is faster.
 
 On a processor, llama.cpp multiplies some kinds of weights with two or four tokens of a batch at a
 time. The odd last token then needs another pass over the weights. If these do not fit into the
@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass, field
 
 # The largest batch that may get another token; larger ones could gain little.
-MOST = 64
+MOST = 63
 # The steps that measure each of the two ways, and the steps that use the faster one afterwards.
 TRIALS, HOLD = 5, 2048
 # The share of the time that a batch with one token more may take.
@@ -34,14 +34,14 @@ class _Size:
 
 
 class Padding:
-    """The sizes of batches that are faster with one token more."""
+    """The sizes of odd batches that are faster with one token more."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
 
     def wants(self, tokens: int) -> bool:
         """Return True if the next batch of so many tokens gets another one."""
-        if not 1 < tokens <= MOST:
+        if tokens == 1 or tokens > MOST or not tokens % 2:
             return False
         size = self._sizes.setdefault(tokens, _Size())
         if size.left:

@@ -26,6 +26,7 @@ from .padding import Padding
 from .projector import Projector
 from .sampling import DeadEnd, RowSampler, Sampler, score
 from .tasks import Run, Task, TaskChoice
+from .threads import Threads
 from .trace import Trace
 from .vocabulary import Vocabulary
 
@@ -74,6 +75,7 @@ class Scheduler:
         self._is_drafting = drafts or draft_model is not None
         self._cost = DecodeCost()
         self._padding = Padding()
+        self._threads = Threads(context.threads)
         self._trace = trace
         self._waiting = ChoiceQueue()
         self._running: list[Run] = []
@@ -150,31 +152,40 @@ class Scheduler:
             trace.write()
 
     def _decode(self, batch: Sequence[Run]) -> None:
-        """Evaluate the batch, with one token more if that is faster."""
-        may_pad = self._may_pad(batch)
-        is_padded = may_pad and self._padding.wants(self._context.size)
+        """Evaluate the batch, with one token more or with fewer threads if that is faster."""
+        threads, context = self._threads, self._context
+        # A seed must reproduce its result, so its batches must not depend on measured times.
+        is_free = all(run.sampled and not _is_seeded(run.choice) for run in batch)
+        if is_free:
+            context.use_threads(threads.next)
+        elif threads.most > 1:
+            is_seeded = any(_is_seeded(run.choice) for run in batch)
+            context.use_threads(threads.most if is_seeded else threads.used)
+        may_pad = is_free and not threads.is_trying and self._may_pad()
+        is_padded = may_pad and self._padding.wants(context.size)
         if is_padded:
-            self._context.pad()
-        begun = time.perf_counter()
-        size = self._context.decode()
-        seconds = time.perf_counter() - begun
+            context.pad()
+        begun, on_cores = time.perf_counter(), time.process_time()
+        size = context.decode()
+        ended = time.perf_counter()
+        seconds = ended - begun
+        if is_free and threads.most > 1:
+            threads.add(size, seconds, time.process_time() - on_cores, ended)
         if self._trace is not None:
             counts = {"sequences": len(batch), "tokens": size, "padded": int(is_padded)}
+            counts["threads"] = context.threads
             self._trace.mark("decode", **counts)
         if may_pad:
             self._padding.add(size, is_padded, seconds)
         if self._is_drafting and all(run.sampled for run in batch):
             self._cost.add(size, seconds)
 
-    def _may_pad(self, batch: Sequence[Run]) -> bool:
-        """Return True if the batch has only generated tokens, and may get another token."""
+    def _may_pad(self) -> bool:
+        """Return True if a batch of generated tokens may get another token."""
         context = self._context
         if not (context.pads and context.room and context.output_room and self._cache.free):
             return False
-        if context.size != context.outputs:
-            return False
-        # A seed must reproduce its result, so its batches must not depend on measured times.
-        return all(run.sampled and not _is_seeded(run.choice) for run in batch)
+        return context.size == context.outputs
 
     def _end_running(self) -> None:
         """Drop the sequences of cancelled tasks, and end those that their readers have cut."""

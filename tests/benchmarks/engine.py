@@ -1,14 +1,15 @@
 """Compare the in-process engine with llama-server, over HTTP, on one machine in one run.
 
     python tests/benchmarks/engine.py [--model demo|110m|FILE] [--vocabulary 128000]
-        [--clients 1 4 8] [--modes "sampled, whole" ...] [--repeats 5] [--load 0.5] [--trace FILE]
+        [--clients 1 4 8] [--modes "sampled, whole" ...] [--repeats 5] [--load 0.5 ...]
+        [--trace FILE]
 
 Both servers have the same model, two threads, and as many slots as there are clients at most.
 Latimer reads the model into huge pages, which llama-server cannot; `--mmap` maps it in both. For
 each row of the table they take turns, and clients send them the same requests, one after the other.
 An answer has half to one and a half times `--tokens`. A ratio above 1 means that Latimer is faster.
 It is the median over the turns, with the smallest and the largest. CPU time is the
-server's with all of its threads. With `--load`, another process needs a share of a core meanwhile.
+server's with all of its threads. With `--load`, other processes need shares of a core meanwhile.
 
 The model `110m` has random weights in 16 layers of width 768. It has the demo model's vocabulary,
 or a larger one with `--vocabulary`.
@@ -20,7 +21,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -211,11 +211,9 @@ def servers(path: Path, parallel: int, *options: str) -> Iterator[tuple[Server, 
     )  # fmt: skip
     ours = (str(path), "--model-name", "m", "--context", str(CONTEXT), *shared, *options)
     quiet = subprocess.DEVNULL
-    # Latimer's package has set its own choice for this process.
-    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     with (
         command(*ours) as (process, address),
-        subprocess.Popen(theirs, stdout=quiet, stderr=quiet, env=environment) as other,
+        subprocess.Popen(theirs, stdout=quiet, stderr=quiet) as other,
     ):
         try:
             wait_for(f"http://127.0.0.1:{port}/health", other)
@@ -239,16 +237,14 @@ while True:
 
 
 @contextlib.contextmanager
-def busy(share: float) -> Iterator[None]:
-    """Keep a share of a core busy."""
-    if not share:
+def busy(shares: Sequence[float]) -> Iterator[None]:
+    """Run a process for each share of a core that is to be busy."""
+    with contextlib.ExitStack() as stack:
+        for share in shares:
+            process = subprocess.Popen([sys.executable, "-c", _LOAD, str(share)])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
         yield
-        return
-    with subprocess.Popen([sys.executable, "-c", _LOAD, str(share)]) as process:
-        try:
-            yield
-        finally:
-            process.kill()
 
 
 def model_of(name: str, folder: str, vocabulary: int = 0) -> Path:
@@ -312,7 +308,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each server")
     parser.add_argument("--tokens", type=int, default=64, help="mean length of an answer")
     parser.add_argument("--rounds", type=int, default=1, help="requests of a client in a turn")
-    parser.add_argument("--load", type=float, default=0.0, help="share of a core that is busy")
+    parser.add_argument("--load", type=float, nargs="+", default=(), help="busy shares of a core")
     parser.add_argument("--mmap", action="store_true", help="map the model in Latimer, too")
     parser.add_argument("--drafts", action="store_true", help="let Latimer draft repeated text")
     parser.add_argument("--trace", help="a file for Latimer's trace")

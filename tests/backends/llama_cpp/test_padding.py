@@ -24,10 +24,10 @@ def test_the_faster_way_is_used() -> None:
     padding = Padding()
     trial = [False, True] * TRIALS
     assert steps(padding, 7, 0.070, 0.055, 2 * TRIALS) == trial
-    assert steps(padding, 8, 0.055, 0.070, 2 * TRIALS) == trial
+    assert steps(padding, 9, 0.055, 0.070, 2 * TRIALS) == trial
     assert steps(padding, 5, 0.070, 0.069, 2 * TRIALS) == trial
     assert all(steps(padding, 7, 0.070, 0.055, 100))
-    assert not any(steps(padding, 8, 0.055, 0.070, 100))
+    assert not any(steps(padding, 9, 0.055, 0.070, 100))
     assert not any(steps(padding, 5, 0.070, 0.069, 100)), "a gain within the noise is none"
 
 
@@ -49,11 +49,12 @@ def test_a_trial_is_repeated() -> None:
     assert not padding.wants(7)
 
 
-def test_one_token_and_many_are_never_padded() -> None:
-    """A single sequence and large batches stay as they are."""
+def test_one_token_even_sizes_and_many_are_never_padded() -> None:
+    """A single sequence, even batches and large ones stay as they are, without a trial."""
     padding = Padding()
+    assert not any(steps(padding, 8, 1.0, 0.1, 20))
     assert not any(steps(padding, 1, 1.0, 0.1, 20))
-    assert not any(steps(padding, MOST + 1, 1.0, 0.1, 20))
+    assert not any(steps(padding, MOST + 2, 1.0, 0.1, 20))
 
 
 @pytest.fixture

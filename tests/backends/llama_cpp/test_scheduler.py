@@ -19,6 +19,7 @@ from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.padding import Padding
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler
 from latimer.backends.llama_cpp.tasks import Task
+from latimer.backends.llama_cpp.threads import Threads
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support.recordings import DEMO_CHATML, prompts
 
@@ -167,6 +168,8 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return True
 
     monkeypatch.setattr(Padding, "wants", wants)
+    # A trial of numbers of threads would pad nothing meanwhile.
+    monkeypatch.setattr(Threads, "add", lambda *_: None)
     return sizes
 
 
@@ -188,6 +191,32 @@ def test_a_seeded_job_shares_no_padded_batch(two: Engine, padded: list[int]) -> 
     assert padded == []
     finish(two, other)
     assert padded == [1] * (40 - 12)
+
+
+def test_a_seeded_job_has_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches with a seeded sequence are decoded by all threads, others by those of a trial."""
+    engine = Engine(2)
+    engine.context.use_threads(2)
+    threads = Threads(2)
+    threads.used = threads.next = 1
+    monkeypatch.setattr(engine.scheduler, "_threads", threads)
+    monkeypatch.setattr(Threads, "add", lambda *_: None)
+    counts: list[int] = []
+    decode = Context.decode
+
+    def counted(context: Context) -> int:
+        counts.append(context.threads)
+        return decode(context)
+
+    monkeypatch.setattr(Context, "decode", counted)
+    seeded = Sampling(temperature=1.0, extras={"ignore_eos": True})
+    _, one = engine.submit("1", 12, sampling=seeded, seeds=(1,))
+    finish(engine, one)
+    assert counts == [2] * 12
+    _, other = engine.submit("2", 12, sampling=ENDLESS)
+    finish(engine, other)
+    assert counts[12:] == [1] * 12
+    engine.close()
 
 
 def test_a_full_context_is_not_padded(padded: list[int]) -> None:
