@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 MISSING = 0.25
 # The steps of each number of threads in a trial, and the share of the time that is a gain.
 TRIALS, GAIN = 3, 0.97
+# The batches after which a trial ends without a result, because too few had the same size.
+MOST_BATCHES = 8 * TRIALS
 # A trial ends at once if one way takes so many times as long as the other.
 CLEAR = 2.0
 # The seconds until the next trial: at least these, and this many times what the last one has lost.
@@ -43,6 +45,8 @@ class Threads:
     # The tokens and the seconds of the last batch with `used`, and the pairs of seconds.
     _first: tuple[int, float] = (0, 0.0)
     _pairs: list[tuple[float, float]] = field(default_factory=list)
+    # The batches of the trial.
+    _count: int = 0
 
     def __post_init__(self) -> None:
         self.used = self.next = self.most
@@ -70,19 +74,38 @@ class Threads:
 
     def _compare(self, tokens: int, seconds: float, now: float) -> None:
         """Let both numbers of threads take turns, and compare batches of the same size."""
+        self._count += 1
         if self.next == self.used:
             self._first, self.next = (tokens, seconds), self._other
             return
         size, before = self._first
         self.next = self.used
-        if size != tokens:
-            return
-        self._pairs.append((before, seconds))
-        own, others = zip(*self._pairs, strict=True)
-        ratio = statistics.median(others) / statistics.median(own)
-        if len(own) == TRIALS or not 1 / CLEAR < ratio < CLEAR:
-            self._until = now + max(LEAST_HOLD, HOLD * abs(sum(own) - sum(others)))
-            if ratio < GAIN:
-                self.used = self.next = self._other
-            self._other = 0
-            self._pairs.clear()
+        if size == tokens or _is_clear(seconds / before, tokens / size):
+            self._pairs.append((before, seconds))
+            own, others = zip(*self._pairs, strict=True)
+            ratio = statistics.median(others) / statistics.median(own)
+            if len(own) == TRIALS or not 1 / CLEAR < ratio < CLEAR:
+                if ratio < GAIN:
+                    self.used = self.next = self._other
+                self._end(now + max(LEAST_HOLD, HOLD * abs(sum(own) - sum(others))))
+                return
+        if self._count >= MOST_BATCHES:
+            self._end(now + LEAST_HOLD)
+
+    def _end(self, until: float) -> None:
+        """End a trial; the next one begins at some time or later."""
+        self._until = until
+        self._other = self._count = 0
+        self._pairs.clear()
+
+
+def _is_clear(seconds: float, tokens: float) -> bool:
+    """Return True if two batches of different sizes show which number of threads is faster.
+
+    A batch takes between as long as another one, and as many times as long as it has tokens.
+
+    Args:
+        seconds: the quotient of their seconds; `tokens` that of their tokens.
+    """
+    least, most = sorted((1.0, tokens))
+    return not least / CLEAR < seconds < most * CLEAR

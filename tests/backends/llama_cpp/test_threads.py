@@ -8,7 +8,13 @@ import pytest
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_cpp.library import Context, LoadedModel
 from latimer.backends.llama_cpp.options import Options
-from latimer.backends.llama_cpp.threads import HOLD, LEAST_HOLD, TRIALS, Threads
+from latimer.backends.llama_cpp.threads import (
+    HOLD,
+    LEAST_HOLD,
+    MOST_BATCHES,
+    TRIALS,
+    Threads,
+)
 
 
 class Machine:
@@ -98,6 +104,24 @@ def test_only_batches_of_one_size_are_compared() -> None:
     machine = Machine(2, busy)
     found = machine.run([1, 1, 2, 1, 2] + [3] * 20)
     assert found == [2, 2, 1, 2, 1] + [2, 1] * TRIALS + [1] * (20 - 2 * TRIALS)
+
+
+def test_a_catastrophe_ends_a_trial_of_different_sizes() -> None:
+    """A step that takes many times as long as its tokens explain decides, too."""
+    machine = Machine(2, busy)
+    machine.run([1] * 20)
+    machine.settle()
+    machine.decode = lambda threads: (3.0, 0.6) if threads == 2 else (0.02, 1.0)
+    assert machine.run(range(1, 100)).count(2) == 1
+    assert machine.threads.used == 1
+
+
+def test_a_trial_without_pairs_ends() -> None:
+    """A trial ends and changes nothing if each batch has another size, as with drafts."""
+    machine = Machine(2, busy)
+    found = machine.run(range(1, 60))
+    assert found[: 1 + MOST_BATCHES] == [2] + [2, 1] * (MOST_BATCHES // 2)
+    assert set(found[1 + MOST_BATCHES :]) == {2}
 
 
 def test_a_large_machine_leaves_the_core_that_is_missing() -> None:
