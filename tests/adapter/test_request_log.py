@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.record import Record
 from latimer.adapter.request import Exchange
 from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer
 from latimer.adapter.service import ModelEntry
@@ -23,6 +24,7 @@ from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import FORWARDED
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
+from support.engines.echo import Echo
 from support.engines.fleet import Engine, pool_of
 from support.prometheus import scrape
 from support.servers import command
@@ -56,6 +58,40 @@ async def logged(backend: Any, form: Any = "json", **options: Any) -> AsyncItera
     app = OpenAIAdapter(backend, observers=[log], **{"any_model": True, **options})
     async with client_of(app) as client:
         yield client, app.service, lines
+    await app.aclose()
+
+
+class Batches:
+    """An observer that counts the requests which it gets at once."""
+
+    follows = False
+
+    def __init__(self, keeps: bool) -> None:
+        self.keeps = keeps
+        self.sizes: list[int] = []
+
+    def take(self, ended: Sequence[Record]) -> None:
+        """Count what has ended."""
+        self.sizes.append(len(ended))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(("keeps", "sizes"), [(True, [8, 8]), (False, [])])
+async def test_few_responses_wait_for_the_log(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool, sizes: list[int]
+) -> None:
+    """An observer of responses gets eight requests at once, since these can be large."""
+    monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 1000.0)
+    notes: Any = Batches(keeps)
+    app = OpenAIAdapter(Echo("Hello."), any_model=True, observers=[notes])
+    async with client_of(app) as client:
+        for _ in range(20):
+            await client.post("/v1/chat/completions", json=CHAT)
+    assert notes.sizes == sizes
+    app.service.observe()
+    assert sum(notes.sizes) == 20
     await app.aclose()
 
 
