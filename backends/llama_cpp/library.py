@@ -335,9 +335,8 @@ class Context:
 
     def use_threads(self, count: int) -> None:
         """Let a number of threads evaluate the next batches."""
-        if count != self.threads:
-            llama_cpp.llama_set_n_threads(self.pointer, count, count)
-            self.threads = count
+        llama_cpp.llama_set_n_threads(self.pointer, count, count)
+        self.threads = count
 
     def decode(self) -> int:
         """Evaluate the batch, empty it, and return the number of its tokens without padding.

@@ -156,11 +156,12 @@ class Scheduler:
         threads, context = self._threads, self._context
         # A seed must reproduce its result, so its batches must not depend on measured times.
         is_free = all(run.sampled and not _is_seeded(run.choice) for run in batch)
-        if is_free:
-            context.use_threads(threads.next)
-        elif threads.most > 1:
+        count = threads.next
+        if not is_free:
             is_seeded = any(_is_seeded(run.choice) for run in batch)
-            context.use_threads(threads.most if is_seeded else threads.used)
+            count = threads.most if is_seeded else threads.used
+        if count != context.threads:
+            context.use_threads(count)
         may_pad = is_free and not threads.is_trying and self._may_pad()
         is_padded = may_pad and self._padding.wants(context.size)
         if is_padded:
@@ -183,9 +184,10 @@ class Scheduler:
     def _may_pad(self) -> bool:
         """Return True if a batch of generated tokens may get another token."""
         context = self._context
-        if not (context.pads and context.room and context.output_room and self._cache.free):
+        size = context.size
+        if size == 1 or size != context.outputs:
             return False
-        return context.size == context.outputs
+        return bool(context.pads and context.room and context.output_room and self._cache.free)
 
     def _end_running(self) -> None:
         """Drop the sequences of cancelled tasks, and end those that their readers have cut."""

@@ -33,12 +33,14 @@ class Threads:
     Attributes:
         used: the number that was found to be the fastest.
         next: the number for the next such batch, which differs from `used` in a trial.
+        is_trying: True in a trial, whose times belong to different numbers of threads.
     """
 
     most: int
     used: int = field(init=False)
     next: int = field(init=False)
-    # The number that a trial compares with `used`; 0 without one.
+    is_trying: bool = False
+    # The number that a trial compares with `used`.
     _other: int = 0
     # The time of the next trial, if one is needed.
     _until: float = 0.0
@@ -51,11 +53,6 @@ class Threads:
     def __post_init__(self) -> None:
         self.used = self.next = self.most
 
-    @property
-    def is_trying(self) -> bool:
-        """True in a trial, whose times belong to different numbers of threads."""
-        return self._other > 0
-
     def add(self, tokens: int, seconds: float, on_cores: float, now: float) -> None:
         """Count a batch that was decoded by `next` threads.
 
@@ -63,14 +60,14 @@ class Threads:
             on_cores: the seconds that the process has had on all cores meanwhile.
             now: the time at its end, in seconds.
         """
-        if self._other:
+        if self.is_trying:
             self._compare(tokens, seconds, now)
         elif now >= self._until:
             cores = on_cores / seconds
             if self.used > 1 and self.used - cores >= MISSING:
-                self._other = max(int(cores), 1)
+                self._other, self.is_trying = max(int(cores), 1), True
             elif self.used < self.most:
-                self._other = self.most
+                self._other, self.is_trying = self.most, True
 
     def _compare(self, tokens: int, seconds: float, now: float) -> None:
         """Let both numbers of threads take turns, and compare batches of the same size."""
@@ -95,7 +92,7 @@ class Threads:
     def _end(self, until: float) -> None:
         """End a trial; the next one begins at some time or later."""
         self._until = until
-        self._other = self._count = 0
+        self.is_trying, self._count = False, 0
         self._pairs.clear()
 
 
