@@ -30,10 +30,6 @@ from support.s3 import s3_server, variables
 from support.servers import llama_server, serving
 from support.walks import Walker
 
-# The engines of all test processes share the cores. Their threads must not wait by spinning for
-# milliseconds, as they do by default. libgomp reads this when it is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "400")
-
 # On two busy cores no deadline is reliable.
 hypothesis.settings.register_profile("latimer", deadline=None)
 hypothesis.settings.load_profile("latimer")

@@ -38,6 +38,16 @@ def _is_seeded(choice: TaskChoice) -> bool:
     return job.sampling.temperature > 0 and job.seeds[choice.index] is not None
 
 
+def _is_exact(choice: TaskChoice) -> bool:
+    """Return True if the user may compare the numbers of a request with those of another run.
+
+    Flash attention divides the keys of a single token among the threads, so their number changes
+    the last digits.
+    """
+    job = choice.task.job
+    return job.sampling.temperature == 0 or job.logprobs is not None
+
+
 class Scheduler:
     """A scheduler of tasks over the sequences of one context.
 
@@ -156,10 +166,10 @@ class Scheduler:
         threads, context = self._threads, self._context
         # A seed must reproduce its result, so its batches must not depend on measured times.
         is_free = all(run.sampled and not _is_seeded(run.choice) for run in batch)
+        is_compared = is_free and not (context.size == 1 and _is_exact(batch[0].choice))
         count = threads.next
-        if not is_free:
-            is_seeded = any(_is_seeded(run.choice) for run in batch)
-            count = threads.most if is_seeded else threads.used
+        if not is_compared:
+            count = threads.most if is_free else self._threads_for(batch)
         if count != context.threads:
             context.use_threads(count)
         may_pad = is_free and not threads.is_trying and self._may_pad()
@@ -170,7 +180,7 @@ class Scheduler:
         size = context.decode()
         ended = time.perf_counter()
         seconds = ended - begun
-        if is_free and threads.most > 1:
+        if is_compared and threads.most > 1:
             threads.add(size, seconds, time.process_time() - on_cores, ended)
         if self._trace is not None:
             counts = {"sequences": len(batch), "tokens": size, "padded": int(is_padded)}
@@ -178,8 +188,14 @@ class Scheduler:
             self._trace.mark("decode", **counts)
         if may_pad:
             self._padding.add(size, is_padded, seconds)
-        if self._is_drafting and all(run.sampled for run in batch):
+        if self._is_drafting and not threads.is_trying and all(run.sampled for run in batch):
             self._cost.add(size, seconds)
+
+    def _threads_for(self, batch: Sequence[Run]) -> int:
+        """Return the number of threads for a batch with prompts or seeded sequences."""
+        if any(_is_seeded(run.choice) for run in batch):
+            return self._threads.most
+        return self._threads.known(time.perf_counter())
 
     def _may_pad(self) -> bool:
         """Return True if a batch of generated tokens may get another token."""
@@ -311,6 +327,7 @@ class Scheduler:
             if not self._make_room(run, len(chunk.ids), (), len(chunk.ids)):
                 return
             position = len(run.slot.tokens) - run.slot.surplus
+            self._context.use_threads(self._threads.most)
             self._cache.extend_media(run.slot, chunk.ids, chunk.positions)
             try:
                 self._projector.evaluate(self._context, chunk, run.slot.id, position)

@@ -1,7 +1,7 @@
 """The number of threads that decode: fewer while other programs need the cores.
 
 llama.cpp's threads wait for each other after each operation, hundreds of times in a step. If
-another program has the core of one thread, all others spin until it continues. One thread less is
+another program has the core of one thread, all others wait until it continues. One thread less is
 then faster, since it leaves that core to the other program. The time on cores that the process gets
 shows that some are missing, and a trial shows which number of threads is faster.
 """
@@ -11,16 +11,21 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
-# The cores that are missing if a trial is worth its time.
-MISSING = 0.25
+# The seconds of decoding in which the time on cores is measured. Linux counts the time of a thread
+# that runs at ticks, so that a single step shows too little.
+MEASURED = 0.25
+# The cores that are missing if a trial is worth its time: these, and this share of the threads.
+MISSING, MISSING_SHARE = 0.25, 0.1
 # The steps of each number of threads in a trial, and the share of the time that is a gain.
 TRIALS, GAIN = 3, 0.97
+# A trial ends after two pairs if one way takes so many times as long as the other.
+CLEAR, LEAST_PAIRS = 2.0, 2
 # The batches after which a trial ends without a result, because too few had the same size.
 MOST_BATCHES = 8 * TRIALS
-# A trial ends at once if one way takes so many times as long as the other.
-CLEAR = 2.0
-# The seconds until the next trial: at least these, and this many times what the last one has lost.
-LEAST_HOLD, HOLD = 1.0, 30.0
+# The seconds until the next trial: this many times what the last one has lost, between two bounds.
+HOLD, LEAST_HOLD, MOST_HOLD = 30.0, 1.0, 60.0
+# The seconds between the batches of a pair, after which the first one is too old.
+STALE = 0.1
 
 
 @dataclass(slots=True)
@@ -40,18 +45,27 @@ class Threads:
     used: int = field(init=False)
     next: int = field(init=False)
     is_trying: bool = False
-    # The number that a trial compares with `used`.
+    # The seconds of decoding since the last measurement, and those on all cores.
+    _seconds: float = 0.0
+    _on_cores: float = 0.0
+    # The number that a trial compares with `used`, and the number of trials so far.
     _other: int = 0
-    # The time of the next trial, if one is needed.
+    _trials: int = 0
+    # The time from which on the last result is in doubt.
     _until: float = 0.0
-    # The tokens and the seconds of the last batch with `used`, and the pairs of seconds.
-    _first: tuple[int, float] = (0, 0.0)
+    # The tokens, the seconds and the end of the last batch with `used`; the pairs of seconds.
+    _first: tuple[int, float, float] = (0, 0.0, 0.0)
     _pairs: list[tuple[float, float]] = field(default_factory=list)
-    # The batches of the trial.
+    # The batches of the trial, and the seconds by which those of its pairs differ.
     _count: int = 0
+    _lost: float = 0.0
 
     def __post_init__(self) -> None:
         self.used = self.next = self.most
+
+    def known(self, now: float) -> int:
+        """Return the number for batches that are not compared: all threads after a time."""
+        return self.used if now < self._until else self.most
 
     def add(self, tokens: int, seconds: float, on_cores: float, now: float) -> None:
         """Count a batch that was decoded by `next` threads.
@@ -62,37 +76,55 @@ class Threads:
         """
         if self.is_trying:
             self._compare(tokens, seconds, now)
-        elif now >= self._until:
-            cores = on_cores / seconds
-            if self.used > 1 and self.used - cores >= MISSING:
-                self._other, self.is_trying = max(int(cores), 1), True
-            elif self.used < self.most:
-                self._other, self.is_trying = self.most, True
+            return
+        self._seconds += seconds
+        self._on_cores += on_cores
+        if self._seconds < MEASURED:
+            return
+        cores = self._on_cores / self._seconds
+        self._seconds = self._on_cores = 0.0
+        if now >= self._until:
+            self._begin(cores)
+
+    def _begin(self, cores: float) -> None:
+        """Begin a trial if one may help; several possible numbers take turns."""
+        used, most, others = self.used, self.most, list[int]()
+        if used > 1 and used - cores >= max(MISSING, MISSING_SHARE * used):
+            others.append(max(int(cores), 1))
+        if used < most:
+            others += {most: None, used + 1: None}
+        if others:
+            self._other = others[self._trials % len(others)]
+            self._trials += 1
+            self.is_trying = True
 
     def _compare(self, tokens: int, seconds: float, now: float) -> None:
         """Let both numbers of threads take turns, and compare batches of the same size."""
         self._count += 1
         if self.next == self.used:
-            self._first, self.next = (tokens, seconds), self._other
+            self._first, self.next = (tokens, seconds, now), self._other
             return
-        size, before = self._first
+        size, before, ended = self._first
         self.next = self.used
-        if size == tokens or _is_clear(seconds / before, tokens / size):
-            self._pairs.append((before, seconds))
-            own, others = zip(*self._pairs, strict=True)
-            ratio = statistics.median(others) / statistics.median(own)
-            if len(own) == TRIALS or not 1 / CLEAR < ratio < CLEAR:
-                if ratio < GAIN:
-                    self.used = self.next = self._other
-                self._end(now + max(LEAST_HOLD, HOLD * abs(sum(own) - sum(others))))
-                return
+        if now - seconds - ended < STALE:
+            self._lost += abs(seconds - before)
+            if size == tokens or _is_clear(seconds / before, tokens / size):
+                self._pairs.append((before, seconds))
+                own, others = zip(*self._pairs, strict=True)
+                ratio = statistics.median(others) / statistics.median(own)
+                is_clear = len(own) >= LEAST_PAIRS and not 1 / CLEAR < ratio < CLEAR
+                if len(own) == TRIALS or is_clear:
+                    if ratio < GAIN:
+                        self.used = self.next = self._other
+                    self._end(now)
+                    return
         if self._count >= MOST_BATCHES:
-            self._end(now + LEAST_HOLD)
+            self._end(now)
 
-    def _end(self, until: float) -> None:
-        """End a trial; the next one begins at some time or later."""
-        self._until = until
-        self.is_trying, self._count = False, 0
+    def _end(self, now: float) -> None:
+        """End a trial, and set the time until the next one."""
+        self._until = now + min(max(LEAST_HOLD, HOLD * self._lost), MOST_HOLD)
+        self.is_trying, self._count, self._lost = False, 0, 0.0
         self._pairs.clear()
 
 

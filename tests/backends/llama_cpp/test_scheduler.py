@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.calls import Profile
@@ -195,30 +197,98 @@ def test_a_seeded_job_shares_no_padded_batch(two: Engine, padded: list[int]) -> 
     assert set(padded) == {2}
 
 
-def test_a_seeded_job_has_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches with a seeded sequence are decoded by all threads, others by those of a trial."""
-    engine = Engine(2)
-    engine.context.use_threads(2)
-    threads = Threads(2)
-    threads.used = threads.next = 1
-    monkeypatch.setattr(engine.scheduler, "_threads", threads)
-    monkeypatch.setattr(Threads, "add", lambda *_: None)
-    counts: list[int] = []
-    decode = Context.decode
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of threads of each decode, on a machine where a core of two is missing."""
+    found: list[int] = []
+    decode, clock = Context.decode, [0.0, 0.0]
 
     def counted(context: Context) -> int:
-        counts.append(context.threads)
+        found.append(context.threads)
+        # One thread needs less time than two.
+        clock[0] += 0.03 if context.threads == 2 else 0.02
+        clock[1] += 0.036 if context.threads == 2 else 0.02
         return decode(context)
 
     monkeypatch.setattr(Context, "decode", counted)
-    seeded = Sampling(temperature=1.0, extras={"ignore_eos": True})
-    _, one = engine.submit("1", 12, sampling=seeded, seeds=(1,))
-    finish(engine, one)
-    assert counts == [2] * 12
-    _, other = engine.submit("2", 12, sampling=ENDLESS)
-    finish(engine, other)
-    assert counts[12:] == [1] * 12
-    engine.close()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "process_time", lambda: clock[1])
+    return found
+
+
+@pytest.fixture
+def shared() -> Iterator[Engine]:
+    """An engine of two threads and two sequences."""
+    made = Engine(2)
+    made.context.use_threads(2)
+    made.scheduler._threads = Threads(2)
+    yield made
+    made.close()
+
+
+SAMPLED = Sampling(temperature=1.0, extras={"ignore_eos": True})
+
+
+def test_fewer_threads_decode_on_a_busy_machine(shared: Engine, counts: list[int]) -> None:
+    """After a trial, one thread decodes the batches of two sequences, and prompts soon after."""
+    boxes = [shared.submit(str(number), 60, sampling=SAMPLED)[1] for number in range(2)]
+    finish(shared, *boxes)
+    assert counts[:8] == [2] * 8
+    assert counts[-30:] == [1] * 30
+    _, box = shared.submit("3", 1, sampling=SAMPLED)
+    finish(shared, box)
+    assert counts[-1] == 1
+
+
+def test_a_trial_of_threads_has_no_padded_batch(
+    shared: Engine, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While numbers of threads are compared, all batches of a size are equal."""
+    tried = []
+
+    def wants(_padding: Padding, _tokens: int) -> bool:
+        tried.append(shared.scheduler._threads.is_trying)
+        return True
+
+    monkeypatch.setattr(Padding, "wants", wants)
+    boxes = [shared.submit(str(number), 60, sampling=SAMPLED)[1] for number in range(2)]
+    finish(shared, *boxes)
+    assert 1 in counts
+    assert tried
+    assert not any(tried)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"sampling": SAMPLED, "seeds": (1,)},
+        {"sampling": ENDLESS},
+        {"sampling": SAMPLED, "logprobs": 2},
+    ],
+    ids=["seeded", "greedy", "log-probabilities"],
+)
+def test_numbers_that_users_compare_have_all_threads(
+    shared: Engine, counts: list[int], job: Any
+) -> None:
+    """A sequence that runs alone has all threads if it is seeded, greedy or has numbers."""
+    shared.scheduler._threads.used = shared.scheduler._threads.next = 1
+    _, box = shared.submit("1", 30, **job)
+    finish(shared, box)
+    assert set(counts) == {2}
+
+
+def test_a_seeded_sequence_gives_all_threads_to_its_batches(
+    shared: Engine, counts: list[int]
+) -> None:
+    """Batches with a seeded sequence have all threads, and the batches after its end have not."""
+    shared.scheduler._threads.used = shared.scheduler._threads.next = 1
+    _, one = shared.submit("1", 12, sampling=SAMPLED, seeds=(1,))
+    _, other = shared.submit("2", 20, sampling=SAMPLED)
+    finish(shared, one)
+    assert set(counts) == {2}
+    before = len(counts)
+    finish(shared, other)
+    assert counts[before] == 1
 
 
 def test_a_full_context_is_not_padded(padded: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import pytest
 from latimer.backends.llama_cpp import DEMO_MODEL
@@ -11,7 +11,11 @@ from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.threads import (
     HOLD,
     LEAST_HOLD,
+    LEAST_PAIRS,
+    MEASURED,
     MOST_BATCHES,
+    MOST_HOLD,
+    STALE,
     TRIALS,
     Threads,
 )
@@ -29,7 +33,7 @@ class Machine:
         self.decode = decode
         self.now = 100.0
 
-    def run(self, sizes: Sequence[int]) -> list[int]:
+    def run(self, sizes: Iterable[int]) -> list[int]:
         """Decode batches of these sizes, and return the number of threads of each."""
         found = []
         for size in sizes:
@@ -39,9 +43,17 @@ class Machine:
             self.threads.add(size, seconds, seconds * cores, self.now)
         return found
 
+    def measure(self) -> None:
+        """Decode until a trial begins."""
+        for _ in range(1000):
+            self.run([1])
+            if self.threads.is_trying:
+                return
+        raise AssertionError("no trial has begun")
+
     def settle(self) -> None:
-        """Wait until the next trial may begin."""
-        self.now += 1000.0
+        """Wait until the last result is in doubt."""
+        self.now += MOST_HOLD
 
 
 def idle(threads: int) -> tuple[float, float]:
@@ -54,98 +66,139 @@ def busy(threads: int) -> tuple[float, float]:
     return (0.03, 1.3) if threads == 2 else (0.02, 1.0)
 
 
-def test_an_idle_machine_has_no_trial() -> None:
-    """All threads decode while they get their cores."""
-    assert Machine(2, idle).run([1] * 500) == [2] * 500
-    assert Machine(1, lambda _: (0.02, 0.5)).run([1] * 500) == [1] * 500
+@pytest.mark.parametrize("most", [1, 2, 16, 64])
+def test_a_machine_without_other_work_has_no_trial(most: int) -> None:
+    """All threads decode while they get most of their cores."""
+    machine = Machine(most, lambda threads: (0.02, threads * 0.93))
+    assert machine.run([1] * 2000) == [most] * 2000
 
 
 def test_fewer_threads_are_used_where_they_are_faster() -> None:
-    """Without a core, a trial of each number in turn finds that one thread is faster."""
+    """A trial of each number in turn finds that one thread is faster if a core is missing."""
     machine = Machine(2, busy)
-    trial = [2] + [2, 1] * TRIALS
-    assert machine.run([1] * (len(trial) + 20)) == trial + [1] * 20
+    assert machine.run([1] * int(MEASURED / 0.03)) == [2] * int(MEASURED / 0.03)
+    machine.measure()
+    assert machine.run([1] * (2 * TRIALS + 20)) == [2, 1] * TRIALS + [1] * 20
+    assert machine.threads.known(machine.now) == 1
 
 
 def test_all_threads_are_used_again() -> None:
     """After the other program has ended, the next trial finds that two threads are faster."""
     machine = Machine(2, busy)
+    machine.measure()
     machine.run([1] * 20)
     machine.decode = idle
-    assert machine.run([1] * 5) == [1] * 5, "a verdict holds for a time"
+    assert machine.run([1] * 5) == [1] * 5, "a result holds for a time"
     machine.settle()
-    # Twice as fast is clear after one step of each.
-    assert machine.run([1] * 10) == [1, 1, 2] + [2] * 7
+    assert machine.threads.known(machine.now) == 2, "prompts do not wait for a trial"
+    machine.measure()
+    assert machine.run([1] * 10) == [1, 2] * LEAST_PAIRS + [2] * (10 - 2 * LEAST_PAIRS)
 
 
 def test_a_slower_trial_is_not_repeated_soon() -> None:
     """If fewer threads are slower, the next trial waits for a multiple of what this one lost."""
     machine = Machine(2, lambda threads: (0.1, 1.5) if threads == 2 else (0.15, 1.0))
-    assert 1 in machine.run([1] * 8)
+    machine.measure()
+    assert machine.run([1] * 2 * TRIALS) == [2, 1] * TRIALS
     begun, hold = machine.now, HOLD * TRIALS * 0.05
     assert hold > LEAST_HOLD
-    while machine.now < begun + hold - 0.2:
+    while machine.now < begun + hold - 0.3:
         assert machine.run([1]) == [2]
-    assert 1 in machine.run([1] * 12)
+    machine.measure()
+    assert machine.now < begun + hold + 1.0
 
 
 def test_a_catastrophe_ends_a_trial() -> None:
-    """One step that takes many times as long decides, and the next trial is far away."""
+    """Steps that take many times as long decide soon, and the next trial is far away."""
     machine = Machine(2, busy)
+    machine.measure()
     machine.run([1] * 20)
     machine.settle()
     machine.decode = lambda threads: (3.0, 0.6) if threads == 2 else (0.02, 1.0)
-    assert machine.run([1] * 1000).count(2) == 1
-    assert machine.now < 1200.0, "the thousand steps ended before the next trial"
+    assert machine.run([1] * 1000).count(2) == LEAST_PAIRS
+    assert machine.threads.used == 1
+
+
+def test_a_pause_does_not_decide_for_long() -> None:
+    """A machine that sleeps in a trial loses no more than a minute by the result."""
+    machine = Machine(2, busy)
+    machine.measure()
+    pause = iter([0.03, 600.0, 0.03, 600.0])
+    machine.decode = lambda _: (next(pause), 1.3)
+    machine.run([1] * 4)
+    assert machine.threads.used == 2
+    machine.decode = busy
+    machine.settle()
+    machine.measure()
 
 
 def test_only_batches_of_one_size_are_compared() -> None:
     """A larger batch takes longer for another reason, so its pair does not count."""
     machine = Machine(2, busy)
-    found = machine.run([1, 1, 2, 1, 2] + [3] * 20)
-    assert found == [2, 2, 1, 2, 1] + [2, 1] * TRIALS + [1] * (20 - 2 * TRIALS)
+    machine.measure()
+    found = machine.run([1, 2, 1, 2] + [3] * 20)
+    assert found == [2, 1, 2, 1] + [2, 1] * TRIALS + [1] * (20 - 2 * TRIALS)
 
 
 def test_a_catastrophe_ends_a_trial_of_different_sizes() -> None:
-    """A step that takes many times as long as its tokens explain decides, too."""
+    """Steps that take many times as long as their tokens explain decide, too."""
     machine = Machine(2, busy)
+    machine.measure()
     machine.run([1] * 20)
     machine.settle()
     machine.decode = lambda threads: (3.0, 0.6) if threads == 2 else (0.02, 1.0)
-    assert machine.run(range(1, 100)).count(2) == 1
+    assert machine.run(range(1, 100)).count(2) == LEAST_PAIRS
     assert machine.threads.used == 1
 
 
 def test_a_trial_without_pairs_ends() -> None:
     """A trial ends and changes nothing if each batch has another size, as with drafts."""
     machine = Machine(2, busy)
-    found = machine.run(range(1, 60))
-    assert found[: 1 + MOST_BATCHES] == [2] + [2, 1] * (MOST_BATCHES // 2)
-    assert set(found[1 + MOST_BATCHES :]) == {2}
+    machine.measure()
+    found = machine.run(range(1, 40))
+    assert found[:MOST_BATCHES] == [2, 1] * (MOST_BATCHES // 2)
+    assert set(found[MOST_BATCHES:]) == {2}
 
 
-def test_a_large_machine_leaves_the_core_that_is_missing() -> None:
-    """Of eight threads, as many decode as there are cores, and fewer if others become busy."""
-    machine = Machine(8, lambda threads: (0.02 if threads == 8 else 0.011, min(threads, 7.4)))
-    machine.run([1] * 20)
-    assert machine.threads.used == 7
-    machine.settle()
-    machine.decode = lambda threads: (0.05 if threads > 4 else 0.02, min(threads, 4.5))
-    machine.run([1] * 20)
-    assert machine.threads.used == 4
+def test_batches_with_a_pause_between_are_no_pair() -> None:
+    """Nothing is known of the machine after a request has ended in the middle of a pair."""
+    machine = Machine(2, busy)
+    machine.measure()
+    machine.run([1])
+    machine.now += 2 * STALE
+    assert machine.run([1] * (1 + 2 * TRIALS)) == [1] + [2, 1] * TRIALS
+    assert not machine.threads.is_trying
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_any_number_of_threads_has_the_same_logits(count: int) -> None:
-    """The number of threads of a context changes, and its results do not."""
-    options = Options(parallel=1, batch=64, threads=2)
-    context = Context(LoadedModel(DEMO_MODEL, options), options, 256)
+def test_a_large_machine_leaves_the_cores_that_are_missing() -> None:
+    """Of eight threads, as many decode as there are cores, whether these become fewer or more."""
+    cores = 7.1
+
+    def decode(threads: int) -> tuple[float, float]:
+        return (0.02 if threads <= cores else 0.2) * 8 / threads, min(threads, cores)
+
+    machine = Machine(8, decode)
+    for cores in (7.1, 4.5, 6.3, 8.0):
+        for _ in range(8):
+            machine.settle()
+            machine.run([1] * 400)
+        assert machine.threads.used == int(cores)
+
+
+@pytest.mark.parametrize("length", [3, 200, 600])
+def test_an_exact_engine_has_the_same_logits_with_any_number_of_threads(length: int) -> None:
+    """The number of threads changes no result of `exact`, also for long sequences."""
+    options = Options(parallel=1, batch=64, threads=2, exact=True)
+    context = Context(LoadedModel(DEMO_MODEL, options), options, 1024)
     found = []
-    for threads in (2, count):
+    for threads in (2, 1):
         context.use_threads(threads)
         assert context.threads == threads
         context.remove(0)
-        context.add(0, 0, [5, 7, 9], 1)
+        for start in range(0, length, 50):
+            context.add(0, start, [5 + start % 7] * min(50, length - start), 1)
+            context.decode()
+        context.add(0, length, [9], 1)
         context.decode()
         found.append(context.logits(0, 1).tobytes())
     assert found[0] == found[1]
