@@ -38,8 +38,8 @@ def _is_seeded(choice: TaskChoice) -> bool:
     return job.sampling.temperature > 0 and job.seeds[choice.index] is not None
 
 
-def _is_exact(choice: TaskChoice) -> bool:
-    """Return True if the user may compare the numbers of a request with those of another run.
+def _is_reproducible(choice: TaskChoice) -> bool:
+    """Return True if a request that runs alone should have the same numbers again.
 
     Flash attention divides the keys of a single token among the threads, so their number changes
     the last digits.
@@ -166,10 +166,14 @@ class Scheduler:
         threads, context = self._threads, self._context
         # A seed must reproduce its result, so its batches must not depend on measured times.
         is_free = all(run.sampled and not _is_seeded(run.choice) for run in batch)
-        is_compared = is_free and not (context.size == 1 and _is_exact(batch[0].choice))
-        count = threads.next
-        if not is_compared:
-            count = threads.most if is_free else self._threads_for(batch)
+        is_fixed = context.size == 1 and _is_reproducible(batch[0].choice)
+        is_compared = is_free and not is_fixed
+        if is_compared:
+            count = threads.next
+        elif is_fixed or any(_is_seeded(run.choice) for run in batch):
+            count = threads.most
+        else:
+            count = threads.known(time.perf_counter())
         if count != context.threads:
             context.use_threads(count)
         may_pad = is_free and not threads.is_trying and self._may_pad()
@@ -190,12 +194,6 @@ class Scheduler:
             self._padding.add(size, is_padded, seconds)
         if self._is_drafting and not threads.is_trying and all(run.sampled for run in batch):
             self._cost.add(size, seconds)
-
-    def _threads_for(self, batch: Sequence[Run]) -> int:
-        """Return the number of threads for a batch with prompts or seeded sequences."""
-        if any(_is_seeded(run.choice) for run in batch):
-            return self._threads.most
-        return self._threads.known(time.perf_counter())
 
     def _may_pad(self) -> bool:
         """Return True if a batch of generated tokens may get another token."""
