@@ -125,7 +125,7 @@ async def test_sampled_tokens_have_the_distribution(engines: list[LlamaCpp]) -> 
     for row in rows:
         row.append(count - sum(row))
     statistic = sum((a - b) ** 2 / (a + b) for a, b in zip(*rows, strict=True) if a + b)
-    assert len(often) > 3
+    assert len(often) >= 3
     # Five standard deviations above the mean of the chi-square distribution.
     assert statistic < len(often) + 5 * math.sqrt(2 * len(often))
 
