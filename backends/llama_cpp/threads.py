@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 # that runs at ticks, so that a single step shows too little.
 MEASURED = 0.25
 # The cores that are missing if a trial is worth its time: these, and this share of the threads.
-MISSING, MISSING_SHARE = 0.25, 0.1
+MISSING, MISSING_SHARE = 0.33, 0.1
 # The steps of each number of threads in a trial, and the share of the time that is a gain.
 TRIALS, GAIN = 3, 0.97
 # A trial ends after two pairs if one way takes so many times as long as the other.
@@ -23,7 +23,7 @@ CLEAR, LEAST_PAIRS = 2.0, 2
 # The batches after which a trial ends without a result, because too few had the same size.
 MOST_BATCHES = 8 * TRIALS
 # The seconds until the next trial: this many times what the last one has lost, between two bounds.
-HOLD, LEAST_HOLD, MOST_HOLD = 30.0, 1.0, 60.0
+HOLD, LEAST_HOLD, MOST_HOLD = 100.0, 1.0, 60.0
 # The seconds between the batches of a pair, after which the first one is too old.
 STALE = 0.1
 
