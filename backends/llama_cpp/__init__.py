@@ -4,8 +4,8 @@ Importing this package does not import llama_cpp; loading a model does. A proxy 
 
 libgomp reads `GOMP_SPINCOUNT` when it is loaded, so it is set before any module imports llama_cpp.
 By default, libgomp's threads wait for each other by spinning for milliseconds. If another process
-needs their cores, a decode can take hundreds of times as long. With this number it takes three
-times as long, and no longer than before on an idle machine (docs/performance.md).
+needs their cores, a decode can take hundreds of times as long. With this number it takes three to
+five times as long, and no longer than before on an idle machine (docs/performance.md).
 """
 
 import os
