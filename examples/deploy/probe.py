@@ -23,7 +23,8 @@ def main(argument: str) -> int:
     port = int(os.environ.get("LATIMER_PORT", "8000"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
-        connection.request("GET", "/health" if alive else argument)
+        # `/ready` answers within two seconds. `/health` waits for an engine that hangs.
+        connection.request("GET", "/ready" if alive else argument)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         print(f"Latimer does not respond: {error}", file=sys.stderr)

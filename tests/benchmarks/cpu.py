@@ -327,8 +327,8 @@ def observed(kind: str) -> list[float]:
             for port in random.sample(ports, len(ports)):
                 before = on_core(process)
                 asyncio.run(send(port, request, end, MOST_UNSEEN))
-                # The log is written in a thread.
-                time.sleep(0.002)
+                # The observers may still work, and the log is written in a thread.
+                time.sleep(0.01)
                 if block >= WARM_UP // MOST_UNSEEN:
                     found[port].append(on_core(process) - before)
     unseen, seen = (sorted(found[port]) for port in ports)

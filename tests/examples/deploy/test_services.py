@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 from latimer.adapter.settings import FlatSettings
+from support.servers import begun
 
 pytestmark = pytest.mark.slow
 
@@ -96,3 +99,12 @@ def test_the_tests_of_the_chart_install_their_group() -> None:
     root = DEPLOY.parents[1]
     group = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]["deploy"]
     assert f"pip install -q {' '.join(group)}\n" in (root / "Makefile").read_text()
+
+
+def test_an_engine_that_hangs_does_not_end_its_container() -> None:
+    """The liveness probe succeeds while the engine accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        with begun(f"http://127.0.0.1:{engine.getsockname()[1]}") as (_, address, _):
+            port = address.rpartition(":")[2]
+            probe = str(DEPLOY / "probe.py")
+            assert output(sys.executable, probe, "--alive", LATIMER_PORT=port) == "503\n"
