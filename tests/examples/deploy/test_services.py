@@ -103,8 +103,10 @@ def test_the_tests_of_the_chart_install_their_group() -> None:
 
 def test_an_engine_that_hangs_does_not_end_its_container() -> None:
     """The liveness probe succeeds while the engine accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as engine:
-        with begun(f"http://127.0.0.1:{engine.getsockname()[1]}") as (_, address, _):
-            port = address.rpartition(":")[2]
-            probe = str(DEPLOY / "probe.py")
-            assert output(sys.executable, probe, "--alive", LATIMER_PORT=port) == "503\n"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as engine,
+        begun(f"http://127.0.0.1:{engine.getsockname()[1]}") as (_, address, _),
+    ):
+        port = address.rpartition(":")[2]
+        probe = str(DEPLOY / "probe.py")
+        assert output(sys.executable, probe, "--alive", LATIMER_PORT=port) == "503\n"
