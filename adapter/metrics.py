@@ -72,6 +72,8 @@ _REASONS = ("stop", "length", "tool_calls", "error", "abort")
 _LIMITS = ("requests", "tokens", "concurrent", "queue")
 # The place of the time to the first token among the histograms of streams.
 _FIRST = [row.name for row in OF_STREAMS].index("time_to_first_token_seconds")
+# The place of the wait among the histograms of all requests.
+_QUEUED = [row.name for row in OF_ALL].index("request_queue_time_seconds")
 # The places of three numbers among those of all requests.
 _PROMPT, _GENERATED, _COMPUTED = (
     [row.name for row in OF_ALL].index(f"request_{name}_tokens")
@@ -252,8 +254,10 @@ class Metrics(Observer):
                 series.looked_up += record.party.looked_up
                 series.cached += record.party.cached
             series.add_gaps(record)
+            # Clients leave slow engines and long queues, which must not look fast by that.
+            if record.queued:
+                series.of_all[_QUEUED].add([record.queued])
             if record.arrivals:
-                # Clients leave slow engines, which must not look fast by that.
                 series.of_streams[_FIRST].add([record.arrivals[0] - record.begun_at])
 
     def snapshot(self, service: Service, states: States) -> Snapshot:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ..backends.base import Backend, Load
-from ..backends.errors import LatimerError
+from ..backends.base import Load
 from .record import engine_name
-from .service import ModelEntry, Service
+from .service import ModelEntry, Question, Service
 
 if TYPE_CHECKING:
     from ..backends.fleet.pool import Pool
@@ -19,6 +20,8 @@ SERVING: frozenset[State] = frozenset({"ready", "unloaded"})
 
 # Seconds that an engine may take to answer, for `/metrics`.
 SCRAPE = 0.25
+# Seconds without an answer after which an engine elsewhere counts as one that does not answer.
+SILENCE = 5.0
 _IDLE = Load(0, 0)
 
 
@@ -88,31 +91,31 @@ def _of_pool(entry: ModelEntry) -> ModelState:
 
 async def _of_backend(service: Service, entry: ModelEntry, patience: float) -> ModelState:
     backend = entry.backend
-    state, reason = await _asked(service, backend, patience)
-    name = entry.names[0] if entry.names else ""
-    if not name and state == "ready":
-        try:
-            name = (await backend.model()).name
-        except LatimerError as error:
-            state, reason = "unavailable", error.message
+    state, reason = await _asked(service, entry, patience)
+    name = service.label(entry)
     load = backend.load() or _IDLE
     engine = EngineState(engine_name(backend.capabilities.engine), state, reason, load)
-    return ModelState(name, load.waiting, (engine,), None)
+    # A request asks the engine for its model before it waits for a place.
+    return ModelState(name, load.waiting + service.asking(name), (engine,), None)
 
 
-async def _asked(service: Service, backend: Backend, patience: float) -> tuple[State, str]:
+async def _asked(service: Service, entry: ModelEntry, patience: float) -> tuple[State, str]:
     """Return the state of an engine, which is asked once at a time."""
-    task = service.asked.get(backend)
-    if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-        task = service.asked[backend] = asyncio.create_task(backend.health())
+    question, before = service.asked.get(entry.backend), ""
+    if question is not None and question.task.done():
+        before, question = question.reason, None
+    if question is None or question.task.get_loop() is not asyncio.get_running_loop():
+        task = asyncio.create_task(_ask(service, entry))
         # Retrieves the error, since nobody may wait for it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await asyncio.wait([task], timeout=patience)
-    if not task.done():
-        return "loading", f"The engine has not answered within {patience:g} s."
-    error = None if task.cancelled() else task.exception()
-    if error is None:
-        return "ready", ""
-    if isinstance(error, LatimerError):
-        return "unavailable", error.message
-    raise error
+        most = math.inf if entry.backend.loads_here else SILENCE
+        question = service.asked[entry.backend] = Question(task, time.monotonic(), most, before)
+    await asyncio.wait([question.task], timeout=patience)
+    return question.found
+
+
+async def _ask(service: Service, entry: ModelEntry) -> None:
+    """Ask an engine whether it is ready, and for its name if it has no other."""
+    await entry.backend.health()
+    if not entry.names:
+        service.note(entry, await entry.backend.model())

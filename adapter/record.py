@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
+from http import HTTPStatus
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
@@ -36,6 +37,16 @@ _KINDS = {"llama.cpp in process": "llama_cpp", "llama-server": "llama_server"}
 def engine_name(kind: str) -> str:
     """Return the name of a kind of engines in metrics."""
     return _KINDS.get(kind, kind)
+
+
+@cache
+def _words_of(status: int) -> str:
+    """Return the words of an HTTP status as a code."""
+    try:
+        words = HTTPStatus(status).phrase
+    except ValueError:
+        return f"status_{status}"
+    return words.lower().replace(" ", "_").replace("-", "_")
 
 
 class Trace(NamedTuple):
@@ -124,7 +135,8 @@ class Record(_Facts):
         choices_per_prompt: how many of these each prompt has.
         reply: the response object, if `keeps` is set.
         failed: the status of the error that ended it, also in a stream; 0 without one.
-        error_code: the code of this error, if it has one.
+        error_code: the code of this error. An error without a code and a field has the words of its
+            status, such as `not_found`.
         param: the field at fault, if the error names one.
         limit: the limit that it exceeded: `requests`, `tokens` or `concurrent` of its key, or the
             `queue`.
@@ -178,6 +190,9 @@ class Record(_Facts):
     def fail(self, error: Exception) -> None:
         """Note the error that ended the request; the error itself would keep all of it."""
         self.failed = int(getattr(error, "status_code", getattr(error, "status", 500)))
-        self.error_code = str(getattr(error, "code", None) or "")
         self.param = getattr(error, "param", None) or ""
+        self.error_code = str(getattr(error, "code", None) or "")
+        if not (self.error_code or self.param):
+            # OpenAI's errors for invalid JSON, and for an unknown path or object, have neither.
+            self.error_code = getattr(error, "label", "") or _words_of(self.failed)
         self.limit = "queue" if isinstance(error, Busy) else getattr(error, "limit", "")

@@ -84,6 +84,15 @@ TRACE_PARENT = b"traceparent"
 _PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
 
 
+class NotJson(InvalidRequest):
+    """The error for a body that JSON does not allow, that has no object, or that is too deep."""
+
+    label = "invalid_json"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(_NOT_JSON + reason)
+
+
 class Disconnected(Exception):
     """A disconnect of the client while its request was read."""
 
@@ -98,6 +107,8 @@ class Exchange(Request):
         status: the status of the response; 0 if it has not started.
         record: what is measured of the request; None if nobody observes it.
         trace: the span of the request; None if there is none.
+        asked: the model that the body names; empty if it names none, and None if no body with a
+            model has been read. A client can send anything here.
         model: the name of the request's model in metrics; empty if it has none.
         is_detached: True for work that outlives its request.
         forwarded: the headers that its calls of engines have too, by their fields in logs.
@@ -147,6 +158,7 @@ class Exchange(Request):
     is_once = is_named = sends_whole = pushes = False
     fault: Callable[[LatimerError], bytes] = staticmethod(error_event)
     key = owner = end_user = cache_key = model = ""
+    asked: object = None
     status = 0
     forwarded: Mapping[str, str] | None = None
     draft: Draft | None = None
@@ -198,6 +210,7 @@ class Exchange(Request):
         found.cache_key = self.cache_key
         found.streams = found.is_detached = True
         found.status, found.model, found.forwarded = 200, self.model, self.forwarded
+        found.wants_stream = self.wants_stream
         found.trace = self.trace
         found.grant = self.grant
         found.lease, self.lease = self.lease, None
@@ -547,11 +560,11 @@ def object_of(parts: list[bytes]) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(_NOT_JSON + f"The parser reports: {error}.") from None
+        raise NotJson(f"The parser reports: {error}.") from None
     if not isinstance(value, dict):
-        raise InvalidRequest(_NOT_JSON + "The body must be an object.")
+        raise NotJson("The body must be an object.")
     if body.count(b"[") + body.count(b"{") > MAX_NESTING and _depth(value) > MAX_NESTING:
-        raise InvalidRequest(_NOT_JSON + f"The body is nested deeper than {MAX_NESTING} levels.")
+        raise NotJson(f"The body is nested deeper than {MAX_NESTING} levels.")
     return value
 
 

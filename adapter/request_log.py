@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 import orjson
@@ -24,7 +25,7 @@ from typing_extensions import override
 from ..schemas.openai.common import Request
 from .dialects import TABLES
 from .errors import in_log, printable
-from .record import Record
+from .record import OTHER, Record
 from .service import Observer
 
 Format: TypeAlias = Literal["text", "json"]
@@ -86,27 +87,43 @@ _LINE = orjson.OPT_APPEND_NEWLINE
 
 def json_line(message: str, level: str, event: str, fields: Mapping[str, Any]) -> str:
     """Return a line of the log that is not about a request."""
-    at = datetime.now(UTC)
+    at = f"{datetime.now(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
     found = {"time": at, "level": level, "event": event, "message": message, **fields}
-    return orjson.dumps(found, None, orjson.OPT_UTC_Z).decode()
+    return orjson.dumps(found).decode()
 
 
 class JsonFormatter(logging.Formatter):
-    """A formatter of records as JSON; their `extra` can have an `event` and its `fields`."""
+    """A formatter of records as JSON; their `extra` can have an `event` and its `fields`.
+
+    Args:
+        worker: the number of the worker, from 1; None for any other process.
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = {} if worker is None else {"worker": worker}
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        fields = {"logger": record.name, **getattr(record, "fields", {})}
+        fields = {"logger": record.name, **getattr(record, "fields", {}), **self._worker}
         event = getattr(record, "event", "log")
         return json_line(super().format(record), record.levelname.lower(), event, fields)
 
 
 class TextFormatter(logging.Formatter):
-    """A formatter of records for people; text of a request does not control the terminal."""
+    """A formatter of records for people; text of a request does not control the terminal.
+
+    Args:
+        worker: see `JsonFormatter`.
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._start = "" if worker is None else f"worker {worker}: "
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record), keep="\n")
+        return self._start + printable(super().format(record), keep="\n")
 
 
 def form_of(form: Format | None, has_requests: bool) -> Format:
@@ -158,8 +175,9 @@ class RequestLog(Observer):
 # The fields that say in a line for people how a request has ended.
 _REASONS = ("finish_reason", "error_code", "param", "limit")
 # The fields of requests that an engine has got.
-_ON_ENGINE = ("model", "engine", "stream", "n")
+_ON_ENGINE = ("engine", "stream", "n")
 # The ends of times: encoding a `datetime` takes as long as encoding the rest of a line.
+_CACHED = attrgetter("cached_tokens")
 _MILLISECONDS = [f".{number:03}Z" for number in range(1000)]
 
 
@@ -213,6 +231,8 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
     else:
         for name in _ON_ENGINE:
             del event[name]
+        if record.model == OTHER:
+            del event["model"]
     if record.tries:
         event["attempts"] = len(record.tries) + 1
         event["tried"] = [{"engine": one.engine, "reason": one.reason} for one in record.tries]
@@ -223,6 +243,9 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         if "prompt_tokens_details" in usage:
             event["cached_tokens"] = usage["prompt_tokens_details"]["cached_tokens"]
             event["reasoning_tokens"] = usage["completion_tokens_details"]["reasoning_tokens"]
+        elif record.finishes:
+            cached = map(_CACHED, record.finishes[:: record.choices_per_prompt])
+            event["cached_tokens"] = sum(cached)
         if record.reasons:
             event["finish_reason"] = record.reasons[0]
     elif record.begun and any(record.partial):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from ..backends.base import Backend, Capabilities, Model
@@ -27,6 +27,7 @@ from .store.transcripts import Transcripts
 
 if TYPE_CHECKING:
     from ..backends.fleet.pool import Pool
+    from ..backends.fleet.replica import State
     from ..backends.speech.base import Speaker, Transcriber
 
 log = logging.getLogger("latimer")
@@ -35,6 +36,9 @@ DEFAULT_MAX_BODY = limits.BODY.maximum
 # The fields that clients read reasoning from.
 ReasoningField: TypeAlias = Literal["reasoning_content", "reasoning"]
 REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning")
+
+# Seconds that engines may take to answer `/health`: less than the limits of usual probes.
+HEALTH = 3.0
 
 # The recordings to transcribe that are in memory at once, of at most 115 MB each.
 MOST_RECORDINGS = 4
@@ -178,6 +182,50 @@ class ModelEntry:
 Chosen: TypeAlias = tuple[ModelEntry, str, bool]
 
 
+@dataclass(eq=False, slots=True)
+class Question:
+    """A question to an engine whether it is ready.
+
+    Args:
+        task: the question.
+        since: the time at which it was asked (`time.monotonic`).
+        patience: the seconds after which an engine without an answer is unavailable.
+        before: why the engine was unavailable by the question before; empty if it was not.
+    """
+
+    task: asyncio.Task[None]
+    since: float
+    patience: float
+    before: str
+
+    @property
+    def found(self) -> tuple[State, str]:
+        """The state of the engine, and the reason."""
+        if not self.task.done():
+            waited = monotonic() - self.since
+            if waited >= self.patience:
+                return "unavailable", f"The engine has not answered for {waited:.0f} s."
+            if self.before:
+                return "unavailable", self.before
+            return "loading", f"The engine has not answered within {waited:.2g} s."
+        if self.error is None:
+            return "ready", ""
+        if self.reason:
+            return "unavailable", self.reason
+        raise self.error
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error of a question that has ended."""
+        return None if self.task.cancelled() else self.task.exception()
+
+    @property
+    def reason(self) -> str:
+        """The reason of a question that has ended with the engine unavailable; or empty."""
+        error = self.error
+        return error.message if isinstance(error, LatimerError) else ""
+
+
 class Socket(Protocol):
     """A WebSocket that is open."""
 
@@ -249,7 +297,7 @@ class Service:
         # The connections of WebSockets that are open.
         self.sockets: set[Socket] = set()
         # Questions to engines whether they are ready (`readiness`).
-        self.asked: dict[Backend, asyncio.Task[None]] = {}
+        self.asked: dict[Backend, Question] = {}
         # Closes the engines that several models share.
         self.release: Callable[[], Awaitable[None]] | None = None
         # True for `latimer serve`, whose settings are options of a command.
@@ -262,6 +310,8 @@ class Service:
         self._listings = listings
         # The pool and the model that `served` has returned for a name, if no other one replaces it.
         self._latest: dict[str, tuple[Pool, ServedModel]] = {}
+        # The names of models in metrics, as far as engines have reported them.
+        self._reported: dict[Backend, str] = {}
         table: dict[str, ModelEntry] = {}
         for listing in listings:
             for name in listing.names:
@@ -331,6 +381,8 @@ class Service:
         in no cache of the processor.
         """
         self.running.discard(exchange)
+        if not exchange.model and exchange.asked is not None:
+            exchange.model = self.label_asked(exchange)
         unseen = self._unseen
         place = [*map(exchange.scope.get, _PLACE)]
         unseen.append((record, perf_counter(), _FACTS(exchange), place))
@@ -393,7 +445,9 @@ class Service:
                 if grant is not None and not _may_use(grant, name, listing.names_of(model)):
                     continue
                 label = listing.names[0] if listing.names else model.name
-                return ServedModel(listing.backend, model, listing.policy, name, label=label)
+                self._reported[listing.backend] = label
+                rules = listing.policy, name, listing.pool is not None
+                return ServedModel(listing.backend, model, *rules, label=label)
             known += listing.names_of(model)
         if missing is not None:
             raise missing
@@ -505,7 +559,44 @@ class Service:
         self.late_checks |= listing.backend.capabilities.late_checks
         name = _first_name(listing.names_of(model), grant)
         label = listing.names[0] if listing.names else model.name
+        self._reported[listing.backend] = label
         return ServedModel(listing.backend, model, listing.policy, name, self.is_fleet, label=label)
+
+    def note(self, entry: ModelEntry, model: Model) -> None:
+        """Note the model that an engine has reported."""
+        self._reported[entry.backend] = model.name
+
+    def label(self, entry: ModelEntry) -> str:
+        """Return the name of a model in metrics; empty if no engine has reported it yet."""
+        return entry.names[0] if entry.names else self._reported.get(entry.backend, "")
+
+    def label_asked(self, exchange: Exchange) -> str:
+        """Return the name in metrics of the model that a request asks for, without asking engines.
+
+        It is empty if no model has the name, or if the request's key may not use it.
+        """
+        asked, grant = exchange.asked, exchange.grant
+        if not isinstance(asked, str):
+            return ""
+        for entry in self._listings:
+            first = self.label(entry)
+            if not asked:
+                return first if len(self._listings) == 1 else ""
+            if entry.any_model or asked in (entry.names or (first,)):
+                is_allowed = grant is None or _may_use(grant, asked, entry.names or (first,))
+                return first if is_allowed else ""
+        return ""
+
+    def asking(self, label: str) -> int:
+        """Return the number of requests that wait for the only engine of a model to say what it is.
+
+        Args:
+            label: the name of the model in metrics.
+        """
+        asking = (
+            one for one in self.running if not (one.model or one.asked is None or one.is_detached)
+        )
+        return sum(self.label_asked(one) == label for one in asking)
 
     async def models(self, grant: Grant | None = None) -> dict[str, ServedModel | None]:
         """Return every name that requests with a key may use, with its backend.
@@ -533,22 +624,20 @@ class Service:
         """Check that every engine is ready; of models with several engines, one is enough.
 
         Raises:
-            EngineUnavailable: an engine is not available.
+            EngineUnavailable: an engine is not available, or has not answered for `HEALTH` seconds.
         """
-        failure: LatimerError | None = None
         pools = [listing.pool for listing in self._listings if listing.pool is not None]
-        for listing in self._listings:
-            if listing.pool is None:
-                await listing.backend.health()
-        for pool in pools:
-            try:
-                await pool.health()
-            except LatimerError as error:
-                failure = error
-            else:
-                return
-        if failure is not None:
-            raise failure
+        checks = [one.backend.health() for one in self._listings if one.pool is None]
+        if pools:
+            checks.append(_check_any(pools))
+        try:
+            async with asyncio.timeout(HEALTH):
+                results = await asyncio.gather(*checks, return_exceptions=True)
+        except TimeoutError:
+            raise EngineUnavailable(f"The engine has not answered within {HEALTH:g} s.") from None
+        for result in results:
+            if result is not None:
+                raise result
 
     async def aclose(self) -> None:
         """End what runs, write what waits for the store, and release the store and the backends."""
@@ -590,7 +679,8 @@ def _completed(
     record.status, record.endpoint = status, endpoint
     record.client = client[0] if client else ""
     record.model = model or OTHER
-    if streams or wants_stream:
+    # Work that outlives its request has events also without a reader.
+    if wants_stream or (streams and not record.is_detached):
         record.is_stream = True
     if not key:
         record.key = ""
@@ -610,6 +700,30 @@ def _completed(
     elif record.engine:
         record.engine = NO_ENGINE if is_fleet else engine_name(record.engine)
     return record
+
+
+async def _check_any(pools: Sequence[Pool]) -> None:
+    """Return when the first model is ready; raise an error if none is."""
+    for pool in pools:
+        pool.start()
+    if any(pool.is_available for pool in pools):
+        return
+    checks = [asyncio.ensure_future(pool.health()) for pool in pools]
+    failure: LatimerError | None = None
+    try:
+        for check in asyncio.as_completed(checks):
+            try:
+                await check
+            except LatimerError as error:
+                failure = error
+            else:
+                return
+    finally:
+        for one in checks:
+            one.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
+    if failure is not None:
+        raise failure
 
 
 def _is_available(entry: ModelEntry) -> bool:

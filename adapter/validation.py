@@ -87,6 +87,8 @@ def _read(
     limits: Sequence[HostedLimit],
     body: Mapping[str, Any],
 ) -> R:
+    # A request that is refused counts for its model, too.
+    exchange.asked = body.get("model", "")
     request = parse(adapter, limits, body)
     where = request.endpoint
     if exchange.defaults is not None and where is not None:

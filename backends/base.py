@@ -493,6 +493,8 @@ class Backend(Protocol):
 
     # True for a `Pool`: a model that several engines serve.
     is_pooled: bool = False
+    # True if it loads its model in this process, for which `health` waits.
+    loads_here: bool = False
 
     @property
     def capabilities(self) -> Capabilities:

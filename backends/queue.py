@@ -235,6 +235,10 @@ class _Call:
         self.turn = 0
         self.since = time.monotonic()
 
+    def waited(self) -> None:
+        """Note how long the call has waited."""
+        self.party.waited = max(self.party.waited, time.monotonic() - self.since)
+
 
 class AdmissionQueue:
     """A bounded queue in front of an engine.
@@ -311,6 +315,7 @@ class AdmissionQueue:
         try:
             await call.place
         except asyncio.CancelledError:
+            call.waited()
             if not call.place.cancelled():
                 # The place was already given to this call.
                 self.release()

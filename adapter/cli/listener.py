@@ -24,7 +24,13 @@ _BACKLOG = 2048
 
 
 class Door(Protocol):
-    """The way by which connections and commands come: a `Listener`, or a `Worker`'s parent."""
+    """The way by which connections and commands come: a `Listener`, or a `Worker`'s parent.
+
+    Attributes:
+        worker: the number of this worker for people, from 1; None for any other process.
+    """
+
+    worker: int | None
 
     @property
     def sockets(self) -> Sequence[socket.socket]:
@@ -68,6 +74,8 @@ class Listener:
     Raises:
         SystemExit: the address cannot be used.
     """
+
+    worker: int | None = None
 
     def __init__(self, settings: Settings) -> None:
         self._host, self._port = settings.host, settings.port

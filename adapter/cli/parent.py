@@ -346,8 +346,7 @@ class _Parent:
         child.has_counted = True
         if self._is_draining and all(one.has_counted for one in self._ready()):
             running = sum(one.running for one in self._ready())
-            if running:
-                say(waits_for(running, self._settings.drain), "drain")
+            say(waits_for(running, self._settings.drain), "drain")
 
     def _keep_settings(self) -> None:
         """Give new workers what the running ones have read from the file."""

@@ -79,7 +79,7 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
         WrongSettings: the vocabulary in the settings does not exist.
         SystemExit: the server could not start.
     """
-    _set_up_process(settings)
+    _set_up_process(settings, None if door is None else door.worker)
     if settings.admin_socket is not None:
         from .admin_socket import with_key
 
@@ -196,10 +196,10 @@ async def _started(settings: Settings, made: _Made, door: Door) -> list[asyncio.
     return [readiness, *tasks]
 
 
-def _set_up_process(settings: Settings) -> None:
+def _set_up_process(settings: Settings, worker: int | None) -> None:
     """Set signals, logs and limits, and end the engines that a killed server has left."""
     end_at_once()
-    set_log(settings)
+    set_log(settings, worker)
     if starts_engines(settings):
         end_earlier_engines()
     _allow_connections()
@@ -235,12 +235,16 @@ def _logs(settings: Settings, writer: Writer) -> Sequence[Observer]:
     return [RequestLog(writer.write, form, settings.log_level, settings.log_content)]
 
 
-def set_log(settings: Settings) -> None:
-    """Set the format of all lines, and the least level of those of the log."""
+def set_log(settings: Settings, worker: int | None = None) -> None:
+    """Set the format of all lines, and the least level of those of the log.
+
+    Args:
+        worker: the number of the worker, from 1, which its lines have.
+    """
     logging.getLogger("latimer").setLevel(settings.log_level.upper())
     is_json = form_of(settings.log_format, settings.log_requests is not False) == "json"
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
+    handler.setFormatter(JsonFormatter(worker) if is_json else TextFormatter(worker))
     logging.getLogger().handlers = [handler]
     if is_json:
         print_json()

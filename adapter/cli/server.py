@@ -174,8 +174,9 @@ class Server(uvicorn.Server):
         self._app.drain()
         if self.should_exit:
             self._loop.call_soon_threadsafe(self.end)
-        elif running := self.running:
-            self._loop.call_soon_threadsafe(say, waits_for(running, self._drain), "drain")
+        else:
+            line = waits_for(self.running, self._drain)
+            self._loop.call_soon_threadsafe(say, line, "drain")
         self.should_exit = True
 
     @property
@@ -210,6 +211,8 @@ class Server(uvicorn.Server):
 
 def waits_for(running: int, drain: int) -> str:
     """Return the line that a server prints when its drain begins."""
+    if not running:
+        return "Latimer ends; no request runs."
     requests = "1 request" if running == 1 else f"{running} requests"
     return f"Latimer waits for {requests}, at most {drain} s; a second signal stops it."
 

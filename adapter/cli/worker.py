@@ -67,6 +67,7 @@ class Worker:
         admin: AdminSocket | None = None,
     ) -> None:
         self.number, self.folder, self.address, self.admin = number, folder, address, admin
+        self.worker: int | None = number + 1
         self.channel = channel
         channel.setblocking(False)
         self._unsent = b""

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -75,6 +75,11 @@ class Member:
     def name(self) -> str:
         """The name of its engine."""
         return self.loader.name
+
+    @property
+    def pools(self) -> Collection[Demand]:
+        """The models that it serves."""
+        return self._pools
 
     @property
     def state(self) -> LoadState:
@@ -473,7 +478,8 @@ class Machine:
         self, member: Member, event: str, words: str, seconds: float, reason: str = ""
     ) -> None:
         """Log that an engine was loaded or unloaded."""
-        model = member.name if member.model is None else member.model.name
+        # Its models by their names here; llama-server reports the name of a file.
+        model = ", ".join(pool.name for pool in member.pools) or member.name
         sizes = [f"{size / 2**30:.2f} GiB of {kind}" for kind, size in member.memory.items()]
         details = [*sizes, *filter(None, [reason])]
         end = f" ({', '.join(details)})" if details else ""

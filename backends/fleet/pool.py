@@ -392,9 +392,7 @@ class Pool(Speaking):
         try:
             if not any(one.state == "ready" for one in self.replicas):
                 await self._wait_for_load(place)
-            replica = await place.future
-            party.waited = max(party.waited, time.monotonic() - place.since)
-            return replica
+            return await place.future
         except BaseException:
             if place.replica is None:
                 if not self._line.remove(place) and place in self._parked:
@@ -405,6 +403,8 @@ class Pool(Speaking):
                 # The place was already given to this call.
                 self.release(place)
             raise
+        finally:
+            party.waited = max(party.waited, time.monotonic() - place.since)
 
     async def _wait_for_load(self, place: Place) -> None:
         """Wait for a place on an engine that is loaded.

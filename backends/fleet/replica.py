@@ -29,9 +29,11 @@ class Demand(Protocol):
     """The calls that wait for a model (`Pool`).
 
     Attributes:
+        name: the name of the model.
         replicas: the engines that can run them.
     """
 
+    name: str
     replicas: list[Replica]
 
     @property

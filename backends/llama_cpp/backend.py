@@ -123,6 +123,8 @@ class LlamaCpp(Backend):
 
     capabilities: Capabilities = CAPABILITIES
 
+    loads_here = True
+
     def __init__(
         self,
         path: str | Path = DEMO_MODEL,

@@ -129,8 +129,13 @@ class Task:
     runs: list[Run] = field(default_factory=list)
 
     def note_tokens(self) -> None:
-        """Note the tokens that were evaluated and generated for a task that has no end."""
+        """Note the tokens that were evaluated and generated for a task that has no end.
+
+        Of a task that has not begun, note the wait.
+        """
         party, runs = self.party, self.runs
+        if not runs:
+            party.waited = max(party.waited, time.monotonic() - self.since)
         evaluated = min(max((len(run.slot.tokens) for run in runs), default=0), self.prompt_tokens)
         party.prompt += evaluated
         party.looked_up += evaluated

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.service import ModelEntry
 from latimer.adapter.store.errors import StoreUnavailable
+from latimer.backends.base import Model
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
+from support.engines.fleet import Engine, pool_of
 from support.servers import free_port
 from support.stored import record
 
@@ -50,4 +57,44 @@ async def test_a_database_that_is_gone_is_reported(
     else:
         state = {"status": "unavailable", "waiting": 1, "lost": 0}
         assert (status, body) == (200, {"status": "ok", "store": state})
+    await app.aclose()
+
+
+class Hanging(Engine):
+    """An engine that does not answer."""
+
+    async def health(self) -> None:
+        """Wait for a minute."""
+        await asyncio.sleep(60)
+
+    async def model(self) -> Model:
+        """Wait for a minute."""
+        await asyncio.sleep(60)
+        return self.facts
+
+
+async def test_an_engine_that_hangs_is_soon_a_503(
+    client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines that hang together delay the response no more than one."""
+    monkeypatch.setattr("latimer.adapter.service.HEALTH", 0.2)
+    alone = OpenAIAdapter([ModelEntry(Hanging(name), (name,)) for name in "abc"])
+    pools = [Pool(name, [Replica(name, Hanging(name))]) for name in "def"]
+    fleet = OpenAIAdapter([ModelEntry(pool, (pool.name,)) for pool in pools])
+    for app in (alone, fleet):
+        begun = time.monotonic()
+        status, body = await health(client_of, app)
+        assert time.monotonic() - begun < 2
+        assert (status, body["error"]["code"]) == (503, "engine_unavailable")
+        await app.aclose()
+
+
+async def test_a_model_that_hangs_hides_no_other(client_of: Any) -> None:
+    """A fleet with one model that is ready is healthy at once, also if the others hang."""
+    hanging = Pool("a", [Replica("a", Hanging("a"))])
+    ready = await pool_of(Engine("b"))
+    app = OpenAIAdapter([ModelEntry(hanging, ("a",)), ModelEntry(ready, ("b",))])
+    begun = time.monotonic()
+    assert (await health(client_of, app))[0] == 200
+    assert time.monotonic() - begun < 1
     await app.aclose()

@@ -18,15 +18,18 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
+from latimer.adapter.metrics import Metrics
 from latimer.adapter.request_log import RequestLog
 from latimer.adapter.service import ModelEntry
 from latimer.adapter.vllm_metrics import COUNTED, DERIVED
+from latimer.backends.base import Model
 from latimer.backends.errors import EngineError
 from latimer.backends.fleet.breaker import FAILURES
 from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from support.clients import client_of
+from support.clients import Leaving, client_of
+from support.engines.echo import Echo
 from support.engines.fleet import Engine, pool_of
 from support.prometheus import Scrape, promtool, scrape
 
@@ -343,23 +346,7 @@ async def test_a_client_that_leaves_has_used_tokens(
     lines: list[bytes] = []
     app = OpenAIAdapter(make_backend(engine), any_model=True, observers=[RequestLog(lines.append)])
     body = {"model": "m", "prompt": "1, 2, " * 40, "max_tokens": 1500, "ignore_eos": True}
-    gone = asyncio.Event()
-
-    async def leaving(scope: Any, receive: Any, send: Any) -> None:
-        """Serve a client that disconnects after its request when `gone` is set."""
-        sent = False
-
-        async def received() -> Any:
-            nonlocal sent
-            if sent:
-                await gone.wait()
-                return {"type": "http.disconnect"}
-            message = await receive()
-            sent = not message.get("more_body", False)
-            return message
-
-        await app(scope, received, send)
-
+    leaving = Leaving(app)
     async with client_of(app) as client, client_of(leaving) as other:
         first = await client.post("/v1/completions", json={**body, "max_tokens": 1})
         empty = await scrape(client)
@@ -368,7 +355,7 @@ async def test_a_client_that_leaves_has_used_tokens(
         task = asyncio.create_task(other.post("/v1/completions", json={**body, "stream": stream}))
         await asyncio.sleep(0.3)
         assert not task.done()
-        gone.set()
+        leaving.gone.set()
         # There is no response, or half of one.
         await asyncio.wait([task])
         task.exception()
@@ -393,6 +380,113 @@ async def test_a_client_that_leaves_has_used_tokens(
     assert event.get("cached_tokens", 0) == cached
     for name, count in names.items():
         assert after.sum(f"latimer_{name}") - before.sum(f"latimer_{name}") == count, name
+
+
+class Stalling(Echo):
+    """An engine that does not say what its model is while its gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__("Hello.")
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def model(self) -> Model:
+        """Return the model, as soon as the gate is open."""
+        await self.gate.wait()
+        return await super().model()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", CHAT),
+        ("completions", {"prompt": "a"}),
+        ("responses", {"input": "a"}),
+        ("messages", {"messages": CHAT["messages"], "max_tokens": 1}),
+    ],
+)
+async def test_requests_of_an_engine_that_stalls_have_its_model(
+    path: str, fields: dict[str, Any]
+) -> None:
+    """While the only engine stalls, its requests wait for its model, also those of clients that go.
+
+    The log has the model, too.
+    """
+    lines: list[bytes] = []
+    engine = Stalling()
+    app = OpenAIAdapter(engine, observers=[RequestLog(lines.append)])
+    leaving = Leaving(app)
+    name = (await engine.model()).name
+    body = {"model": name, **fields}
+    async with client_of(app) as client, client_of(leaving) as other:
+        assert (await client.post(f"/v1/{path}", json=body)).status_code == 200
+        engine.gate.clear()
+        tasks = [asyncio.create_task(other.post(f"/v1/{path}", json=body)) for _ in range(3)]
+        unknown = asyncio.create_task(other.post(f"/v1/{path}", json={**body, "model": "x"}))
+        await asyncio.sleep(0.05)
+        during = await scrape(client)
+        leaving.gone.set()
+        await asyncio.wait([*tasks, unknown])
+        found = await scrape(client)
+    engine.gate.set()
+    await app.aclose()
+    for task in (*tasks, unknown):
+        task.exception()
+    assert during.sum("latimer_num_requests_waiting", model_name=name) == 3
+    assert found.sum("latimer_num_requests_waiting") == 0
+    assert found.sum("latimer_requests_total", model_name=name, status="499") == 3
+    assert found.sum("latimer_client_disconnects_total", model_name=name) == 3
+    assert found.sum("latimer_client_disconnects_total", model_name="other") == 1
+    events = [json.loads(line) for line in b"".join(lines).splitlines()]
+    assert [one.get("model") for one in events if one["status"] == 499].count(name) == 3
+
+
+async def test_a_refused_request_counts_for_its_model() -> None:
+    """A 400 counts for the model that it names, if there is one and the key may use it."""
+    keys: dict[str, KeyConfig | Mapping[str, Any]] = {
+        "some": {"digest": digest_of("some"), "models": ["b"]},
+    }
+    engine = Echo("Hello.")
+    app = OpenAIAdapter([ModelEntry(engine, ("a",)), ModelEntry(engine, ("b", "c"))], keys=keys)
+    async with client_of(app) as client:
+        for name in ("a", "b", "c", "d", 7):
+            body = {**CHAT, "model": name, "temperature": "hot"}
+            headers = {"authorization": "Bearer some"}
+            await client.post("/v1/chat/completions", json=body, headers=headers)
+        app.service.observe()
+        found = app.service.observers[0]
+    assert isinstance(found, Metrics)
+    counts = {model: count for (model, _, _), count in found._requests.items()}
+    assert counts == {"b": 1, "other": 4}
+    await app.aclose()
+
+
+async def test_a_client_that_leaves_the_queue_has_waited() -> None:
+    """The wait of a client that leaves a queue is in the metrics and in the request log."""
+    lines: list[bytes] = []
+    one = Engine("one", places=1)
+    async with fleet(one, observers=[RequestLog(lines.append)]) as (client, app):
+        leaving = Leaving(app)
+        one.gate.clear()
+        running = asyncio.create_task(chat(client))
+        while not one.runs:
+            await asyncio.sleep(0.01)
+        async with client_of(leaving) as other:
+            waiting = asyncio.create_task(chat(other))
+            await asyncio.sleep(0.2)
+            leaving.gone.set()
+            await asyncio.wait([waiting])
+            waiting.exception()
+        found = await scrape(client)
+        one.gate.set()
+        await running
+    event = json.loads(lines[0])
+    assert event["client_gone"]
+    assert 150 < event["queue_ms"] <= event["duration_ms"]
+    assert found.sum("latimer_request_queue_time_seconds_count") == 1
+    assert found.sum("latimer_request_queue_time_seconds_sum") == pytest.approx(
+        event["queue_ms"] / 1e3, abs=1e-3
+    )
 
 
 async def test_a_running_stream_counts(llama_server_url: str) -> None:

@@ -74,6 +74,27 @@ async def test_a_model_that_loads_is_named() -> None:
     await app.aclose()
 
 
+@pytest.mark.parametrize("here", [False, True])
+async def test_an_engine_that_hangs_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    """An engine elsewhere that says nothing for some seconds is down; one in process loads."""
+    monkeypatch.setattr("latimer.adapter.readiness.SILENCE", 0.05)
+    engine = Slow()
+    engine.loads_here = here
+    app = OpenAIAdapter(engine)
+    await ready(app)
+    state = "loading" if here else "unavailable"
+    async with client_of(app) as client:
+        for _ in range(2):
+            found = await scrape(client)
+            assert found.sum("latimer_engine_state", state=state) == 1
+    engine.gate.set()
+    await asyncio.sleep(0)
+    assert (await ready(app))[0] == 200
+    await app.aclose()
+
+
 async def test_one_engine_of_a_model_is_enough() -> None:
     """A fleet is ready while one engine is, and else the error names the reason of each."""
     one, two = Engine("one"), Engine("two")

@@ -132,7 +132,7 @@ async def test_a_line_for_people(make_backend: Any) -> None:
         rf"ttft {number} s {number} s stop req_[0-9a-f]{{32}}",
         one,
     )
-    assert re.search(rf"POST /v1/chat/completions 400 {number} s \S+ messages req_", two)
+    assert re.search(rf"POST /v1/chat/completions 400 demo {number} s \S+ messages req_", two)
 
 
 async def test_a_log_has_no_content(make_backend: Any) -> None:
@@ -310,6 +310,48 @@ async def test_a_refused_request_has_its_reason(make_backend: Any) -> None:
     assert "secret" not in b"".join(lines).decode()
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("POST", "/v1/chat/completions", b'{"a":', "invalid_json"),
+        ("POST", "/v1/chat/completions", b"[]", "invalid_json"),
+        ("GET", "/v1/secret", b"", "not_found"),
+        ("GET", "/v1/responses/secret", b"", "not_found"),
+        ("PUT", "/v1/chat/completions", b"{}", "method_not_allowed"),
+    ],
+)
+async def test_an_error_without_a_code_has_words(
+    make_backend: Any, method: str, path: str, body: bytes, code: str
+) -> None:
+    """The line of an error that has neither a code nor a field says what is wrong."""
+    async with logged(make_backend("llama_cpp")) as (client, service, lines):
+        headers = {"content-type": "application/json"}
+        reply = await client.request(method, path, content=body, headers=headers)
+        service.observe()
+    assert reply.json()["error"]["code"] is None
+    assert lines.events()[-1]["error_code"] == code
+
+
+async def test_a_request_without_a_key_has_its_reason() -> None:
+    """The line of a 401 says whether a key was missing or wrong."""
+    async with logged(Echo(), api_keys=["k"]) as (client, service, lines):
+        await client.get("/v1/models")
+        await client.get("/v1/models", headers={"authorization": "Bearer wrong"})
+        service.observe()
+    assert [one["error_code"] for one in lines.events()] == ["unauthorized", "invalid_api_key"]
+
+
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_every_endpoint_has_its_cached_tokens(make_backend: Any, engine: str) -> None:
+    """The line of a completion has its cached tokens, which its usage does not have."""
+    body = {"model": "m", "prompt": "1, 2, " * 40, "max_tokens": 1}
+    async with logged(make_backend(engine)) as (client, service, lines):
+        for _ in range(2):
+            await client.post("/v1/completions", json=body)
+        service.observe()
+    assert lines.events()[-1]["cached_tokens"] > 0
+
+
 async def test_a_background_response_has_its_own_line(make_backend: Any) -> None:
     """A response in the background is a line at its end, besides that of the request."""
     async with logged(make_backend("llama_cpp")) as (client, service, lines):
@@ -323,6 +365,7 @@ async def test_a_background_response_has_its_own_line(make_backend: Any) -> None
     assert {one["event"] for one in events} == {"request", "background"}
     work = next(one for one in events if one["event"] == "background")
     assert work["completion_tokens"] == reply["usage"]["output_tokens"]
+    assert work["stream"] is False
 
 
 def test_a_server_writes_json_to_a_pipe() -> None:
@@ -366,7 +409,9 @@ def test_other_lines_are_json_too() -> None:
         record = logging.getLogger("latimer").makeRecord(
             "latimer", logging.WARNING, "file", 1, "engine %s", ("one",), sys.exc_info()
         )
-    line = JsonFormatter().format(record)
+    line = JsonFormatter(worker=2).format(record)
+    assert json.loads(line)["worker"] == 2
+    assert re.fullmatch(r".{19}\.\d{3}Z", json.loads(line)["time"])
     assert "\n" not in line
     event = json.loads(line)
     assert (event["level"], event["event"], event["logger"]) == ("warning", "log", "latimer")

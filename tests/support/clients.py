@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,29 @@ async def client_of(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
         transport=transport, base_url="http://latimer", timeout=60
     ) as client:
         yield client
+
+
+class Leaving:
+    """An app whose clients disconnect after their requests, as soon as `gone` is set."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.gone = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request."""
+        sent = False
+
+        async def received() -> Any:
+            nonlocal sent
+            if sent:
+                await self.gone.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            sent = not message.get("more_body", False)
+            return message
+
+        await self.app(scope, received, send)
 
 
 @asynccontextmanager

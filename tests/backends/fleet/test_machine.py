@@ -325,7 +325,7 @@ async def test_calls_of_pools_load_engines_in_turns() -> None:
 class Demand:
     """A model for which a call waits."""
 
-    waiting, oldest = 1, 1.0
+    name, waiting, oldest = "a", 1, 1.0
 
     def __init__(self, *replicas: Replica) -> None:
         self.replicas = [*replicas]
