@@ -87,13 +87,15 @@ class Series:
     Attributes:
         rows: the values for each of the histograms `of_all`, which they do not have yet;
             `stream_rows` those for `of_streams`, `limits` for `most` and `gaps` for `between`.
-        shown: what a scrape has shown of generated tokens, which must not become less.
+        shown: what a scrape has shown of generated tokens, which must not become less; and
+            `shown_gaps` of the sum of the times between tokens, of which the order of additions
+            changes the last digits. Prometheus takes less for a restart.
     """
 
     __slots__ = (
         "accepted", "affinity", "between", "cached", "drafted", "finished", "gaps", "generated",
         "limits", "looked_up", "most", "of_all", "of_streams", "prompt", "reasoning", "rows",
-        "shown", "stream_rows",
+        "shown", "shown_gaps", "stream_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -110,6 +112,7 @@ class Series:
         self.finished = defaultdict(int, dict.fromkeys(_REASONS, 0))
         self.affinity: dict[str, int] = {}
         self.shown = 0
+        self.shown_gaps = 0.0
 
     def add(self, record: Record, usage: Usage) -> None:
         """Add a request that has succeeded; `fold` does what can be done for several together."""
@@ -132,10 +135,11 @@ class Series:
         begun_at, queued = record.begun_at, record.queued
         # Before `begun`, the request waited for a load.
         on_engine = record.begun + queued - record.loading
+        seconds = record.last - on_engine
         self.rows.append(
             (
                 record.ended - begun_at, queued, record.overhead, prompt, generated,
-                record.last - on_engine, prompt - cached, longest, per_prompt,
+                seconds if seconds > 0.0 else 0.0, prompt - cached, longest, per_prompt,
             )
         )  # fmt: skip
         if record.max_tokens:
@@ -144,7 +148,9 @@ class Series:
             first = record.arrivals[0]
             decode = record.arrivals[-1] - first
             between = decode / (generated - 1) if generated > 1 else 0.0
-            self.stream_rows.append((first - begun_at, first - on_engine, decode, between))
+            # The first prompt of several can have a token while the last one waits.
+            prefill = first - on_engine if first > on_engine else 0.0
+            self.stream_rows.append((first - begun_at, prefill, decode, between))
             if len(record.arrivals) > 1:
                 self.add_gaps(record)
 
@@ -281,6 +287,8 @@ class Metrics(Observer):
             # Tokens that arrive together are one event, and a stop sequence removes some.
             one = self._series[key]
             one.shown = copy.generated = max(one.shown, copy.generated)
+            gaps = copy.between
+            one.shown_gaps = gaps.total = max(one.shown_gaps, gaps.total)
         store = None if service.store is None else service.store.status()
         http = None if self._http is None else self._http.copy()
         retries = {

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -18,7 +19,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
-from latimer.adapter.metrics import Metrics
+from latimer.adapter.metrics import Metrics, Series
 from latimer.adapter.request_log import RequestLog
 from latimer.adapter.service import ModelEntry
 from latimer.adapter.vllm_metrics import COUNTED, DERIVED
@@ -380,6 +381,40 @@ async def test_a_client_that_leaves_has_used_tokens(
     assert event.get("cached_tokens", 0) == cached
     for name, count in names.items():
         assert after.sum(f"latimer_{name}") - before.sum(f"latimer_{name}") == count, name
+
+
+async def test_no_time_is_negative() -> None:
+    """A stream of several prompts has no negative time, though the last waits for its turn."""
+    one = Engine("one", places=1)
+    async with fleet(one) as (client, _app):
+        body = {"model": "m", "prompt": ["a", "b", "c"], "stream": True}
+        for _ in range(5):
+            await client.post("/v1/completions", json=body)
+        found = await scrape(client)
+    for name in ("request_prefill_time", "request_inference_time", "adapter_overhead"):
+        assert found.sum(f"latimer_{name}_seconds_sum") >= 0, name
+
+
+async def test_the_sum_of_times_between_tokens_never_falls() -> None:
+    """The order in which times are added changes no sum that a scrape has shown."""
+    series = Series()
+    shown = []
+    service: Any = SimpleNamespace(observe=lambda: None, running=set(), store=None)
+    metrics = Metrics()
+    metrics._series["m", "e"] = series
+    facts = {"count": 1, "party": None, "engine": "e"}
+    for number in range(50):
+        records: list[Any] = [
+            SimpleNamespace(arrivals=[0.1 * n**2 / (number + 1) for n in range(size)], **facts)
+            for size in (3, 5, 9)
+        ]
+        service.running = [SimpleNamespace(record=record, model="m") for record in records]
+        shown.append(metrics.snapshot(service, []).series["m", "e"].between.total)
+        for record in records:
+            series.add_gaps(record)
+        service.running = []
+        shown.append(metrics.snapshot(service, []).series["m", "e"].between.total)
+    assert shown == sorted(shown)
 
 
 class Stalling(Echo):
