@@ -243,9 +243,11 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         if "prompt_tokens_details" in usage:
             event["cached_tokens"] = usage["prompt_tokens_details"]["cached_tokens"]
             event["reasoning_tokens"] = usage["completion_tokens_details"]["reasoning_tokens"]
-        elif record.finishes:
-            cached = map(_CACHED, record.finishes[:: record.choices_per_prompt])
-            event["cached_tokens"] = sum(cached)
+        elif finishes := record.finishes:
+            cached = finishes[0].cached_tokens
+            if len(finishes) > 1:
+                cached = sum(map(_CACHED, finishes[:: record.choices_per_prompt]))
+            event["cached_tokens"] = cached
         if record.reasons:
             event["finish_reason"] = record.reasons[0]
     elif record.begun and any(record.partial):
