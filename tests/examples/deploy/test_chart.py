@@ -380,6 +380,12 @@ def test_one_place_names_the_engine(values: dict[str, Any], model: str | None) -
     assert env.get("LATIMER_MODEL") == model
 
 
+def test_one_place_names_the_engines_of_ray() -> None:
+    """Tables of engines take the place of the model in the arguments of Ray's application."""
+    args = application({"ray": RAY, "config": CONFIG})["applications"][0]["args"]
+    assert args == {"config": "/etc/latimer/latimer.toml"}
+
+
 def test_secrets_are_not_in_the_chart() -> None:
     """The chart refers to secrets by name, and makes none."""
     assert "Secret" not in {kind for kind, _ in rendered(EVERYTHING)}
