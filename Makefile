@@ -19,7 +19,7 @@ SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" 
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
 .PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray speech faults fuzz soak cancels bench record conformance \
-	image test-deploy dist lock cmake-args clean
+	image image-ray test-deploy dist lock cmake-args clean
 
 help:
 	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1;"
@@ -50,6 +50,7 @@ help:
 	@echo "make record URL=http://127.0.0.1:8080"
 	@echo "                   record the responses of a running engine for the tests"
 	@echo "make image         build container images with buildah: latimer, and latimer-engine with an engine"
+	@echo "make image-ray     build latimer-ray, for Ray Serve on Kubernetes (901 MB)"
 	@echo "make test-deploy   check the chart, the units and the images of examples/deploy"
 	@echo "make dist          build the wheel and the source archive in dist, and check them"
 	@echo "make lock          choose new versions for requirements.lock"
@@ -114,6 +115,8 @@ clients: $(VENV)/test
 	$(call run_tests,-rs tests/clients/installed,-n 2 --dist loadfile --durations 10)
 	$(call run_tests,-m clients)
 
+RAY := 2.60.0
+
 # Ray takes 500 MB, in an environment of its own. STARTS=1 for fewer starts of it.
 test-ray: .venv-ray/test
 	STARTS=$(or $(STARTS),10) .venv-ray/bin/pytest --confcutdir=tests/ray -s tests/ray/test_starts.py
@@ -121,7 +124,7 @@ test-ray: .venv-ray/test
 
 .venv-ray/test: requirements.lock pyproject.toml setup.py $(SOURCES)
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install -q -c requirements.lock "ray[serve]==2.60.0" openai pytest \
+	.venv-ray/bin/pip install -q -c requirements.lock "ray[serve]==$(RAY)" openai pytest \
 		pytest-asyncio pytest-timeout -e ".[llama-cpp,postgres,ray]" \
 		--config-settings editable_mode=strict
 	touch $@
@@ -186,6 +189,10 @@ BUILD := $(BUILDAH) bud --format docker --isolation chroot $(BUILD_FLAGS) --buil
 image: $(if $(findstring localhost/,$(BASE)),build/image/base)
 	$(BUILD) -t localhost/latimer:$(VERSION) .
 	$(BUILD) --build-arg PACKAGES=xllamacpp -t localhost/latimer-engine:$(VERSION) .
+
+image-ray: $(if $(findstring localhost/,$(BASE)),build/image/base)
+	$(BUILD) --build-arg EXTRAS=postgres,redis,ray \
+		--build-arg PACKAGES="xllamacpp ray[serve]==$(RAY)" -t localhost/latimer-ray:$(VERSION) .
 
 build/image/root.tar:
 	mkdir -p build/image

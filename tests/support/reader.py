@@ -75,8 +75,8 @@ KEY = "LATIMER_API_KEY"
 SOCKET = "/run/llama.sock"
 # Programs that change a machine or a cluster.
 SHIPPING = (
-    "/opt/latimer/bin/pip", "chmod", "cp", "docker", "docker-compose", "helm", "install", "kubectl",
-    "export", "mkdir", "openssl", "printf", "python3", "ray", "serve", "systemctl",
+    "/opt/latimer/bin/pip", "buildah", "chmod", "cp", "docker", "docker-compose", "helm", "install",
+    "kubectl", "export", "mkdir", "openssl", "printf", "python3", "ray", "serve", "systemctl",
 )  # fmt: skip
 # A local lm-eval task in place of one that needs a download.
 TASKS = {"hellaswag": "choice.yaml"}
@@ -420,4 +420,6 @@ def _values(text: str) -> None:
     """Check that the values are values of the chart, at both levels of the file."""
     chart = yaml.safe_load((ROOT / "examples" / "deploy" / "chart" / "values.yaml").read_text())
     for name, value in yaml.safe_load(text).items():
-        assert value.keys() <= chart[name].keys(), (name, value)
+        assert name in chart, name
+        if isinstance(value, dict):
+            assert value.keys() <= chart[name].keys(), (name, value)

@@ -25,6 +25,7 @@ USER = "10001"
 VERSION = version("latimer")
 # The only folder that can be written, in the image.
 TMP = "/tmp"  # noqa: S108
+RAY = "latimer.adapter.ray_serve"
 PROBE = "/usr/local/lib/latimer/probe.py"
 # What the user of the image becomes: one without capabilities, now and later.
 DROP = (
@@ -40,16 +41,22 @@ def buildah(*words: str) -> str:
     return done.stdout.strip()
 
 
-def has_images() -> bool:
-    """Return True if the tests can run, and the images were built."""
+def images() -> Sequence[str]:
+    """Return the names of the images that were built, if the tests can run."""
     if os.geteuid() or not all(map(shutil.which, ("buildah", "bwrap"))):
-        return False
-    return "localhost/latimer-engine" in buildah("images", "--format", "{{.Name}}")
+        return ()
+    return buildah("images", "--format", "{{.Name}}").splitlines()
+
+
+IMAGES = images()
 
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not has_images(), reason="needs root, buildah, bwrap and `make image`"),
+    pytest.mark.skipif(
+        "localhost/latimer-engine" not in IMAGES,
+        reason="needs root, buildah, bwrap and `make image`",
+    ),
 ]
 
 
@@ -67,15 +74,20 @@ class Image:
         facts = json.loads(buildah("inspect", self.container))
         self.config: dict[str, Any] = facts["Docker"]["config"]
 
-    def command(self, *words: str, port: int = 0) -> Sequence[str]:
-        """Return the command that runs words in the image, with its own environment."""
+    def command(self, *words: str, port: int = 0, volumes: Sequence[str] = ()) -> Sequence[str]:
+        """Return the command that runs words in the image, with its own environment.
+
+        Args:
+            volumes: further options of bubblewrap.
+        """
         variables = dict(one.split("=", 1) for one in self.config["Env"])
         variables |= {"LATIMER_PORT": str(port), "LATIMER_HOST": "127.0.0.1"}
         models = str(DEMO_MODEL.resolve().parent)
         return (
             "bwrap", "--ro-bind", self._root, "/", "--ro-bind", models, "/mnt",
             "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", TMP,
-            "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--clearenv",
+            *volumes, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent",
+            "--clearenv",
             *(word for name, value in variables.items() for word in ("--setenv", name, value)),
             *DROP, *words,
         )  # fmt: skip
@@ -88,9 +100,11 @@ class Image:
         return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module", params=["latimer", "latimer-engine"])
+@pytest.fixture(scope="module", params=["latimer", "latimer-engine", "latimer-ray"])
 def image(request: pytest.FixtureRequest) -> Iterator[Image]:
     """Yield each image."""
+    if f"localhost/{request.param}" not in IMAGES:
+        pytest.skip("make image-ray builds it")
     found = Image(request.param)
     yield found
     buildah("rm", found.container)
@@ -118,8 +132,8 @@ def test_no_installer_is_left(image: Image) -> None:
 
 
 def test_it_serves(image: Image, llama_server_url: str, tmp_path: Path) -> None:
-    """The proxy serves an engine elsewhere, the other image a GGUF file; both end with a drain."""
-    model = "/mnt/demo.gguf" if image.name == "latimer-engine" else llama_server_url
+    """The proxy serves an engine elsewhere, the other images a GGUF file; all end with a drain."""
+    model = llama_server_url if image.name == "latimer" else "/mnt/demo.gguf"
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     words = image.command(*image.config["Entrypoint"], *image.config["Cmd"], model, port=port)
@@ -130,6 +144,37 @@ def test_it_serves(image: Image, llama_server_url: str, tmp_path: Path) -> None:
         for argument in ("/health", "/ready", "--alive"):
             assert image.output("python3", PROBE, argument, port=port) == "200\n"
         assert image.output("python3", PROBE, "/unknown", port=port) == "404\n"
+
+
+@pytest.mark.timeout(300)
+def test_ray_serves_in_its_image(image: Image, tmp_path: Path) -> None:
+    """The image with Ray has the programs that KubeRay calls, and Ray Serve runs in it."""
+    if image.name != "latimer-ray":
+        pytest.skip("without Ray")
+    # What KubeRay and the chart start. KubeRay's shell has the image's PATH.
+    found = image.output("/bin/bash", "-c", "--", "command -v ray serve grep timeout")
+    assert len(found.split()) == 4
+    port = free_port()
+    one = {
+        "name": "latimer",
+        "import_path": f"{RAY}:app",
+        "args": {"model": "/mnt/demo.gguf"},
+        "deployments": [{"name": "Latimer", "ray_actor_options": {"num_cpus": 0.1}}],
+    }
+    config = {"http_options": {"port": port}, "applications": [one]}
+    (tmp_path / "serve.yaml").write_text(json.dumps(config))
+    # As the kubelet writes it: Ray looks for localhost.
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
+    tmp_path.chmod(0o755)
+    volumes = (
+        "--ro-bind", str(tmp_path), "/srv", "--ro-bind", str(tmp_path / "hosts"), "/etc/hosts",
+        "--perms", "1777", "--tmpfs", "/dev/shm",  # noqa: S108
+    )  # fmt: skip
+    words = image.command("python", "-m", RAY, "/srv/serve.yaml", port=port, volumes=volumes)
+    path = {"PATH": os.environ["PATH"]}
+    address = f"http://127.0.0.1:{port}"
+    with program(words, f"{address}/health", path, tmp_path, seconds=200, stop=child):
+        assert ask(address) == "The capital of France is Paris."
 
 
 def test_the_health_check_fails_without_a_server(image: Image) -> None:
