@@ -124,7 +124,6 @@ async def load(fleet: Fleet, replica: Replica) -> None:
         member.show()
         await member.load()
         member.show()
-        return
     for pool in fleet.pools.values():
         if replica in pool.replicas:
             await pool.ask(replica)

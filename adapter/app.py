@@ -343,10 +343,13 @@ async def _shut_down(exchange: Exchange) -> None:
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
+    error = ShuttingDown()
+    if exchange.record is not None:
+        exchange.record.fail(error)
     if not exchange.started:
-        await exchange.error(ShuttingDown())
+        await exchange.error(error)
     elif exchange.streams:
-        await exchange.end(ShuttingDown())
+        await exchange.end(error)
 
 
 async def _fail(exchange: Exchange, error: Exception) -> None:

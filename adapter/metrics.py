@@ -51,7 +51,7 @@ from .metric_rows import (
     gaps_of,
 )
 from .readiness import States
-from .record import OTHER, Record, engine_name
+from .record import NO_ENGINE, OTHER, Record, engine_name
 from .service import Observer, Service
 from .store.records import Status
 from .vllm_metrics import COUNTED, DERIVED, Http, derived
@@ -247,8 +247,8 @@ class Metrics(Observer):
         """Count a request without usage: it was refused, or it failed."""
         if record.limit:
             self._refused[record.limit] += 1
-        elif record.begun:
-            series = self._new(record.model, record.engine)
+        elif record.begun or (record.queued and record.model != OTHER):
+            series = self._new(record.model, record.engine or NO_ENGINE)
             if record.is_left:
                 series.finished["abort"] += 1
             elif record.failed >= 500:
@@ -369,7 +369,12 @@ class Snapshot:
         caches = {key: engine.load.cache for key, engine in engines.items()}
         yield CACHE, {key: cache for key, cache in caches.items() if cache is not None}
         yield PREEMPTIONS, {key: engine.load.preemptions for key, engine in engines.items()}
-        yield STATE, {key: FROM_BEST.index(engine.state) for key, engine in engines.items()}
+        # An engine that has failed can be loaded again, but nobody knows whether that succeeds.
+        states = {
+            key: "failed" if engine.state == "unloaded" and engine.reason else engine.state
+            for key, engine in engines.items()
+        }
+        yield STATE, {key: FROM_BEST.index(state) for key, state in states.items()}
         pools = [one.pool for one in self.states if one.pool is not None]
         yield RETRIES, self.retries
         replicas = {one.name: one for pool in pools for one in pool.replicas}

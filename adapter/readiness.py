@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..backends.base import Load
+from ..backends.errors import LatimerError
 from .record import engine_name
 from .service import ModelEntry, Question, Service
 
@@ -67,18 +68,21 @@ async def states_of(service: Service, patience: float) -> States:
     Args:
         patience: the seconds that the only engine of a model may take to answer.
     """
+    alone = [entry for entry in service.entries if entry.pool is None]
+    found = await asyncio.gather(*(_of_backend(service, entry, patience) for entry in alone))
+    states = iter(found)
     return [
-        await _of_backend(service, entry, patience) if entry.pool is None else _of_pool(entry)
+        next(states) if entry.pool is None else _of_pool(service, entry)
         for entry in service.entries
     ]
 
 
 def pools_of(service: Service) -> States:
     """Return the states of models with several engines, which are known without a question."""
-    return [_of_pool(entry) for entry in service.entries if entry.pool is not None]
+    return [_of_pool(service, entry) for entry in service.entries if entry.pool is not None]
 
 
-def _of_pool(entry: ModelEntry) -> ModelState:
+def _of_pool(service: Service, entry: ModelEntry) -> ModelState:
     pool = entry.pool
     assert pool is not None
     engines = []
@@ -86,7 +90,11 @@ def _of_pool(entry: ModelEntry) -> ModelState:
         load = (one.backend.load() or _IDLE)._replace(running=one.running, waiting=0)
         engines.append(EngineState(one.name, one.state, one.reason, load))
     names = entry.names or ((pool.known.name,) if pool.known is not None else (pool.name,))
-    return ModelState(names[0], pool.waiting, tuple(engines), pool)
+    waiting = pool.waiting
+    if pool.known is None:
+        # Those that wait for the first answer of an engine are not in its queue.
+        waiting = max(waiting, service.asking(names[0]))
+    return ModelState(names[0], waiting, tuple(engines), pool)
 
 
 async def _of_backend(service: Service, entry: ModelEntry, patience: float) -> ModelState:
@@ -115,7 +123,11 @@ async def _asked(service: Service, entry: ModelEntry, patience: float) -> tuple[
 
 
 async def _ask(service: Service, entry: ModelEntry) -> None:
-    """Ask an engine whether it is ready, and for its name if it has no other."""
-    await entry.backend.health()
-    if not entry.names:
+    """Ask an engine whether it is ready, and for its name."""
+    try:
+        await entry.backend.health()
         service.note(entry, await entry.backend.model())
+    except LatimerError as error:
+        service.lose(entry, error)
+        raise
+    service.find(entry)

@@ -221,9 +221,9 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         "stream": record.is_stream,
         "n": record.count,
     }
+    if record.queued:
+        event["queue_ms"] = record.queued * 1e6 // 1 / 1e3
     if record.begun:
-        if record.queued:
-            event["queue_ms"] = record.queued * 1e6 // 1 / 1e3
         if record.arrivals:
             event["ttft_ms"] = (record.arrivals[0] - begun_at) * 1e6 // 1 / 1e3
         if record.last:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import EngineUnavailable, LatimerError, ModelChanged, shortened
+from ..backends.fleet.loading import REQUEST
 from ..backends.queue import QUEUE, AdmissionQueue
 from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
@@ -37,6 +38,8 @@ DEFAULT_MAX_BODY = limits.BODY.maximum
 ReasoningField: TypeAlias = Literal["reasoning_content", "reasoning"]
 REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning")
 
+# Seconds after which the question for a model is a wait for its engine.
+_WAIT = 0.05
 # Seconds that engines may take to answer `/health`: less than the limits of usual probes.
 HEALTH = 3.0
 
@@ -312,6 +315,8 @@ class Service:
         self._latest: dict[str, tuple[Pool, ServedModel]] = {}
         # The names of models in metrics, as far as engines have reported them.
         self._reported: dict[Backend, str] = {}
+        # The only engines of their models that have answered, and do not answer now.
+        self._lost: set[Backend] = set()
         table: dict[str, ModelEntry] = {}
         for listing in listings:
             for name in listing.names:
@@ -433,13 +438,20 @@ class Service:
         missing: LatimerError | None = None
         known: list[str] = []
         for listing in self._listings:
+            asked_at = perf_counter()
             try:
                 model = await listing.backend.model()
             except LatimerError as error:
+                self.lose(listing, error)
                 if name in listing.names:
                     raise
                 missing = missing or error
                 continue
+            finally:
+                if listing.pool is None and perf_counter() - asked_at > _WAIT:
+                    _waited_since(asked_at)
+            if self._lost:
+                self.find(listing)
             self.late_checks |= listing.backend.capabilities.late_checks
             if name and (listing.any_model or name in listing.names_of(model)):
                 if grant is not None and not _may_use(grant, name, listing.names_of(model)):
@@ -554,13 +566,46 @@ class Service:
         Raises:
             InvalidRequest: the key of the request may use no name of the model.
         """
-        listing = self._listings[0]
-        model = await listing.backend.model()
+        listing, asked_at = self._listings[0], perf_counter()
+        try:
+            model = await listing.backend.model()
+        except LatimerError as error:
+            self.lose(listing, error)
+            raise
+        finally:
+            if listing.pool is None and perf_counter() - asked_at > _WAIT:
+                _waited_since(asked_at)
+        if self._lost:
+            self.find(listing)
         self.late_checks |= listing.backend.capabilities.late_checks
         name = _first_name(listing.names_of(model), grant)
         label = listing.names[0] if listing.names else model.name
         self._reported[listing.backend] = label
         return ServedModel(listing.backend, model, listing.policy, name, self.is_fleet, label=label)
+
+    def lose(self, entry: ModelEntry, error: LatimerError) -> None:
+        """Log that the only engine of a model has stopped answering; a pool logs its own."""
+        backend = entry.backend
+        is_known = entry.pool is None and bool(self._reported.get(backend))
+        if is_known and isinstance(error, EngineUnavailable) and backend not in self._lost:
+            self._lost.add(backend)
+            self._log_engine(entry, "engine_lost", f"does not answer: {error.message}", error)
+
+    def find(self, entry: ModelEntry) -> None:
+        """Log that the only engine of a model answers again."""
+        if entry.backend in self._lost:
+            self._lost.discard(entry.backend)
+            self._log_engine(entry, "engine_returned", "answers again")
+
+    def _log_engine(
+        self, entry: ModelEntry, event: str, words: str, error: LatimerError | None = None
+    ) -> None:
+        name = engine_name(entry.backend.capabilities.engine)
+        fields = {"engine": name, "model": self.label(entry)}
+        if error is not None:
+            fields["reason"] = error.message
+        level = logging.INFO if error is None else logging.WARNING
+        log.log(level, "engine %s %s", name, words, extra={"event": event, "fields": fields})
 
     def note(self, entry: ModelEntry, model: Model) -> None:
         """Note the model that an engine has reported."""
@@ -575,16 +620,21 @@ class Service:
 
         It is empty if no model has the name, or if the request's key may not use it.
         """
-        asked, grant = exchange.asked, exchange.grant
+        asked, grant, entries = exchange.asked, exchange.grant, self._listings
         if not isinstance(asked, str):
             return ""
-        for entry in self._listings:
-            first = self.label(entry)
-            if not asked:
-                return first if len(self._listings) == 1 else ""
-            if entry.any_model or asked in (entry.names or (first,)):
-                is_allowed = grant is None or _may_use(grant, asked, entry.names or (first,))
-                return first if is_allowed else ""
+        if not asked:
+            found = entries[:1] if len(entries) == 1 else ()
+        else:
+            found = [one for one in entries if asked in (one.names or (self.label(one),))]
+            found = found or [one for one in entries if one.any_model]
+        for entry in found:
+            label = self.label(entry)
+            names = entry.names or (label,)
+            if grant is None or (
+                _may_use(grant, asked, names) if asked else any(map(grant.allows, names))
+            ):
+                return label
         return ""
 
     def asking(self, label: str) -> int:
@@ -700,6 +750,15 @@ def _completed(
     elif record.engine:
         record.engine = NO_ENGINE if is_fleet else engine_name(record.engine)
     return record
+
+
+def _waited_since(time: float) -> None:
+    """Note that the current request has waited for its engine to say what its model is."""
+    exchange = REQUEST.get()
+    record = exchange.record if isinstance(exchange, Exchange) else None
+    if record is not None and not record.begun:
+        record.loads_at = record.loads_at or time
+        record.loading += perf_counter() - time
 
 
 async def _check_any(pools: Sequence[Pool]) -> None:

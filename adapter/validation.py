@@ -88,7 +88,7 @@ def _read(
     body: Mapping[str, Any],
 ) -> R:
     # A request that is refused counts for its model, too.
-    exchange.asked = body.get("model", "")
+    exchange.asked = body.get("model") or ""
     request = parse(adapter, limits, body)
     where = request.endpoint
     if exchange.defaults is not None and where is not None:

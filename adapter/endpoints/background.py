@@ -179,6 +179,8 @@ async def _run(
         if job.is_cancelled:
             await _keep(exchange, work, job, work.draft.stopped("cancelled", frames.cut()))
         else:
+            if exchange.record is not None:
+                exchange.record.fail(ShuttingDown())
             await fail(ShuttingDown())
     except Exception:
         log.error("response %s failed\n%s", job.id, printable(traceback.format_exc(), keep="\n"))

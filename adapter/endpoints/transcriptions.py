@@ -83,6 +83,7 @@ async def _answer(
     Args:
         own: the request; None for a translation.
     """
+    exchange.asked = request.model
     chosen = await transcriber_for(exchange, service, request.model)
     facts = chosen.facts
     if own is None and not facts.translates:

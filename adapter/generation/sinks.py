@@ -498,7 +498,8 @@ def respond(
     if record is not None:
         record.asked, record.engine = served.name, served.backend.capabilities.engine
         record.party = plan.party = plan.party or Ticket()
-        if frames is not None and not made.at_once and plan.jobs[0].prompt.logprobs is None:
+        streams = frames is not None and (exchange.wants_stream or not exchange.is_detached)
+        if streams and not made.at_once and plan.jobs[0].prompt.logprobs is None:
             # A plain response may get its tokens together, and the tokens of a prompt are others.
             record.arrivals = array("d")
     return run(served.backend, plan, made, record)

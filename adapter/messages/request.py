@@ -32,7 +32,7 @@ def read(exchange: Exchange, adapter: TypeAdapter[R]) -> Awaitable[R]:
 
 def _read(exchange: Exchange, adapter: TypeAdapter[R], body: Mapping[str, Any]) -> R:
     # A request that is refused counts for its model, too.
-    exchange.asked = body.get("model", "")
+    exchange.asked = body.get("model") or ""
     request = _parsed(adapter, body)
     if unknown := request.__pydantic_extra__:
         # A null is the same as a field that was not sent (contract of messages, 2.1).

@@ -101,7 +101,8 @@ class EngineLoader(ABC):
 
     Attributes:
         state: unloaded, loading, ready, or failed.
-        failure: the reason of the last failure, or an empty text.
+        failure: why the last load or the engine itself has failed; empty since it was loaded, or
+            unloaded as it should be.
         tail: the last lines that the engine wrote before it failed.
         since: when the state began, by `time.monotonic`.
         changed: called when the state has changed.
@@ -212,6 +213,7 @@ class EngineLoader(ABC):
             await asyncio.wait([task])
         async with self._changing:
             # Its end is not a failure.
+            self.failure = self.tail = ""
             self._enter("unloaded")
             await self._stop()
             self._failures, self._again = 0, 0.0
@@ -248,7 +250,8 @@ class EngineLoader(ABC):
         self._enter("unloaded")
         last = f"\n{tail}" if tail else ""
         log.warning(
-            "engine %s ended: %s; the next request loads it again%s", self.name, reason, last,
+            "engine %s ended: %s; the next request that waits loads it again%s", self.name, reason,
+            last,
             extra={"event": "engine_lost", "fields": fields},
         )  # fmt: skip
 

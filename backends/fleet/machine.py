@@ -198,7 +198,10 @@ class Member:
         elif state == "failed" and not self.loader.pause:
             state = "unloaded"
         for pool, replica in [*self._pools.items()]:
-            if replica.state == "draining" or replica.state == state:
+            reason = self.loader.failure if state in ("failed", "unloaded") else ""
+            if replica.state == "draining" or (replica.state == state != "unloaded"):
+                continue
+            if replica.state == state and replica.reason == reason:
                 continue
             if state == "ready":
                 if self.model is not None and replica.state != "unavailable":
@@ -206,7 +209,7 @@ class Member:
                     replica.state = "unavailable"
                     pool.admit(replica, self.model)
             else:
-                replica.set(state, self.loader.failure if state == "failed" else "")
+                replica.set(state, reason)
 
     async def learn(self) -> None:
         """Ask the engine for its model, after it was loaded, and for what lists say about it."""
@@ -251,6 +254,7 @@ class Member:
             need=self.loader.memory or None,
             load_seconds=self.load_seconds,
             name=self.name,
+            is_missing=bool(self.loader.failure) and any(pool.waiting for pool in self._pools),
         )
 
     def _ends(self) -> list[float]:

@@ -34,6 +34,7 @@ class View(NamedTuple):
         need: its bytes by memory; None if they are unknown.
         load_seconds: the seconds that it takes to load.
         name: its name in messages; by default the key.
+        is_missing: True if it has failed, and requests wait that another engine may run, too.
     """
 
     key: str
@@ -48,6 +49,7 @@ class View(NamedTuple):
     need: Mapping[str, int] | None = None
     load_seconds: float = FIRST_LOAD
     name: str = ""
+    is_missing: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -110,6 +112,12 @@ def plan(
         victims += chosen
         if not victims and (memory is None or _fits([taken], memory)):
             made.load.append(view.key)
+    for view in views:
+        # It takes the place of no other one, which would fail the requests of a model in turn.
+        if view.is_missing and view.waited is None and not (view.is_loaded or victims):
+            taken = _sum([taken, needs[view.key]])
+            if memory is None or _fits([taken], memory):
+                made.load.append(view.key)
     for view in views:
         if view.is_free and view.idle is not None and view not in pinned + victims:
             if view.unused >= view.idle:

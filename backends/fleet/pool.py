@@ -317,6 +317,12 @@ class Pool(Speaking):
             if replica.is_loadable and replica.loader is not None:
                 replica.loader.want()
 
+    def _demand_failed(self) -> None:
+        """Ask for the engines that have failed, since those that are ready are not enough."""
+        for replica in self.replicas:
+            if replica.state == "unloaded" and replica.reason and replica.loader is not None:
+                replica.loader.want()
+
     # Places.
 
     def _calls(self) -> Iterator[Place]:
@@ -512,6 +518,8 @@ class Pool(Speaking):
         if not any(one.state == "ready" for one in self.replicas):
             self._demand()
             self._fail_waiting()
+        elif self._line.requests or self._parked:
+            self._demand_failed()
         self._set_timer(now)
 
     @staticmethod

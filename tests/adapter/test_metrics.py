@@ -296,6 +296,18 @@ async def test_a_fleet_has_a_series_for_each_engine() -> None:
     assert "alias" not in after.text
 
 
+async def test_an_engine_that_has_failed_is_shown() -> None:
+    """An engine that could be loaded once more is not shown as unloaded, but as failed."""
+    async with fleet(Engine("one"), Engine("two")) as (client, app):
+        pool = app.service.entries[0].pool
+        assert pool is not None
+        pool.replicas[0].set("unloaded", "it was killed")
+        pool.replicas[1].set("unloaded")
+        found = await scrape(client)
+    assert found.sum("latimer_engine_state", engine="one", state="failed") == 1
+    assert found.sum("latimer_engine_state", engine="two", state="unloaded") == 1
+
+
 async def test_a_request_without_an_engine_names_none() -> None:
     """A request of a fleet that fails before it has an engine counts under no engine's name."""
     async with fleet(Engine("one")) as (client, app):
@@ -474,6 +486,87 @@ async def test_requests_of_an_engine_that_stalls_have_its_model(
     assert found.sum("latimer_client_disconnects_total", model_name="other") == 1
     events = [json.loads(line) for line in b"".join(lines).splitlines()]
     assert [one.get("model") for one in events if one["status"] == 499].count(name) == 3
+
+
+async def test_a_stall_is_no_time_of_latimer() -> None:
+    """The wait for an engine that stalls counts as queue, also for a client that leaves."""
+    lines: list[bytes] = []
+    engine = Stalling()
+    app = OpenAIAdapter(engine, observers=[RequestLog(lines.append)])
+    leaving = Leaving(app)
+    async with client_of(app) as client, client_of(leaving) as other:
+        assert (await chat(client, model=engine.facts.name)).status_code == 200
+        engine.gate.clear()
+        served = asyncio.create_task(chat(client, model=engine.facts.name))
+        gone = asyncio.create_task(chat(other, model=engine.facts.name))
+        await asyncio.sleep(0.2)
+        leaving.gone.set()
+        await asyncio.wait([gone])
+        gone.exception()
+        engine.gate.set()
+        assert (await served).status_code == 200
+        found = await scrape(client)
+    await app.aclose()
+    events = [json.loads(line) for line in b"".join(lines).splitlines()]
+    assert [one.get("queue_ms", 0) > 150 for one in events] == [False, True, True]
+    assert all(one.get("overhead_ms", 0) < 150 for one in events)
+    assert found.sum("latimer_request_queue_time_seconds_sum") > 0.3
+    assert found.sum("latimer_adapter_overhead_seconds_sum") < 0.15
+    assert found.sum("latimer_request_success_total", finished_reason="abort") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "keyed", "label"),
+    [
+        ("b", False, "b"),
+        ("made-up", False, "a"),
+        (None, False, "other"),
+        ("b", True, "b"),
+        ("a", True, "other"),
+        ("made-up", True, "other"),
+    ],
+)
+async def test_a_refused_request_has_the_model_that_would_serve_it(
+    asked: str | None, keyed: bool, label: str
+) -> None:
+    """With `any_model`, a name of its own has its model, and any other one has the first."""
+    keys: dict[str, KeyConfig | Mapping[str, Any]] = {
+        "some": {"digest": digest_of("some"), "models": ["b"]},
+    }
+    engine = Echo("Hello.")
+    entries = [ModelEntry(engine, (name,), any_model=True) for name in ("a", "b")]
+    app = OpenAIAdapter(entries, keys=keys if keyed else {})
+    async with client_of(app) as client:
+        headers = {"authorization": "Bearer some"}
+        body = {**CHAT, "model": asked, "temperature": "hot"}
+        await client.post("/v1/chat/completions", json=body, headers=headers)
+        found = await scrape(client) if not keyed else None
+        app.service.observe()
+    own = app.service.observers[0]
+    assert isinstance(own, Metrics)
+    assert {model for model, _, _ in own._requests} == {label}
+    assert found is None or found.sum("latimer_requests_total", model_name=label) == 1
+    await app.aclose()
+
+
+@pytest.mark.parametrize(("models", "label"), [(["x"], "other"), (["own"], "own")])
+@pytest.mark.parametrize("body", [{}, {"model": None}])
+async def test_a_key_counts_under_its_own_models_only(
+    models: list[str], label: str, body: dict[str, Any]
+) -> None:
+    """A request without a name counts for the only model, unless its key may not use that."""
+    keys: dict[str, KeyConfig | Mapping[str, Any]] = {
+        "some": {"digest": digest_of("some"), "models": models},
+    }
+    app = OpenAIAdapter(Echo("Hello."), model_names=["own"], keys=keys)
+    async with client_of(app) as client:
+        headers = {"authorization": "Bearer some"}
+        await client.post("/v1/chat/completions", json={**body, "n": "x"}, headers=headers)
+        app.service.observe()
+    own = app.service.observers[0]
+    assert isinstance(own, Metrics)
+    assert {model for model, _, _ in own._requests} == {label}
+    await app.aclose()
 
 
 async def test_a_refused_request_counts_for_its_model() -> None:

@@ -347,6 +347,9 @@ def test_the_commands_of_the_operator(url: str) -> None:
     assert chat(url, "two").status_code == 503
     assert latimer(url, "load", "two").stderr == "two is ready.\n"
     assert chat(url, "two").status_code == 200
+    # The same for an engine that is loaded.
+    assert "runs no requests" in latimer(url, "drain", "two").stderr
+    assert latimer(url, "load", "two").stderr == "two is ready.\n"
     failed = latimer(url, "load", "bad")
     assert failed.returncode == 1
     assert "exit code 1" in failed.stderr

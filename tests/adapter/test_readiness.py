@@ -46,6 +46,27 @@ async def test_an_engine_that_is_down_is_named() -> None:
     await app.aclose()
 
 
+async def test_the_only_engine_has_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that answered is lost once and returns once, by requests and by probes."""
+    caplog.set_level("INFO", "latimer")
+    engine = Engine("one")
+    app = OpenAIAdapter(engine, any_model=True)
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    async with client_of(app) as client:
+        engine.error = EngineUnavailable("It has not started.")
+        await client.get("/ready")
+        assert not caplog.records
+        for error in (None, EngineUnavailable("It is gone."), None):
+            engine.error = error
+            for _ in range(2):
+                await client.post("/v1/chat/completions", json=body)
+                await client.get("/ready")
+    await app.aclose()
+    found: list[Any] = caplog.records
+    assert [one.event for one in found] == ["engine_lost", "engine_returned"]
+    assert found[0].fields == {"engine": "echo", "model": "demo", "reason": "It is gone."}
+
+
 class Slow(Echo):
     """An engine that loads until its gate opens."""
 

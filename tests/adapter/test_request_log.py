@@ -24,7 +24,7 @@ from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import FORWARDED
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
-from support.engines.echo import Echo
+from support.engines.echo import Echo, Slow
 from support.engines.fleet import Engine, pool_of
 from support.prometheus import scrape
 from support.servers import command
@@ -332,6 +332,22 @@ async def test_an_error_without_a_code_has_words(
     assert lines.events()[-1]["error_code"] == code
 
 
+async def test_a_request_that_a_shutdown_cuts_has_its_reason() -> None:
+    """The line of a stream that the end of the server cuts has the code that its client got."""
+    async with logged(Slow()) as (client, service, lines):
+        body = {**CHAT, "stream": True}
+        task = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await asyncio.sleep(0.1)
+        service.has_ended = True
+        task.cancel()
+        reply = await task
+        service.observe()
+        found = service.observers[0]._series
+    assert "server_shutting_down" in reply.text
+    assert lines.events()[0]["error_code"] == "server_shutting_down"
+    assert [one.finished["error"] for one in found.values()] == [1]
+
+
 async def test_a_request_without_a_key_has_its_reason() -> None:
     """The line of a 401 says whether a key was missing or wrong."""
     async with logged(Echo(), api_keys=["k"]) as (client, service, lines):
@@ -366,6 +382,7 @@ async def test_a_background_response_has_its_own_line(make_backend: Any) -> None
     work = next(one for one in events if one["event"] == "background")
     assert work["completion_tokens"] == reply["usage"]["output_tokens"]
     assert work["stream"] is False
+    assert "ttft_ms" not in work
 
 
 def test_a_server_writes_json_to_a_pipe() -> None:

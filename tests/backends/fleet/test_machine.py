@@ -322,6 +322,34 @@ async def test_calls_of_pools_load_engines_in_turns() -> None:
             await pool.aclose()
 
 
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_an_engine_that_was_killed_is_loaded_again(has_room: bool) -> None:
+    """Calls that wait load a killed engine next to those that run, if its memory is still free."""
+    loaders = sized("a"), sized("b"), sized("c")
+    async with machine_of(*loaders, memory=25) as members:
+        replicas = [Replica(one.name, one.backend, 1, one) for one in members[:2]]
+        pool = Pool("demo", replicas)
+        for member in members[:2]:
+            await member.load()
+        await asyncio.gather(*(pool.ask(one) for one in replicas))
+        loaders[1].lost("it was killed")
+        assert (replicas[1].state, replicas[1].reason) == ("unloaded", "it was killed")
+        if not has_room:
+            await members[2].load()
+        job = Generation(Prompt(Text("Hello")), max_tokens=2)
+
+        async def call() -> None:
+            async with pool.open(job) as batches:
+                await asyncio.sleep(0.1)
+                assert [batch async for batch in batches]
+
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(call() for _ in range(6)))
+        assert [one.starts for one in loaders] == ([1, 2, 0] if has_room else [1, 1, 1])
+        assert not (has_room and replicas[1].reason)
+        await pool.aclose()
+
+
 class Demand:
     """A model for which a call waits."""
 

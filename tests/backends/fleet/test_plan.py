@@ -29,6 +29,16 @@ def test_engines_that_fit_are_loaded_together() -> None:
     assert (made.load, made.unload) == (["b"], [])
 
 
+def test_a_missing_engine_takes_no_place_of_others() -> None:
+    """A member that has failed is loaded into free memory only, after those that are wanted."""
+    missing = View("m", need={"gpu": 10}, is_missing=True)
+    assert plan([loaded("a", 14), missing], GPU).load == ["m"]
+    assert plan([missing], None).load == ["m"]
+    made = plan([loaded("a", 15), missing], GPU)
+    assert (made.load, made.unload, made.closed) == ([], [], set())
+    assert plan([loaded("a", 4), wanted("b", 15), missing], GPU).load == ["b"]
+
+
 def test_without_limits_everything_is_loaded() -> None:
     """A machine whose memory is not limited loads every member that is wanted."""
     made = plan([loaded("a", 14), wanted("b", 1000), wanted("c", None)], None)
