@@ -172,7 +172,7 @@ class Replica:
         self.backend = backend
         self.loader = loader
         self.state: State = "unavailable" if loader is None else loader.state
-        self.reason = NOT_ASKED
+        self.reason = NOT_ASKED if loader is None else ""
         self.running = 0
         self.model: Model | None = None
         self.breaker = Breaker()
