@@ -304,7 +304,7 @@ class Reader:
         """Ask a log of two keys, one of which has a request that failed, and of a lost engine."""
         used = '{"key": "small", "prompt_tokens": 2, "completion_tokens": 3, "request_id": "a"}'
         failed = '{"key": "large", "status": 502, "request_id": "req_…"}'
-        lost = '{"event": "engine_lost", "time": "T", "message": "The engine sends a 502."}'
+        lost = '{"event": "engine_lost", "time": "T", "engine": "a", "reason": "It sends a 502."}'
         lines = ["an engine's line", used, used, failed, lost, used.replace("small", "large")]
         (self._folder / "latimer.log").write_text("\n".join(lines))
         output = self._output(*words)
