@@ -123,11 +123,13 @@ async def _asked(service: Service, entry: ModelEntry, patience: float) -> tuple[
 
 
 async def _ask(service: Service, entry: ModelEntry) -> None:
-    """Ask an engine whether it is ready, and for its name."""
+    """Ask an engine whether it is ready, and for its name if it has no other."""
     try:
         await entry.backend.health()
-        service.note(entry, await entry.backend.model())
     except LatimerError as error:
-        service.lose(entry, error)
+        service.note_error(entry, error)
         raise
-    service.find(entry)
+    if entry.names:
+        service.note_answer(entry)
+    else:
+        await service.model_of(entry)

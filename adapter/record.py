@@ -161,6 +161,12 @@ class Record(_Facts):
         """Note that the engine gets the request's jobs now."""
         self.asked, self.engine, self.party, self.begun = asked, engine, party, perf_counter()
 
+    def has_waited(self, since: float) -> None:
+        """Note that it has waited for a model until now, unless the engine has its jobs."""
+        if not self.begun:
+            self.loads_at = self.loads_at or since
+            self.loading += perf_counter() - since
+
     def repeat(self, error: LatimerError, is_pooled: bool) -> None:
         """Note that an engine has not served the request, which is prepared and sent again.
 
@@ -194,5 +200,5 @@ class Record(_Facts):
         self.error_code = str(getattr(error, "code", None) or "")
         if not (self.error_code or self.param):
             # OpenAI's errors for invalid JSON, and for an unknown path or object, have neither.
-            self.error_code = getattr(error, "label", "") or _words_of(self.failed)
+            self.error_code = getattr(error, "log_code", "") or _words_of(self.failed)
         self.limit = "queue" if isinstance(error, Busy) else getattr(error, "limit", "")

@@ -87,7 +87,7 @@ _PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
 class NotJson(InvalidRequest):
     """The error for a body that JSON does not allow, that has no object, or that is too deep."""
 
-    label = "invalid_json"
+    log_code = "invalid_json"
 
     def __init__(self, reason: str) -> None:
         super().__init__(_NOT_JSON + reason)
@@ -379,10 +379,8 @@ class Exchange(Request):
         try:
             return await self._wait_for(ready, note, most)
         finally:
-            record = self.record
-            if record is not None and not record.begun:
-                record.loads_at = record.loads_at or since
-                record.loading += time.perf_counter() - since
+            if self.record is not None:
+                self.record.has_waited(since)
 
     async def _wait_for(
         self, ready: asyncio.Future[Any], note: Callable[[], str], most: float | None

@@ -315,8 +315,8 @@ class Service:
         self._latest: dict[str, tuple[Pool, ServedModel]] = {}
         # The names of models in metrics, as far as engines have reported them.
         self._reported: dict[Backend, str] = {}
-        # The only engines of their models that have answered, and do not answer now.
-        self._lost: set[Backend] = set()
+        # Whether the only engine of a model answers, once it has answered.
+        self._answers: dict[Backend, bool] = {}
         table: dict[str, ModelEntry] = {}
         for listing in listings:
             for name in listing.names:
@@ -438,29 +438,21 @@ class Service:
         missing: LatimerError | None = None
         known: list[str] = []
         for listing in self._listings:
-            asked_at = perf_counter()
             try:
-                model = await listing.backend.model()
+                model = await self.model_of(listing)
             except LatimerError as error:
-                self.lose(listing, error)
                 if name in listing.names:
                     raise
                 missing = missing or error
                 continue
-            finally:
-                if listing.pool is None and perf_counter() - asked_at > _WAIT:
-                    _waited_since(asked_at)
-            if self._lost:
-                self.find(listing)
             self.late_checks |= listing.backend.capabilities.late_checks
-            if name and (listing.any_model or name in listing.names_of(model)):
-                if grant is not None and not _may_use(grant, name, listing.names_of(model)):
+            names = listing.names or (model.name,)
+            if name and (listing.any_model or name in names):
+                if grant is not None and not _may_use(grant, name, names):
                     continue
-                label = listing.names[0] if listing.names else model.name
-                self._reported[listing.backend] = label
                 rules = listing.policy, name, listing.pool is not None
-                return ServedModel(listing.backend, model, *rules, label=label)
-            known += listing.names_of(model)
+                return ServedModel(listing.backend, model, *rules, label=names[0])
+            known += names
         if missing is not None:
             raise missing
         raise self._unknown(name, known, grant)
@@ -469,7 +461,7 @@ class Service:
         """Return the backend of a model that was chosen; no other engine is asked."""
         model = None if entry.pool is None else entry.pool.known
         if model is None:
-            model = await entry.backend.model()
+            model = await self.model_of(entry)
         self.late_checks |= entry.backend.capabilities.late_checks
         label = entry.names[0]
         rules = entry.policy, name, self.is_fleet, replaces, label
@@ -566,50 +558,57 @@ class Service:
         Raises:
             InvalidRequest: the key of the request may use no name of the model.
         """
-        listing, asked_at = self._listings[0], perf_counter()
-        try:
-            model = await listing.backend.model()
-        except LatimerError as error:
-            self.lose(listing, error)
-            raise
-        finally:
-            if listing.pool is None and perf_counter() - asked_at > _WAIT:
-                _waited_since(asked_at)
-        if self._lost:
-            self.find(listing)
+        listing = self._listings[0]
+        model = await self.model_of(listing)
         self.late_checks |= listing.backend.capabilities.late_checks
         name = _first_name(listing.names_of(model), grant)
         label = listing.names[0] if listing.names else model.name
-        self._reported[listing.backend] = label
         return ServedModel(listing.backend, model, listing.policy, name, self.is_fleet, label=label)
 
-    def lose(self, entry: ModelEntry, error: LatimerError) -> None:
-        """Log that the only engine of a model has stopped answering; a pool logs its own."""
-        backend = entry.backend
-        is_known = entry.pool is None and bool(self._reported.get(backend))
-        if is_known and isinstance(error, EngineUnavailable) and backend not in self._lost:
-            self._lost.add(backend)
-            self._log_engine(entry, "engine_lost", f"does not answer: {error.message}", error)
+    async def model_of(self, entry: ModelEntry) -> Model:
+        """Return the model of an entry, as its engine reports it.
 
-    def find(self, entry: ModelEntry) -> None:
-        """Log that the only engine of a model answers again."""
-        if entry.backend in self._lost:
-            self._lost.discard(entry.backend)
+        The wait for an engine that stalls counts as the request's wait for a load.
+
+        Raises:
+            EngineUnavailable: the engine is not available.
+        """
+        begun = perf_counter()
+        try:
+            model = await entry.backend.model()
+        except LatimerError as error:
+            self.note_error(entry, error)
+            raise
+        finally:
+            if perf_counter() - begun > _WAIT and entry.pool is None:
+                exchange = REQUEST.get()
+                if isinstance(exchange, Exchange) and exchange.record is not None:
+                    exchange.record.has_waited(begun)
+        self._reported[entry.backend] = model.name
+        if not self._answers.get(entry.backend):
+            self.note_answer(entry)
+        return model
+
+    def note_answer(self, entry: ModelEntry) -> None:
+        """Note that an engine answers, and log it if the only one of a model did not."""
+        if self._answers.get(entry.backend) is False:
             self._log_engine(entry, "engine_returned", "answers again")
+        self._answers[entry.backend] = True
 
-    def _log_engine(
-        self, entry: ModelEntry, event: str, words: str, error: LatimerError | None = None
-    ) -> None:
+    def note_error(self, entry: ModelEntry, error: LatimerError) -> None:
+        """Log that the only engine of a model has stopped answering; a pool logs its own."""
+        stops = isinstance(error, EngineUnavailable) and self._answers.get(entry.backend)
+        if stops and entry.pool is None:
+            self._answers[entry.backend] = False
+            words = f"does not answer: {error.message}"
+            self._log_engine(entry, "engine_lost", words, error.message)
+
+    def _log_engine(self, entry: ModelEntry, event: str, words: str, reason: str = "") -> None:
         name = engine_name(entry.backend.capabilities.engine)
         fields = {"engine": name, "model": self.label(entry)}
-        if error is not None:
-            fields["reason"] = error.message
-        level = logging.INFO if error is None else logging.WARNING
+        fields |= {"reason": reason} if reason else {}
+        level = logging.WARNING if reason else logging.INFO
         log.log(level, "engine %s %s", name, words, extra={"event": event, "fields": fields})
-
-    def note(self, entry: ModelEntry, model: Model) -> None:
-        """Note the model that an engine has reported."""
-        self._reported[entry.backend] = model.name
 
     def label(self, entry: ModelEntry) -> str:
         """Return the name of a model in metrics; empty if no engine has reported it yet."""
@@ -750,15 +749,6 @@ def _completed(
     elif record.engine:
         record.engine = NO_ENGINE if is_fleet else engine_name(record.engine)
     return record
-
-
-def _waited_since(time: float) -> None:
-    """Note that the current request has waited for its engine to say what its model is."""
-    exchange = REQUEST.get()
-    record = exchange.record if isinstance(exchange, Exchange) else None
-    if record is not None and not record.begun:
-        record.loads_at = record.loads_at or time
-        record.loading += perf_counter() - time
 
 
 async def _check_any(pools: Sequence[Pool]) -> None:

@@ -112,6 +112,10 @@ class Ticket:
     tries: tuple[Try, ...] = ()
     tier = Tier.DEFAULT
 
+    def note_wait(self, since: float) -> None:
+        """Note that a call has waited for a place since a time (`time.monotonic`)."""
+        self.waited = max(self.waited, time.monotonic() - since)
+
     @classmethod
     def of(cls, tier: Tier) -> Ticket:
         """Return a request of a tier."""
@@ -235,10 +239,6 @@ class _Call:
         self.turn = 0
         self.since = time.monotonic()
 
-    def waited(self) -> None:
-        """Note how long the call has waited."""
-        self.party.waited = max(self.party.waited, time.monotonic() - self.since)
-
 
 class AdmissionQueue:
     """A bounded queue in front of an engine.
@@ -315,7 +315,7 @@ class AdmissionQueue:
         try:
             await call.place
         except asyncio.CancelledError:
-            call.waited()
+            call.party.note_wait(call.since)
             if not call.place.cancelled():
                 # The place was already given to this call.
                 self.release()
@@ -346,7 +346,7 @@ class AdmissionQueue:
             now = time.monotonic()
             self._seconds = 0.8 * self._seconds + 0.2 * (now - self._moved)
             self._moved = now
-            call.party.waited = max(call.party.waited, now - call.since)
+            call.party.note_wait(call.since)
             call.place.set_result(None)
             return
         self._taken -= 1

@@ -24,13 +24,12 @@ _BACKLOG = 2048
 
 
 class Door(Protocol):
-    """The way by which connections and commands come: a `Listener`, or a `Worker`'s parent.
+    """The way by which connections and commands come: a `Listener`, or a `Worker`'s parent."""
 
-    Attributes:
-        worker: the number of this worker for people, from 1; None for any other process.
-    """
-
-    worker: int | None
+    @property
+    def worker(self) -> int | None:
+        """The number of this worker for people, from 1; None for any other process."""
+        ...
 
     @property
     def sockets(self) -> Sequence[socket.socket]:

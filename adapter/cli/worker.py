@@ -67,13 +67,17 @@ class Worker:
         admin: AdminSocket | None = None,
     ) -> None:
         self.number, self.folder, self.address, self.admin = number, folder, address, admin
-        self.worker: int | None = number + 1
         self.channel = channel
         channel.setblocking(False)
         self._unsent = b""
         self._server: _WorkerServer | None = None
         self._asked: asyncio.Event | None = None
         threading.Thread(target=self._watch, args=(lifeline,), daemon=True).start()
+
+    @property
+    def worker(self) -> int:
+        """See `Door`."""
+        return self.number + 1
 
     def listen(self) -> None:
         """See `Door`. The server says so, when it has begun to serve."""

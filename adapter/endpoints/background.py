@@ -149,6 +149,8 @@ async def _run(
     lease = exchange.lease
 
     async def fail(error: LatimerError) -> None:
+        if exchange.record is not None:
+            exchange.record.fail(error)
         job.log.add(job.fault(error))
         await _keep(exchange, work, job, dict(frames.failed(error)))
 
@@ -172,15 +174,11 @@ async def _run(
             job.fault = _once(frames.error)
             await respond_once()
     except LatimerError as error:
-        if exchange.record is not None:
-            exchange.record.fail(error)
         await fail(error)
     except asyncio.CancelledError:
         if job.is_cancelled:
             await _keep(exchange, work, job, work.draft.stopped("cancelled", frames.cut()))
         else:
-            if exchange.record is not None:
-                exchange.record.fail(ShuttingDown())
             await fail(ShuttingDown())
     except Exception:
         log.error("response %s failed\n%s", job.id, printable(traceback.format_exc(), keep="\n"))

@@ -65,10 +65,12 @@ class Sink(Protocol):
     Attributes:
         at_once: True to take all events as one batch, when the last one has arrived.
         pushes: True if it can take events without waiting; see `attach`.
+        holds: True if it has something to release at its end; see `close`.
     """
 
     at_once: bool
     pushes: bool = False
+    holds: bool = False
 
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         """Take the choices that the events belong to, and the number of choices per prompt."""
@@ -184,7 +186,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
         # Raised by a frame that holds it in a variable, it would hold the whole request.
         raise plan.translate(error) from None
     finally:
-        sink.close()
+        if sink.holds:
+            sink.close()
     if lease is not None:
         lease.settle(usage["total_tokens"])
 

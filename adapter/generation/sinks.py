@@ -209,6 +209,7 @@ class StreamSink(Sink):
         comments: the comments of the stream, which are sent between two frames.
     """
 
+    holds = True
     # Translates what is pushed. The rest is counted and noted as `run` does it.
     _translate: Callable[[Any], Batch | None] | None = None
     _lease: Lease | None = None

@@ -197,11 +197,9 @@ class Member:
             state = "unloaded"
         elif state == "failed" and not self.loader.pause:
             state = "unloaded"
+        reason = self.loader.failure if state in ("failed", "unloaded") else ""
         for pool, replica in [*self._pools.items()]:
-            reason = self.loader.failure if state in ("failed", "unloaded") else ""
-            if replica.state == "draining" or (replica.state == state != "unloaded"):
-                continue
-            if replica.state == state and replica.reason == reason:
+            if replica.state == "draining" or (replica.state, replica.reason) == (state, reason):
                 continue
             if state == "ready":
                 if self.model is not None and replica.state != "unavailable":

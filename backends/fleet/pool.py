@@ -135,6 +135,7 @@ class Pool(Speaking):
         # One engine has all prompts.
         self._affinity: Affinity = affinity if len(replicas) > 1 else "none"
         self._tables = [replica.prefixes for replica in replicas]
+        self._loaders = [(one, one.loader) for one in replicas if one.loader is not None]
         if len(replicas) <= MOST_COMPARED:
             self._holders = None
         elif self._holders is not None:
@@ -311,17 +312,15 @@ class Pool(Speaking):
             else:
                 replica.succeed()
 
-    def _demand(self) -> None:
-        """Ask for the model to be loaded."""
-        for replica in self.replicas:
-            if replica.is_loadable and replica.loader is not None:
-                replica.loader.want()
+    def _demand(self, failed: bool = False) -> None:
+        """Ask for the model to be loaded.
 
-    def _demand_failed(self) -> None:
-        """Ask for the engines that have failed, since those that are ready are not enough."""
-        for replica in self.replicas:
-            if replica.state == "unloaded" and replica.reason and replica.loader is not None:
-                replica.loader.want()
+        Args:
+            failed: only by engines that have failed, since those that are ready are not enough.
+        """
+        for replica, loader in self._loaders:
+            if replica.is_loadable and (replica.reason or not failed):
+                loader.want()
 
     # Places.
 
@@ -410,7 +409,7 @@ class Pool(Speaking):
                 self.release(place)
             raise
         finally:
-            party.waited = max(party.waited, time.monotonic() - place.since)
+            party.note_wait(place.since)
 
     async def _wait_for_load(self, place: Place) -> None:
         """Wait for a place on an engine that is loaded.
@@ -519,7 +518,7 @@ class Pool(Speaking):
             self._demand()
             self._fail_waiting()
         elif self._line.requests or self._parked:
-            self._demand_failed()
+            self._demand(failed=True)
         self._set_timer(now)
 
     @staticmethod

@@ -250,8 +250,7 @@ class Scheduler:
             self._waiting.take(choice)
             if begun is None:
                 if not choice.index:
-                    party = task.party
-                    party.waited = max(party.waited, time.monotonic() - task.since)
+                    task.party.note_wait(task.since)
                 run = self._begun(choice, slot, history, wanted)
             else:
                 run, begun.slot, choice.begun = begun, slot, None

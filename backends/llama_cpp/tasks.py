@@ -135,7 +135,7 @@ class Task:
         """
         party, runs = self.party, self.runs
         if not runs:
-            party.waited = max(party.waited, time.monotonic() - self.since)
+            party.note_wait(self.since)
         evaluated = min(max((len(run.slot.tokens) for run in runs), default=0), self.prompt_tokens)
         party.prompt += evaluated
         party.looked_up += evaluated
