@@ -14,7 +14,6 @@ from importlib.metadata import version
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..schemas.openai.common import Usage
 from .metric_rows import (
     AFFINITY,
     BETWEEN,
@@ -114,22 +113,19 @@ class Series:
         self.shown = 0
         self.shown_gaps = 0.0
 
-    def add(self, record: Record, usage: Usage) -> None:
-        """Add a request that has succeeded; `fold` does what can be done for several together."""
-        finished, party, per_prompt = self.finished, record.party, record.choices_per_prompt
-        prompt, generated = usage["prompt_tokens"], usage["completion_tokens"]
-        cached, longest = 0, 0
+    def add(self, record: Record, prompt: int) -> None:
+        """Add a request that has succeeded, with the tokens of its prompts; see `fold`."""
+        finished, party = self.finished, record.party
+        generated, longest = record.completion_tokens, 0
         for index, finish in enumerate(record.finishes):
             finished[record.reasons[index] or "stop"] += 1
             if finish.completion_tokens > longest:
                 longest = finish.completion_tokens
-            if not index % per_prompt:
-                cached += finish.cached_tokens
             if finish.accepted_tokens or finish.rejected_tokens:
                 self.drafted += finish.accepted_tokens + finish.rejected_tokens
                 self.accepted += finish.accepted_tokens
-        if "completion_tokens_details" in usage:
-            self.reasoning += usage["completion_tokens_details"]["reasoning_tokens"]
+        if record.reasoning_tokens:
+            self.reasoning += record.reasoning_tokens
         if party is not None and party.affinity:
             self.affinity[party.affinity] = self.affinity.get(party.affinity, 0) + 1
         begun_at, queued = record.begun_at, record.queued
@@ -139,7 +135,8 @@ class Series:
         self.rows.append(
             (
                 record.ended - begun_at, queued, record.overhead, prompt, generated,
-                seconds if seconds > 0.0 else 0.0, prompt - cached, longest, per_prompt,
+                seconds if seconds > 0.0 else 0.0, prompt - (record.cached_tokens or 0), longest,
+                record.choices_per_prompt,
             )
         )  # fmt: skip
         if record.max_tokens:
@@ -162,7 +159,7 @@ class Series:
             self.gaps.clear()
 
     def fold(self) -> None:
-        """Add the rows to their histograms, and to the sums of tokens."""
+        """Add the rows to their histograms and to the sums of tokens, all of them together."""
         for rows, histograms in ((self.rows, self.of_all), (self.stream_rows, self.of_streams)):
             if rows:
                 columns = [*zip(*rows, strict=True)]
@@ -223,7 +220,7 @@ class Metrics(Observer):
         """Count requests."""
         requests, all_series = self._requests, self._series
         for record in ended:
-            model, engine, usage = record.model, record.engine, record.usage
+            model, engine, prompt = record.model, record.engine, record.prompt_tokens
             if not record.is_detached:
                 key = model, record.endpoint, record.status
                 requests[key] = requests.get(key, 0) + 1
@@ -231,11 +228,11 @@ class Metrics(Observer):
                     self._http.add(record)
             if record.is_left:
                 self._gone[model] = self._gone.get(model, 0) + 1
-            if usage is None:
+            if prompt is None:
                 self._failed(record)
             else:
                 series = all_series.get((model, engine)) or self._new(model, engine)
-                series.add(record, usage)
+                series.add(record, prompt)
         for series in all_series.values():
             if len(series.rows) >= _MOST_ROWS:
                 series.fold()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..backends.base import Finish
 from ..backends.errors import Busy, LatimerError, reason_of
 from ..backends.queue import Ticket, Try
-from ..schemas.openai.common import FinishReason, Usage
+from ..schemas.openai.common import FinishReason
 
 # The paths of operators, whose requests are neither logged nor counted.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
@@ -130,8 +130,11 @@ class Record(_Facts):
         is_detached: True for work that outlives its request.
         count: the number of its choices.
         max_tokens: the tokens that it allows for each choice; 0 if it sets no limit.
-        usage, finishes, reasons: the token counts, the ends of the choices, and their finish
-            reasons, if it has succeeded.
+        prompt_tokens, completion_tokens: as in its usage, if it has succeeded; else the first is
+            None.
+        reasoning_tokens: the same; None if its usage has no such number.
+        cached_tokens: the tokens of its prompts that the engine's cache had; None without choices.
+        finishes, reasons: the ends of its choices, and their finish reasons, if it has succeeded.
         choices_per_prompt: how many of these each prompt has.
         reply: the response object, if `keeps` is set.
         failed: the status of the error that ended it, also in a stream; 0 without one.
@@ -149,9 +152,11 @@ class Record(_Facts):
     party: Ticket | None = None
     loads_at = loading = begun = last = 0.0
     arrivals: array[float] | None = None
-    failed = max_tokens = 0
+    failed = max_tokens = completion_tokens = 0
     count = choices_per_prompt = 1
-    usage: Usage | None = None
+    prompt_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cached_tokens: int | None = None
     finishes: Sequence[Finish] = ()
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
@@ -160,6 +165,11 @@ class Record(_Facts):
     def begin(self, asked: str, engine: str, party: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""
         self.asked, self.engine, self.party, self.begun = asked, engine, party, perf_counter()
+
+    def succeed(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Note the tokens of a request without choices, whose engine has finished now."""
+        self.last = perf_counter()
+        self.prompt_tokens, self.completion_tokens = prompt_tokens, completion_tokens
 
     def has_waited(self, since: float) -> None:
         """Note that it has waited for a model until now, unless the engine has its jobs."""

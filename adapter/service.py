@@ -119,10 +119,11 @@ _FACTS = attrgetter(
     "is_left", "is_detached", "key", "grant", "end_user",
 )  # fmt: skip
 _PLACE = ("method", "path", "route", "client")
+_CACHED = attrgetter("cached_tokens")
 _FOLLOWS = attrgetter("follows")
 # A request that has ended: its record, the time, `_FACTS`, and `_PLACE` with None for what is
 # missing.
-_Ended: TypeAlias = tuple[Record, float, tuple[Any, ...], Sequence[Any]]
+_Ended: TypeAlias = Sequence[Any]
 
 
 class Observer(Protocol):
@@ -389,8 +390,7 @@ class Service:
         if not exchange.model and exchange.asked is not None:
             exchange.model = self.label_asked(exchange)
         unseen = self._unseen
-        place = [*map(exchange.scope.get, _PLACE)]
-        unseen.append((record, perf_counter(), _FACTS(exchange), place))
+        unseen.append([record, perf_counter(), *_FACTS(exchange), *map(exchange.scope.get, _PLACE)])
         if len(unseen) >= self._most_unseen or exchange.size > _LARGE:
             self.observe()
         elif self._timer is None:
@@ -405,7 +405,7 @@ class Service:
         unseen, self._unseen = self._unseen, []
         is_fleet, ended = self.is_fleet, list[Record]()
         for one in unseen:
-            record = _completed(*one, is_fleet)
+            record = _completed(one, is_fleet)
             if record is not None:
                 ended.append(record)
         if ended:
@@ -707,20 +707,18 @@ class Service:
             await self.release()
 
 
-def _completed(
-    record: Record, ended: float, facts: tuple[Any, ...], place: Sequence[Any], is_fleet: bool
-) -> Record | None:
+def _completed(one: _Ended, is_fleet: bool) -> Record | None:
     """Return the record of a request that has ended, with the facts of every request.
 
     None for a path of operators, and for a request that a route or a middleware of the user has
     answered.
     """
+    record: Record = one[0]
     (
-        status, record.begun_at, record.request_id, model, record.forwarded, streams, wants_stream,
-        record.trace, record.is_left, record.is_detached, key, grant, record.end_user,
-    ) = facts  # fmt: skip
-    record.ended = ended
-    record.method, record.path, route, client = place
+        _, record.ended, status, record.begun_at, record.request_id, model, record.forwarded,
+        streams, wants_stream, record.trace, record.is_left, record.is_detached, key, grant,
+        record.end_user, record.method, record.path, route, client,
+    ) = one  # fmt: skip
     status = status or (GONE if record.is_left else record.failed)
     endpoint = getattr(route, "path", OTHER)
     if not status or endpoint in PROBES:
@@ -741,9 +739,15 @@ def _completed(
         record.queued += party.waited
         if party.tries:
             record.tries += party.tries
+    if finishes := record.finishes:
+        record.cached_tokens = (
+            finishes[0].cached_tokens
+            if len(finishes) == 1
+            else sum(map(_CACHED, finishes[:: record.choices_per_prompt]))
+        )
     record.overhead = 0.0
     if last:
-        record.overhead = record.begun - record.begun_at - loading + ended - last
+        record.overhead = record.begun - record.begun_at - loading + record.ended - last
     if party is not None and party.engine:
         record.engine = party.engine
     elif record.engine:

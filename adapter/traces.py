@@ -23,7 +23,6 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
 
 from ..backends.queue import Try
-from ..schemas.openai.common import Usage
 from .record import OTHER, PROBES, Record, Trace
 from .request import Exchange, joined_headers
 from .service import Observer
@@ -144,22 +143,16 @@ def attributes_of(record: Record) -> Attributes:
             found["latimer.affinity"] = record.party.affinity
         if record.arrivals:
             found["gen_ai.response.time_to_first_chunk"] = record.arrivals[0] - record.begun_at
-    if record.usage is not None:
-        _add_usage(found, record, record.usage)
+    if record.prompt_tokens is not None:
+        found["gen_ai.usage.input_tokens"] = record.prompt_tokens
+        found["gen_ai.usage.output_tokens"] = record.completion_tokens
+        if record.cached_tokens is not None:
+            found["gen_ai.usage.cache_read.input_tokens"] = record.cached_tokens
+        if record.reasoning_tokens is not None:
+            found["gen_ai.usage.reasoning.output_tokens"] = record.reasoning_tokens
+        if record.reasons:
+            found["gen_ai.response.finish_reasons"] = [one or "stop" for one in record.reasons]
     return found
-
-
-def _add_usage(found: Attributes, record: Record, usage: Usage) -> None:
-    found["gen_ai.usage.input_tokens"] = usage["prompt_tokens"]
-    found["gen_ai.usage.output_tokens"] = usage["completion_tokens"]
-    if "prompt_tokens_details" in usage:
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        found["gen_ai.usage.cache_read.input_tokens"] = cached
-    if "completion_tokens_details" in usage:
-        reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-        found["gen_ai.usage.reasoning.output_tokens"] = reasoning
-    if record.reasons:
-        found["gen_ai.response.finish_reasons"] = [one or "stop" for one in record.reasons]
 
 
 def attempts_of(record: Record) -> Iterator[tuple[Try, float, float]]:
@@ -350,12 +343,11 @@ class Traces(Observer):
         if error := error_of(record):
             attributes["error.type"] = error
         duration.record(record.ended - record.begun_at, attributes, context)
-        usage, arrivals = record.usage, record.arrivals
-        if usage is None:
+        if record.prompt_tokens is None:
             return
-        generated = usage["completion_tokens"]
+        generated, arrivals = record.completion_tokens, record.arrivals
         prompt: Attributes = {**attributes, "gen_ai.token.type": "input"}
-        tokens.record(usage["prompt_tokens"], prompt, context)
+        tokens.record(record.prompt_tokens, prompt, context)
         if generated:
             tokens.record(generated, {**attributes, "gen_ai.token.type": "output"}, context)
         if arrivals:

@@ -8,7 +8,6 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import replace
-from time import perf_counter
 
 import orjson
 from pydantic import TypeAdapter
@@ -144,8 +143,7 @@ def _end(exchange: Exchange, request: SpeechRequest) -> None:
     if exchange.lease is not None:
         exchange.lease.settle(len(request.input) // TOKEN + 1)
     if exchange.record is not None:
-        exchange.record.last = perf_counter()
-        exchange.record.usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        exchange.record.succeed(0, 0)
 
 
 class _Output:

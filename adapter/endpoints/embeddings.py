@@ -10,7 +10,6 @@ from array import array
 from base64 import b64encode
 from collections.abc import Sequence
 from math import hypot
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -97,10 +96,7 @@ def _end(exchange: Exchange, tokens: int) -> None:
     if exchange.lease is not None:
         exchange.lease.settle(tokens)
     if exchange.record is not None:
-        exchange.record.last = perf_counter()
-        exchange.record.usage = {
-            "prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens
-        }  # fmt: skip
+        exchange.record.succeed(tokens, 0)
 
 
 async def send(exchange: Exchange, request: EmbeddingRequest, name: str, found: Embeddings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -266,7 +265,4 @@ def _end(exchange: Exchange, found: Transcribed) -> None:
     if exchange.lease is not None:
         exchange.lease.settle(read + written)
     if exchange.record is not None and not exchange.record.failed:
-        exchange.record.last = perf_counter()
-        exchange.record.usage = {
-            "prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written
-        }  # fmt: skip
+        exchange.record.succeed(read, written)

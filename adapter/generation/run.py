@@ -171,8 +171,12 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             await _count_reasoning(usage, choices, backend)
         reply = await sink.finish(finishes, usage)
         if record is not None:
-            record.usage, record.finishes = usage, finishes
-            record.reasons = [*map(_REASON, choices)]
+            # The response itself is released.
+            record.prompt_tokens = usage["prompt_tokens"]
+            record.completion_tokens = usage["completion_tokens"]
+            if "completion_tokens_details" in usage:
+                record.reasoning_tokens = usage["completion_tokens_details"]["reasoning_tokens"]
+            record.finishes, record.reasons = finishes, [*map(_REASON, choices)]
             if record.keeps:
                 record.reply = reply
     except LatimerError as error:
