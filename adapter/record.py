@@ -7,7 +7,6 @@ call more, and a request a few. A record holds nothing that is large.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
@@ -151,7 +150,7 @@ class Record(_Facts):
     asked = engine = error_code = limit = param = ""
     party: Ticket | None = None
     loads_at = loading = begun = last = 0.0
-    arrivals: array[float] | None = None
+    arrivals: list[float] | None = None
     failed = max_tokens = completion_tokens = 0
     count = choices_per_prompt = 1
     prompt_tokens: int | None = None

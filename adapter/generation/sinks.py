@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -502,7 +501,7 @@ def respond(
         streams = frames is not None and (exchange.wants_stream or not exchange.is_detached)
         if streams and not made.at_once and plan.jobs[0].prompt.logprobs is None:
             # A plain response may get its tokens together, and the tokens of a prompt are others.
-            record.arrivals = array("d")
+            record.arrivals = []
     return run(served.backend, plan, made, record)
 
 
