@@ -117,8 +117,8 @@ class Series:
         """Add a request that has succeeded, with the tokens of its prompts; see `fold`."""
         finished, party = self.finished, record.party
         generated, longest = record.completion_tokens, 0
-        for index, finish in enumerate(record.finishes):
-            finished[record.reasons[index] or "stop"] += 1
+        for finish, reason in zip(record.finishes, record.reasons, strict=True):
+            finished[reason or "stop"] += 1
             if finish.completion_tokens > longest:
                 longest = finish.completion_tokens
             if finish.accepted_tokens or finish.rejected_tokens:

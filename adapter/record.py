@@ -72,9 +72,8 @@ class _Facts:
     """
 
     __slots__ = (
-        "begun_at", "client", "end_user", "ended", "endpoint", "forwarded", "is_detached",
-        "is_left", "key", "method", "model", "overhead", "path", "queued", "request_id", "status",
-        "trace",
+        "begun_at", "client", "end_user", "ended", "endpoint", "is_left", "key", "method", "model",
+        "overhead", "path", "queued", "request_id", "status",
     )  # fmt: skip
 
     begun_at: float
@@ -82,8 +81,6 @@ class _Facts:
     end_user: str
     ended: float
     endpoint: str
-    forwarded: Mapping[str, str] | None
-    is_detached: bool
     is_left: bool
     key: str
     method: str
@@ -93,7 +90,6 @@ class _Facts:
     queued: float
     request_id: str
     status: int
-    trace: Trace | None
 
 
 class Record(_Facts):
@@ -146,7 +142,7 @@ class Record(_Facts):
     """
 
     # Most requests leave most of these values as they are.
-    keeps = is_stream = False
+    keeps = is_stream = is_detached = False
     asked = engine = error_code = limit = param = ""
     party: Ticket | None = None
     loads_at = loading = begun = last = 0.0
@@ -159,6 +155,8 @@ class Record(_Facts):
     finishes: Sequence[Finish] = ()
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
+    trace: Trace | None = None
+    forwarded: Mapping[str, str] | None = None
     tries: tuple[Try, ...] = ()
 
     def begin(self, asked: str, engine: str, party: Ticket | None) -> None:

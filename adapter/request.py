@@ -305,6 +305,8 @@ class Exchange(Request):
             found["client_request_id"] = own[0].decode()
             lines += b"x-client-request-id: %b\r\n" % own[0]
         self.forwarded = found
+        if self.record is not None:
+            self.record.forwarded = found
         FORWARDED.set(lines)
 
     async def read_json(self, read: Callable[[dict[str, Any]], T]) -> T:

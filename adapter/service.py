@@ -104,7 +104,9 @@ class ServedModel:
 
 # Seconds after which observers get the requests that have ended, and the number of requests that
 # they get at once. Their code is in no cache of the processor, so few requests at once cost more.
-OBSERVED_AFTER, MOST_UNSEEN = 0.1, 128
+OBSERVED_AFTER, MOST_UNSEEN = 0.25, 256
+# The times of tokens that wait with them: a millisecond of work.
+_MOST_TIMES = 8192
 # The same with their responses, which can be large.
 _MOST_REPLIES = 8
 # The bytes of a body from which on its request does not wait for others, because a part such as its
@@ -115,8 +117,8 @@ _LARGE = 65_536
 # What a record has of its exchange and of its scope. They themselves would keep all that a request
 # has made, so that the next ones find no memory which is in the processor's cache.
 _FACTS = attrgetter(
-    "status", "begun_at", "request_id", "model", "forwarded", "streams", "wants_stream", "trace",
-    "is_left", "is_detached", "key", "grant", "end_user",
+    "status", "begun_at", "request_id", "model", "streams", "wants_stream", "is_left", "key",
+    "grant", "end_user",
 )  # fmt: skip
 _PLACE = ("method", "path", "route", "client")
 _CACHED = attrgetter("cached_tokens")
@@ -284,6 +286,7 @@ class Service:
         self.running: set[Exchange] = set()
         # The requests that have ended, which the observers do not have yet.
         self._unseen: list[_Ended] = []
+        self._times = 0
         self._timer: asyncio.TimerHandle | None = None
         self.observed_by(observers)
         self.hosted = hosted
@@ -368,7 +371,9 @@ class Service:
 
     def recorded(self, exchange: Exchange) -> None:
         """Measure a request, for the observers; `ErrorMiddleware` does it without a call."""
-        exchange.record = Record()
+        record = exchange.record = Record()
+        record.is_detached, record.trace = exchange.is_detached, exchange.trace
+        record.forwarded = exchange.forwarded
         self.running.add(exchange)
         if self.has_followers:
             self.follow(exchange)
@@ -391,7 +396,9 @@ class Service:
             exchange.model = self.label_asked(exchange)
         unseen = self._unseen
         unseen.append([record, perf_counter(), *_FACTS(exchange), *map(exchange.scope.get, _PLACE)])
-        if len(unseen) >= self._most_unseen or exchange.size > _LARGE:
+        if record.arrivals:
+            self._times += len(record.arrivals)
+        if len(unseen) >= self._most_unseen or self._times >= _MOST_TIMES or exchange.size > _LARGE:
             self.observe()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
@@ -402,7 +409,7 @@ class Service:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-        unseen, self._unseen = self._unseen, []
+        unseen, self._unseen, self._times = self._unseen, [], 0
         is_fleet, ended = self.is_fleet, list[Record]()
         for one in unseen:
             record = _completed(one, is_fleet)
@@ -715,9 +722,8 @@ def _completed(one: _Ended, is_fleet: bool) -> Record | None:
     """
     record: Record = one[0]
     (
-        _, record.ended, status, record.begun_at, record.request_id, model, record.forwarded,
-        streams, wants_stream, record.trace, record.is_left, record.is_detached, key, grant,
-        record.end_user, record.method, record.path, route, client,
+        _, record.ended, status, record.begun_at, record.request_id, model, streams, wants_stream,
+        record.is_left, key, grant, record.end_user, record.method, record.path, route, client,
     ) = one  # fmt: skip
     status = status or (GONE if record.is_left else record.failed)
     endpoint = getattr(route, "path", OTHER)

@@ -271,6 +271,8 @@ class Traces(Observer):
         ]
         trace_id = f"{span.get_span_context().trace_id:032x}"
         exchange.trace = Trace(span, offset, trace_id, "".join(lines).encode())
+        if exchange.record is not None:
+            exchange.record.trace = exchange.trace
 
     def take(self, ended: Sequence[Record]) -> None:
         """End the spans of requests, and measure them; many take several turns of the loop."""

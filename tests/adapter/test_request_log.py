@@ -95,6 +95,19 @@ async def test_few_responses_wait_for_the_log(
     await app.aclose()
 
 
+async def test_the_times_of_many_tokens_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams wait for their observers only until these have work for a millisecond."""
+    monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 1000.0)
+    monkeypatch.setattr("latimer.adapter.service._MOST_TIMES", 1)
+    notes: Any = Batches(False)
+    app = OpenAIAdapter(Echo("Hello."), any_model=True, observers=[notes])
+    async with client_of(app) as client:
+        for stream in (False, False, True, True):
+            await client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+    assert notes.sizes == [3, 1]
+    await app.aclose()
+
+
 @pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
 async def test_a_line_has_the_facts_of_a_request(make_backend: Any, engine: str) -> None:
     """A stream and a plain request have their usage, their times and their ids."""

@@ -48,7 +48,7 @@ from benchmarks.fake_engine import fake_engine, free_port, wait_for
 from benchmarks.load import LAST_FRAMES, Client, chat, completion, http
 from latimer.adapter.cli.serve import run, serve
 from latimer.adapter.limits.config import digest_of
-from latimer.adapter.service import MOST_UNSEEN
+from latimer.adapter.service import MOST_UNSEEN, OBSERVED_AFTER
 from latimer.adapter.settings import Settings
 
 WARM_UP = 400
@@ -88,6 +88,11 @@ class Counted(Client):
         if len(self.latencies) >= self._left and not self.done.done():
             self._transport.abort()
             self.done.set_result(None)
+
+    def _send(self) -> None:
+        # A request more would be one whose client leaves.
+        if len(self.latencies) < self._left:
+            super()._send()
 
 
 HANDSHAKE = (
@@ -322,17 +327,25 @@ def observed(kind: str) -> list[float]:
     """Return how many times the CPU time grows with metrics and log, for quantiles of blocks."""
     request, end = KINDS[kind]
     with fake_engine(max(CORES)) as engine, served_both(engine) as (process, ports):
+        for port in ports:
+            asyncio.run(send(port, request, end, WARM_UP))
+        # From here on the observers get all requests of a block at its end, and no others.
+        time.sleep(2 * OBSERVED_AFTER)
         found: dict[int, list[float]] = {port: [] for port in ports}
-        for block in range(SMALL_BLOCKS + WARM_UP // MOST_UNSEEN):
+        for _ in range(SMALL_BLOCKS):
             for port in random.sample(ports, len(ports)):
-                before = on_core(process)
+                before, begun = on_core(process), time.perf_counter()
                 asyncio.run(send(port, request, end, MOST_UNSEEN))
+                is_whole = time.perf_counter() - begun < OBSERVED_AFTER
                 # The observers may still work, and the log is written in a thread.
                 time.sleep(0.01)
-                if block >= WARM_UP // MOST_UNSEEN:
+                if is_whole:
                     found[port].append(on_core(process) - before)
+                else:
+                    # Other work was so much that a timer has divided the block.
+                    time.sleep(2 * OBSERVED_AFTER)
     unseen, seen = (sorted(found[port]) for port in ports)
-    return [seen[at] / unseen[at] for at in (int(share * SMALL_BLOCKS) for share in SHARES)]
+    return [seen[int(share * len(seen))] / unseen[int(share * len(unseen))] for share in SHARES]
 
 
 def print_observed(kinds: Sequence[str], turns: int) -> None:
