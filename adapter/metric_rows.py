@@ -8,10 +8,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import add, sub
+from operator import add
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
-
-from .record import Record
 
 if TYPE_CHECKING:
     from ..backends.fleet.replica import State
@@ -301,9 +299,3 @@ class Histogram:
             before = upto
         self.counts[-1] += len(ordered) - before
         self.total += sum(ordered)
-
-
-def gaps_of(record: Record) -> Iterable[float]:
-    """Return the times between the tokens of a stream; those of several choices are mixed."""
-    arrivals = record.arrivals
-    return map(sub, arrivals[1:], arrivals) if arrivals and record.count == 1 else ()

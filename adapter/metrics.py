@@ -6,12 +6,14 @@ Requests add to plain numbers, a few at a time (`Metrics.take`). A scrape makes 
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
+from operator import sub
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .metric_rows import (
@@ -47,7 +49,6 @@ from .metric_rows import (
     Names,
     Row,
     Values,
-    gaps_of,
 )
 from .readiness import States
 from .record import NO_ENGINE, OTHER, Record, engine_name
@@ -86,15 +87,14 @@ class Series:
     Attributes:
         rows: the values for each of the histograms `of_all`, which they do not have yet;
             `stream_rows` those for `of_streams`, `limits` for `most` and `gaps` for `between`.
-        shown: what a scrape has shown of generated tokens, which must not become less; and
-            `shown_gaps` of the sum of the times between tokens, of which the order of additions
-            changes the last digits. Prometheus takes less for a restart.
+        shown: what a scrape has shown of generated tokens, which must not become less. Prometheus
+            takes less for a restart.
     """
 
     __slots__ = (
         "accepted", "affinity", "between", "cached", "drafted", "finished", "gaps", "generated",
         "limits", "looked_up", "most", "of_all", "of_streams", "prompt", "reasoning", "rows",
-        "shown", "shown_gaps", "stream_rows",
+        "shown", "stream_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -111,7 +111,6 @@ class Series:
         self.finished = defaultdict(int, dict.fromkeys(_REASONS, 0))
         self.affinity: dict[str, int] = {}
         self.shown = 0
-        self.shown_gaps = 0.0
 
     def add(self, record: Record, prompt: int) -> None:
         """Add a request that has succeeded, with the tokens of its prompts; see `fold`."""
@@ -151,9 +150,18 @@ class Series:
             if len(record.arrivals) > 1:
                 self.add_gaps(record)
 
-    def add_gaps(self, record: Record) -> None:
-        """Add the times between the tokens of a stream."""
-        self.gaps += gaps_of(record)
+    def add_gaps(self, record: Record, end: int | None = None) -> None:
+        """Add the times between the tokens of a stream, without those that it has.
+
+        Args:
+            end: how many of its arrivals are taken into account; by default all.
+        """
+        # Those of several choices are mixed.
+        if not record.arrivals or record.count != 1:
+            return
+        arrivals = record.arrivals[record.counted : end]
+        self.gaps += map(sub, arrivals[1:], arrivals)
+        record.counted += len(arrivals) - 1
         if len(self.gaps) >= _MOST_GAPS:
             self.between.add(self.gaps)
             self.gaps.clear()
@@ -263,8 +271,9 @@ class Metrics(Observer):
             if record.arrivals:
                 series.of_streams[_FIRST].add([record.arrivals[0] - record.begun_at])
 
-    def snapshot(self, service: Service, states: States) -> Snapshot:
+    async def snapshot(self, service: Service, states: States) -> Snapshot:
         """Return the values now, with those of streams that run."""
+        await self._count_running(service)
         service.observe()
         for model in states:
             for engine in model.engines:
@@ -279,13 +288,10 @@ class Metrics(Observer):
                 copy = copies.get((exchange.model, name or engine_name(record.engine)))
                 if copy is not None:
                     copy.generated += len(record.arrivals)
-                    copy.between.add(gaps_of(record))
         for key, copy in copies.items():
             # Tokens that arrive together are one event, and a stop sequence removes some.
             one = self._series[key]
             one.shown = copy.generated = max(one.shown, copy.generated)
-            gaps = copy.between
-            one.shown_gaps = gaps.total = max(one.shown_gaps, gaps.total)
         store = None if service.store is None else service.store.status()
         http = None if self._http is None else self._http.copy()
         retries = {
@@ -296,6 +302,24 @@ class Metrics(Observer):
         }
         requests, gone, refused = {**self._requests}, {**self._gone}, {**self._refused}
         return Snapshot(copies, requests, gone, refused, states, store, retries, http)
+
+    async def _count_running(self, service: Service) -> None:
+        """Add the times between the tokens of streams that run, at most some at a time."""
+        work = 0
+        for exchange in [*service.running]:
+            record = exchange.record
+            if record is None or not record.arrivals or record.count != 1:
+                continue
+            name = record.party.engine if record.party is not None else ""
+            series = self._series.get((exchange.model, name or engine_name(record.engine)))
+            # The last arrival may be the end alone, which counts as no token.
+            while series is not None and record.counted < len(record.arrivals) - 2:
+                before = record.counted
+                series.add_gaps(record, min(before + _MOST_GAPS, len(record.arrivals) - 1))
+                work += record.counted - before
+                if work >= _MOST_GAPS:
+                    work = 0
+                    await asyncio.sleep(0)
 
 
 @dataclass(eq=False, slots=True)

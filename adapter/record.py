@@ -117,6 +117,7 @@ class Record(_Facts):
             `last`.
         arrivals: the times at which tokens of a stream arrived; those that arrive together have
             one. None for plain responses.
+        counted: the index of the last of these which the times between tokens have in the metrics.
         last: the time at which the engine's last events arrived.
         ended: the time of its end.
         status: the status of the response, or `GONE`.
@@ -147,7 +148,7 @@ class Record(_Facts):
     party: Ticket | None = None
     loads_at = loading = begun = last = 0.0
     arrivals: list[float] | None = None
-    failed = max_tokens = completion_tokens = 0
+    failed = max_tokens = completion_tokens = counted = 0
     count = choices_per_prompt = 1
     prompt_tokens: int | None = None
     reasoning_tokens: int | None = None

@@ -84,7 +84,7 @@ class Tally:
 
     async def _own(self, states: States) -> Values:
         """Return the values of this worker and those before it, which are in its file then."""
-        snapshot = self._metrics.snapshot(self._service, states)
+        snapshot = await self._metrics.snapshot(self._service, states)
         self._turn += 1
         turn = self._turn
 

@@ -106,7 +106,8 @@ async def metrics(exchange: Exchange, service: Service) -> None:
     states = await states_of(service, SCRAPE)
     # Thousands of lines; they are made in a thread.
     if found.elsewhere is None:
-        values = await offload.run(offload.UNKNOWN, found.snapshot(service, states).values)
+        snapshot = await found.snapshot(service, states)
+        values = await offload.run(offload.UNKNOWN, snapshot.values)
     else:
         values = await found.elsewhere.total(states)
     accept = exchange.headers.get("accept", "")

@@ -414,19 +414,48 @@ async def test_the_sum_of_times_between_tokens_never_falls() -> None:
     service: Any = SimpleNamespace(observe=lambda: None, running=set(), store=None)
     metrics = Metrics()
     metrics._series["m", "e"] = series
-    facts = {"count": 1, "party": None, "engine": "e"}
+    facts = {"count": 1, "counted": 0, "party": None, "engine": "e"}
     for number in range(50):
         records: list[Any] = [
             SimpleNamespace(arrivals=[0.1 * n**2 / (number + 1) for n in range(size)], **facts)
             for size in (3, 5, 9)
         ]
         service.running = [SimpleNamespace(record=record, model="m") for record in records]
-        shown.append(metrics.snapshot(service, []).series["m", "e"].between.total)
+        shown.append((await metrics.snapshot(service, [])).series["m", "e"].between.total)
         for record in records:
             series.add_gaps(record)
         service.running = []
-        shown.append(metrics.snapshot(service, []).series["m", "e"].between.total)
+        shown.append((await metrics.snapshot(service, [])).series["m", "e"].between.total)
     assert shown == sorted(shown)
+
+
+async def test_a_scrape_during_long_streams_lets_others_run() -> None:
+    """Each time between tokens counts once, and the event loop has turns while many are added."""
+    metrics, series, turns = Metrics(), Series(), 0
+    metrics._series["m", "e"] = series
+    arrivals = [float(n) for n in range(20_000)]
+    facts = {"count": 1, "counted": 0, "party": None, "engine": "e"}
+    record: Any = SimpleNamespace(arrivals=arrivals[:15_000], **facts)
+    running = [SimpleNamespace(record=record, model="m")]
+    service: Any = SimpleNamespace(observe=lambda: None, running=running, store=None)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    first = (await metrics.snapshot(service, [])).series["m", "e"].between
+    counting.cancel()
+    # The last arrival of a stream that runs may be its end.
+    assert (sum(first.counts), first.total) == (14_998, 14_998.0)
+    assert turns >= 2
+    record.arrivals = arrivals
+    series.add_gaps(record)
+    service.running = []
+    last = (await metrics.snapshot(service, [])).series["m", "e"].between
+    assert (sum(last.counts), last.total) == (19_999, 19_999.0)
 
 
 class Stalling(Echo):
