@@ -103,7 +103,12 @@ async def test_a_stream_comes_to_its_reply(apps: Any, client_of: Any, name: str)
     assert first.reply == whole
     assert second.reply is not None
     assert alike(second.reply) == alike(whole)
-    assert second.usage == second.reply["usage"]
+    usage = second.reply["usage"]
+    assert second.prompt_tokens == usage["prompt_tokens"]
+    assert second.completion_tokens == usage["completion_tokens"]
+    if "prompt_tokens_details" in usage:
+        assert second.cached_tokens == usage["prompt_tokens_details"]["cached_tokens"]
+        assert second.reasoning_tokens == usage["completion_tokens_details"]["reasoning_tokens"]
     chunk = json.loads(stream.text.partition("\n\n")[0].removeprefix("data: "))
     assert (second.reply["id"], second.reply["created"]) == (chunk["id"], chunk["created"])
     for choice in second.reply["choices"]:
@@ -112,21 +117,20 @@ async def test_a_stream_comes_to_its_reply(apps: Any, client_of: Any, name: str)
 
 
 async def test_nothing_is_kept_for_nobody(apps: Any, client_of: Any) -> None:
-    """Without an observer that keeps replies there is only the usage; a refused job has none."""
+    """Without an observer that keeps replies there are only counts; a refused job has none."""
     app = apps("llama_cpp")
     async with client_of(app) as client:
         with observed(app, keeps=False) as recorder:
             await _two(client)
     one, refused = recorder.records
-    assert one.usage is not None
-    assert (one.usage["completion_tokens"], one.reply) == (3, None)
+    assert (one.completion_tokens, one.reply) == (3, None)
     assert one.arrivals is not None
     assert one.begun < one.arrivals[0] <= one.last < one.ended
     # Tokens that arrive together have one time.
     assert 1 <= len(one.arrivals) <= 3
     assert refused.begun
     assert not refused.arrivals
-    assert refused.usage is None
+    assert refused.prompt_tokens is None
     assert (refused.failed, refused.error_code) == (400, "context_length_exceeded")
 
 
