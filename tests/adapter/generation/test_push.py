@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -457,12 +458,16 @@ async def test_a_client_that_reads_nothing_pauses_the_engine(
 
     monkeypatch.setattr(_Cycle, "push", noted)
     count = 60_000
+    # Linux would give a socket up to tens of megabytes, which is all of the response.
+    small = httpx2.AsyncHTTPTransport(
+        socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)]
+    )
     with running(FakeLlamaServer(model=Model(context=2 * count))) as engine:
         app = OpenAIAdapter(LlamaServer(engine.url), any_model=True, store="off")
         with serving(lambda: app) as address:
             body = {"model": "m", "prompt": f"count:{count}", "max_tokens": count, "stream": True}
             async with (
-                httpx2.AsyncClient(base_url=address, timeout=60) as client,
+                httpx2.AsyncClient(base_url=address, timeout=60, transport=small) as client,
                 client.stream("POST", COMPLETIONS, json=body) as reply,
             ):
                 taken = -1
