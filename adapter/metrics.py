@@ -51,7 +51,7 @@ from .metric_rows import (
     Values,
 )
 from .readiness import States
-from .record import NO_ENGINE, OTHER, Record, engine_name
+from .record import CANCELLED, NO_ENGINE, OTHER, Record, engine_name
 from .service import Observer, Service
 from .store.records import Status
 from .vllm_metrics import COUNTED, DERIVED, Http, derived
@@ -254,7 +254,7 @@ class Metrics(Observer):
             self._refused[record.limit] += 1
         elif record.begun or (record.queued and record.model != OTHER):
             series = self._new(record.model, record.engine or NO_ENGINE)
-            if record.is_left:
+            if record.is_left or record.error_code == CANCELLED:
                 series.finished["abort"] += 1
             elif record.failed >= 500:
                 series.finished["error"] += 1

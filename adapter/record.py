@@ -25,6 +25,8 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 OTHER = "other"
 # The engine of a request of a fleet that got none.
 NO_ENGINE = "none"
+# The code of a background response that its client has cancelled or deleted.
+CANCELLED = "cancelled"
 # The status of a request whose client disconnected before the response.
 GONE = 499
 
@@ -191,6 +193,10 @@ class Record(_Facts):
             now = monotonic()
             begun = now + self.begun - perf_counter() if self.begun and not earlier else 0.0
             self.tries += (*earlier, Try(engine, reason_of(error), begun, now))
+
+    def cancel(self) -> None:
+        """Note that the client has ended the request by another one."""
+        self.error_code = CANCELLED
 
     @property
     def partial(self) -> tuple[int, int]:

@@ -79,6 +79,7 @@ _PARENT = re.compile(
 )
 _ASCII = re.compile(rb"[ -~]{1,512}")
 TRACE_PARENT = b"traceparent"
+_TRACING = frozenset({TRACE_PARENT, b"x-client-request-id"})
 
 # `name[key]` in a query.
 _PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
@@ -285,7 +286,19 @@ class Exchange(Request):
         self.watch()
 
     def _forward(self, headers: Sequence[Header]) -> None:
-        """Let the calls of engines have the headers that trace the request, if they are valid.
+        """Let the calls of engines have the headers that trace the request, if they are valid."""
+        self.forwarded, lines = self._traced(headers)
+        if self.record is not None:
+            self.record.forwarded = self.forwarded
+        FORWARDED.set(lines)
+
+    def note_trace(self, record: Record) -> None:
+        """Let a record have the headers that trace the request, if its body was not read."""
+        if self.forwarded is None and not _TRACING.isdisjoint(self.named):
+            record.forwarded = self._traced(self.scope["headers"])[0]
+
+    def _traced(self, headers: Sequence[Header]) -> tuple[dict[str, str], bytes]:
+        """Return the valid headers that trace the request, by their fields in logs, and as lines.
 
         The parent is sent as version 00 of W3C's format, the highest that is known here, and then
         with no other flag than that of sampling.
@@ -304,10 +317,7 @@ class Exchange(Request):
         if own := _ASCII.fullmatch(joined.get(b"x-client-request-id", b"")):
             found["client_request_id"] = own[0].decode()
             lines += b"x-client-request-id: %b\r\n" % own[0]
-        self.forwarded = found
-        if self.record is not None:
-            self.record.forwarded = found
-        FORWARDED.set(lines)
+        return found, lines
 
     async def read_json(self, read: Callable[[dict[str, Any]], T]) -> T:
         """Parse the body as a JSON object and return the result of `read` for it.

@@ -6,14 +6,17 @@ does not delay requests.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import re
+import select
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias
@@ -34,20 +37,27 @@ Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 MOST_WAITING = 2**22
 # Seconds for the last lines at the end.
 _LAST = 1.0
+# The bytes that one call writes without those of others between them.
+_ATOMIC = getattr(select, "PIPE_BUF", 512)
+# The bytes of a line from which on it has no response, and those of lines that are written together
+# if they have responses.
+_MOST_SHOWN, _MOST_TOGETHER = MOST_WAITING // 2, MOST_WAITING // 4
 
 
 class Writer:
-    """A thread that writes to a file descriptor.
+    """A thread that writes lines to a file descriptor.
 
-    Attributes:
-        dropped: the number of writes that were dropped, because the reader was too slow.
+    Several processes can write to the same pipe or socket. There each write has whole lines only,
+    and few bytes, so that no line begins inside another one.
     """
 
     def __init__(self, descriptor: int = 2) -> None:
         self._descriptor = descriptor
+        mode = os.fstat(descriptor).st_mode
+        self._is_shared = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # The bytes that were given, and those that the thread has written.
-        self._given = self._written = self.dropped = 0
+        self._given = self._written = 0
         self._thread = threading.Thread(target=self._run, name="latimer-log", daemon=True)
         self._thread.start()
 
@@ -56,13 +66,13 @@ class Writer:
         """The bytes that are not written yet."""
         return self._given - self._written
 
-    def write(self, data: bytes) -> None:
-        """Write data soon."""
+    def write(self, data: bytes) -> bool:
+        """Write lines soon; return False if they are dropped, because the reader is too slow."""
         if self._given - self._written + len(data) > MOST_WAITING:
-            self.dropped += 1
-            return
+            return False
         self._given += len(data)
         self._queue.put(data)
+        return True
 
     def close(self) -> None:
         """Write what is left, unless that takes too long."""
@@ -71,14 +81,21 @@ class Writer:
 
     def _run(self) -> None:
         while (data := self._queue.get()) is not None:
-            size = len(data)
-            while data:
-                try:
-                    data = data[os.write(self._descriptor, data) :]
-                except OSError:
-                    # Nobody reads it.
-                    break
-            self._written += size
+            # An error means that nobody reads it.
+            with contextlib.suppress(OSError):
+                for part in parts(data, _ATOMIC) if self._is_shared else (memoryview(data),):
+                    while part:
+                        part = part[os.write(self._descriptor, part) :]
+            self._written += len(data)
+
+
+def parts(data: bytes, size: int) -> Iterator[memoryview]:
+    """Yield lines in parts of at most some bytes; a line that is longer is a part of its own."""
+    view, start = memoryview(data), 0
+    while start < len(data):
+        end = data.rfind(b"\n", start, start + size) + 1 or data.find(b"\n", start) + 1
+        yield view[start : end or len(data)]
+        start = end or len(data)
 
 
 _LINE = orjson.OPT_APPEND_NEWLINE
@@ -136,7 +153,7 @@ class RequestLog(Observer):
     """A log of requests.
 
     Args:
-        write: takes lines of UTF-8, each with its end.
+        write: takes lines of UTF-8, each with its end; returns False if it drops them.
         form: `json`, or `text` for people.
         level: `info` for all requests; `warning` and `error` for those that failed here or on an
             engine.
@@ -145,7 +162,7 @@ class RequestLog(Observer):
 
     def __init__(
         self,
-        write: Callable[[bytes], object],
+        write: Callable[[bytes], bool | None],
         form: Format = "json",
         level: Level = "info",
         content: bool = False,
@@ -154,6 +171,7 @@ class RequestLog(Observer):
         self._write = write
         self._is_json = form == "json"
         self._has_all = level in ("debug", "info")
+        self._lost = 0
 
     def take(self, ended: Sequence[Record]) -> None:
         """Write the lines of requests."""
@@ -166,10 +184,32 @@ class RequestLog(Observer):
             if has_all or record.status >= 500 or record.failed >= 500:
                 event = event_of(record, offset)
                 if keeps and record.reply is not None:
-                    event["response"] = record.reply
-                lines += orjson.dumps(event, None, _LINE) if is_json else line(event)
+                    if len(lines) > _MOST_TOGETHER:
+                        self._pass_on(lines)
+                        lines.clear()
+                    lines += _with_response(event, record.reply)
+                else:
+                    lines += orjson.dumps(event, None, _LINE) if is_json else line(event)
         if lines:
-            self._write(bytes(lines))
+            self._pass_on(lines)
+
+    @override
+    def close(self) -> None:
+        self._pass_on(b"")
+
+    def _pass_on(self, lines: bytes | bytearray) -> None:
+        """Write lines, after one that says how many could not be written before."""
+        lost, first = self._lost, b""
+        if lost:
+            message = f"{lost} lines of requests are missing, because the log is read too slowly."
+            first = f"{message}\n".encode()
+            if self._is_json:
+                first = json_line(message, "warning", "log_lost", {"lines": lost}).encode() + b"\n"
+        if not (lines or first):
+            return
+        self._lost = 0
+        if self._write(first + lines) is False:
+            self._lost = lost + lines.count(b"\n")
 
 
 # The fields that say in a line for people how a request has ended.
@@ -178,6 +218,14 @@ _REASONS = ("finish_reason", "error_code", "param", "limit")
 _ON_ENGINE = ("engine", "stream", "n")
 # The ends of times: encoding a `datetime` takes as long as encoding the rest of a line.
 _MILLISECONDS = [f".{number:03}Z" for number in range(1000)]
+
+
+def _with_response(event: dict[str, Any], reply: Mapping[str, Any]) -> bytes:
+    """Return a line with the response object, or with its size if it is very large."""
+    data = orjson.dumps({**event, "response": reply}, None, _LINE)
+    if len(data) > _MOST_SHOWN:
+        data = orjson.dumps({**event, "response_bytes": len(data)}, None, _LINE)
+    return data
 
 
 @lru_cache(4)
@@ -247,7 +295,7 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
         event["prompt_tokens"], event["completion_tokens"] = record.partial
         if record.party is not None and record.party.looked_up:
             event["cached_tokens"] = record.party.cached
-    if failed:
+    if failed or record.error_code:
         event.update(_failure_of(record))
     if record.is_left:
         event["client_gone"] = True

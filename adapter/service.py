@@ -394,6 +394,8 @@ class Service:
         self.running.discard(exchange)
         if not exchange.model and exchange.asked is not None:
             exchange.model = self.label_asked(exchange)
+        if not exchange.size:
+            exchange.note_trace(record)
         unseen = self._unseen
         unseen.append([record, perf_counter(), *_FACTS(exchange), *map(exchange.scope.get, _PLACE)])
         if record.arrivals:

@@ -93,6 +93,8 @@ INSTRUMENTS = (
 
 # The requests that one turn of the event loop may end: up to a millisecond of work.
 _AT_ONCE = 4
+# The characters of a model's name, which a client can make up.
+_MOST_SHOWN = 256
 # Seconds between looks for an SDK, which the app may set up after the adapter.
 _AGAIN = 1.0
 # Seconds; a shorter wait has no span.
@@ -131,7 +133,8 @@ def attributes_of(record: Record) -> Attributes:
     if error := error_of(record):
         found["error.type"] = error
     if record.model != OTHER:
-        found["gen_ai.request.model"] = record.asked or record.model
+        # Any name can be asked for, if there is one model.
+        found["gen_ai.request.model"] = (record.asked or record.model)[:_MOST_SHOWN]
     if record.begun:
         found["gen_ai.response.model"] = record.model
         found["latimer.engine"] = record.engine

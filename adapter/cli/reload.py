@@ -76,6 +76,11 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
             if starts_engines(new) and not starts_engines(settings):
                 await asyncio.to_thread(end_earlier_engines)
             changes = fleet.apply(new)
+            changes += [
+                f"setting {name} changed"
+                for name in Settings.model_fields
+                if name in _FOLLOWED and getattr(new, name) != getattr(settings, name)
+            ]
     except (WrongSettings, UnusableKey) as error:
         return _kept(settings, str(error))
     except LatimerError as error:

@@ -83,6 +83,8 @@ class Row:
 
 
 _VALUES = ("num_requests_running", "kv_cache_usage_perc", "prompt_tokens", "generation_tokens")
+# vLLM's first bucket of the times between tokens has a bound of 10 ms.
+_FINEST = 0.01
 _BUCKETS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 
 
@@ -216,8 +218,13 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.waiting),
         "-" if row.kv is None else f"{row.kv:.0%}",
         *map(_rate_text, (row.input, row.output)),
-        *map(_seconds, (*row.first, *row.between)),
+        *map(_seconds, row.first),
+        *map(_gap, row.between),
     )
+
+
+def _gap(value: float | None) -> str:
+    return f"<{_seconds(_FINEST)}" if value and value < _FINEST else _seconds(value)
 
 
 def _seconds(value: float | None) -> str:

@@ -177,6 +177,8 @@ async def _run(
         await fail(error)
     except asyncio.CancelledError:
         if job.is_cancelled:
+            if exchange.record is not None:
+                exchange.record.cancel()
             await _keep(exchange, work, job, work.draft.stopped("cancelled", frames.cut()))
         else:
             await fail(ShuttingDown())

@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import copy_context
@@ -18,7 +20,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.record import Record
 from latimer.adapter.request import Exchange
-from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer
+from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer, parts
 from latimer.adapter.service import ModelEntry
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import FORWARDED
@@ -422,13 +424,117 @@ def test_a_slow_reader_holds_nobody() -> None:
     """A pipe that nobody reads costs lines, but neither time nor memory without end."""
     read, write = os.pipe()
     writer = Writer(write)
-    for _ in range(200):
-        writer.write(b"x" * 65_535 + b"\n")
+    taken = [writer.write(b"x" * 65_535 + b"\n") for _ in range(200)]
     assert writer.waiting <= MOST_WAITING
-    assert writer.dropped > 100
+    assert taken.count(False) > 100
     writer.close()
     os.close(read)
     os.close(write)
+
+
+def test_parts_are_whole_lines() -> None:
+    """A part has as many whole lines as fit into it; one that is too long is a part of its own."""
+    lines = [b"%d" % number * (number % 40) + b"\n" for number in range(400)]
+    lines[7] = b"x" * 500 + b"\n"
+    found = [bytes(part) for part in parts(b"".join(lines) + b"end", 200)]
+    assert b"".join(found) == b"".join(lines) + b"end"
+    assert all(len(part) <= 200 or part == lines[7] for part in found)
+    assert all(part.endswith(b"\n") for part in found[:-1])
+    assert len(found) < len(lines) / 2
+
+
+def test_lines_of_several_writers_are_whole() -> None:
+    """Processes that write to the same pipe do not write into each other's lines."""
+    read, write = os.pipe()
+    writers = [Writer(write), Writer(write)]
+    line = b'{"event":"request","text":"%b"}\n' % (b"x" * 400)
+    found = bytearray()
+
+    def collect() -> None:
+        while data := os.read(read, 5000):
+            found.extend(data)
+            time.sleep(0.001)
+
+    reader = threading.Thread(target=collect)
+    reader.start()
+    for _ in range(4):
+        for writer in writers:
+            assert writer.write(line * 256)
+    while any(writer.waiting for writer in writers):
+        time.sleep(0.01)
+    for writer in writers:
+        writer.close()
+    os.close(write)
+    reader.join()
+    os.close(read)
+    assert found == line * (256 * 8)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+async def test_lost_lines_are_a_line(form: Any) -> None:
+    """The first line after a time without room says how many are missing."""
+    lines, has_room = Lines(), False
+
+    def write(data: bytes) -> bool:
+        if has_room:
+            lines.write(data)
+        return has_room
+
+    log = RequestLog(write, form)
+    app = OpenAIAdapter(Echo("Hello."), any_model=True, observers=[log])
+    async with client_of(app) as client:
+        for _ in range(3):
+            await client.post("/v1/chat/completions", json=CHAT)
+            app.service.observe()
+        has_room = True
+        await client.post("/v1/chat/completions", json=CHAT)
+        app.service.observe()
+    await app.aclose()
+    assert len(lines) == 2
+    assert b"3 lines of requests are missing" in lines[0]
+    if form == "json":
+        assert (lines.events()[0]["event"], lines.events()[0]["lines"]) == ("log_lost", 3)
+
+
+async def test_a_very_large_response_is_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line whose response is too large for the log has the size, and all its other fields."""
+    monkeypatch.setattr("latimer.adapter.request_log._MOST_SHOWN", 3000)
+    async with logged(Echo("Hello."), content=True) as (client, service, lines):
+        for count in (1, 40):
+            await client.post("/v1/chat/completions", json={**CHAT, "n": count})
+        service.observe()
+    small, large = lines.events()
+    assert small["response"]["choices"]
+    assert "response" not in large
+    assert large["response_bytes"] > 3000
+    assert large["finish_reason"]
+
+
+async def test_a_cancelled_background_response_is_marked() -> None:
+    """The line of work that its client has cancelled says so, and the metrics count it as such."""
+    async with logged(Slow(), store="memory", metrics=True) as (client, _, lines):
+        body = {"model": "m", "input": "Hello", "background": True}
+        reply = (await client.post("/v1/responses", json=body)).json()
+        await client.post(f"/v1/responses/{reply['id']}/cancel")
+        found = await scrape(client)
+    (work,) = [one for one in lines.events() if one["event"] == "background"]
+    assert (work["error_code"], work["status"]) == ("cancelled", 200)
+    assert found.sum("latimer_request_success_total", finished_reason="abort") == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/nothing"])
+async def test_a_request_without_a_body_is_traced(path: str) -> None:
+    """The line of a request whose body was not read has the ids that its client gave it."""
+    async with logged(Echo(), api_keys=["k"]) as (client, service, lines):
+        headers = {"traceparent": PARENT, "x-client-request-id": "mine"}
+        await client.get(path, headers=headers)
+        await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        service.observe()
+    for event in lines.events():
+        assert event["client_request_id"] == "mine"
+        assert event["trace_id"] == PARENT.split("-")[1]
+    assert len(lines) == 2
+    assert FORWARDED.get() == b""
 
 
 def test_other_lines_are_json_too() -> None:

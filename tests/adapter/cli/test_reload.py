@@ -94,6 +94,24 @@ def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
         process.kill()
 
 
+async def test_the_log_names_settings_that_are_followed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A setting outside of the tables that engines and models get again is a change."""
+    file = tmp_path / "fleet.toml"
+    file.write_text('[engines.a]\nurl = "http://127.0.0.1:1"\n')
+    settings = Settings.load(file)
+    fleet = Fleet(settings)
+    app = OpenAIAdapter(fleet.entries)
+    app.service.release = fleet.aclose
+    file.write_text('queue = 2\n[engines.a]\nurl = "http://127.0.0.1:1"\n')
+    settings = await reload(settings, fleet, app)
+    assert "setting queue changed" in capfd.readouterr().err
+    await reload(settings, fleet, app)
+    assert "changed" not in capfd.readouterr().err
+    await app.aclose()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 async def test_the_first_engine_that_latimer_starts_looks_for_orphans(
     tmp_path: Path, orphan: subprocess.Popen[bytes]

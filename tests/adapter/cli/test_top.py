@@ -101,6 +101,12 @@ def test_a_table_is_as_wide_as_the_terminal() -> None:
     assert "500ms  1.50s" in table_of([row])[1]
 
 
+def test_the_first_bucket_is_no_figure() -> None:
+    """A time between tokens in the first bucket is shown as that, because it may be much less."""
+    row = Row("m", "e", "ready", 1, 0, None, 1.0, 2.0, (0.004, 0.009), (0.005, 0.012))
+    assert table_of([row])[1].split()[-4:] == ["4ms", "9ms", "<10ms", "12ms"]
+
+
 def test_a_table_fits_80_columns() -> None:
     """Long names and large numbers leave all columns in 80 characters, and short names whole."""
     long = "Qwen3-30B-A3B-Instruct-2507-Q4_K_M", "llama-server-on-the-second-machine"
