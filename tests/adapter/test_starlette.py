@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -221,8 +222,11 @@ async def test_only_a_response_without_middlewares_is_one_message(has_middleware
     app = adapter(middleware=[Middleware(Noted, notes=notes)] if has_middleware else [])
     sent: list[str] = []
 
+    body = [{"type": "http.request", "body": orjson.dumps(HI)}]
+
     async def receive() -> Any:
-        return {"type": "http.request", "body": orjson.dumps(HI)}
+        # After the body, a server waits for the client.
+        return body.pop() if body else await asyncio.get_running_loop().create_future()
 
     async def send(message: Any) -> None:
         sent.append(message["type"])
