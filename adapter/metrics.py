@@ -273,21 +273,16 @@ class Metrics(Observer):
 
     async def snapshot(self, service: Service, states: States) -> Snapshot:
         """Return the values now, with those of streams that run."""
-        await self._count_running(service)
-        service.observe()
         for model in states:
             for engine in model.engines:
                 # Series without values exist from the start.
                 self._new(model.name or OTHER, engine.name)
+        await self._count_running(service)
+        service.observe()
         copies = {key: one.copy() for key, one in self._series.items()}
-        for exchange in service.running:
-            record = exchange.record
-            if record is not None and record.arrivals:
-                party = record.party
-                name = party.engine if party is not None else ""
-                copy = copies.get((exchange.model, name or engine_name(record.engine)))
-                if copy is not None:
-                    copy.generated += len(record.arrivals)
+        for key, record in _streams(service):
+            if key in copies:
+                copies[key].generated += len(record.arrivals or ())
         for key, copy in copies.items():
             # Tokens that arrive together are one event, and a stop sequence removes some.
             one = self._series[key]
@@ -306,20 +301,27 @@ class Metrics(Observer):
     async def _count_running(self, service: Service) -> None:
         """Add the times between the tokens of streams that run, at most some at a time."""
         work = 0
-        for exchange in [*service.running]:
-            record = exchange.record
-            if record is None or not record.arrivals or record.count != 1:
+        for key, record in [*_streams(service)]:
+            series, arrivals = self._series.get(key), record.arrivals
+            if series is None or not arrivals or record.count != 1:
                 continue
-            name = record.party.engine if record.party is not None else ""
-            series = self._series.get((exchange.model, name or engine_name(record.engine)))
             # The last arrival may be the end alone, which counts as no token.
-            while series is not None and record.counted < len(record.arrivals) - 2:
+            while record.counted < len(arrivals) - 2:
                 before = record.counted
-                series.add_gaps(record, min(before + _MOST_GAPS, len(record.arrivals) - 1))
+                series.add_gaps(record, min(before + _MOST_GAPS, len(arrivals) - 1))
                 work += record.counted - before
                 if work >= _MOST_GAPS:
                     work = 0
                     await asyncio.sleep(0)
+
+
+def _streams(service: Service) -> Iterator[tuple[tuple[str, str], Record]]:
+    """Yield the streams that run and have tokens, each with the model and engine of its series."""
+    for exchange in service.running:
+        record = exchange.record
+        if record is not None and record.arrivals:
+            name = record.party.engine if record.party is not None else ""
+            yield (exchange.model, name or engine_name(record.engine)), record
 
 
 @dataclass(eq=False, slots=True)

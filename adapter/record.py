@@ -74,11 +74,12 @@ class _Facts:
     """
 
     __slots__ = (
-        "begun_at", "client", "end_user", "ended", "endpoint", "is_left", "key", "method", "model",
-        "overhead", "path", "queued", "request_id", "status",
+        "begun_at", "cached_tokens", "client", "end_user", "ended", "endpoint", "is_left", "key",
+        "method", "model", "overhead", "path", "queued", "request_id", "status",
     )  # fmt: skip
 
     begun_at: float
+    cached_tokens: int | None
     client: str
     end_user: str
     ended: float
@@ -154,7 +155,6 @@ class Record(_Facts):
     count = choices_per_prompt = 1
     prompt_tokens: int | None = None
     reasoning_tokens: int | None = None
-    cached_tokens: int | None = None
     finishes: Sequence[Finish] = ()
     reasons: Sequence[FinishReason | None] = ()
     reply: Mapping[str, Any] | None = None
@@ -193,10 +193,6 @@ class Record(_Facts):
             now = monotonic()
             begun = now + self.begun - perf_counter() if self.begun and not earlier else 0.0
             self.tries += (*earlier, Try(engine, reason_of(error), begun, now))
-
-    def cancel(self) -> None:
-        """Note that the client has ended the request by another one."""
-        self.error_code = CANCELLED
 
     @property
     def partial(self) -> tuple[int, int]:

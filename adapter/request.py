@@ -79,7 +79,6 @@ _PARENT = re.compile(
 )
 _ASCII = re.compile(rb"[ -~]{1,512}")
 TRACE_PARENT = b"traceparent"
-_TRACING = frozenset({TRACE_PARENT, b"x-client-request-id"})
 
 # `name[key]` in a query.
 _PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
@@ -294,7 +293,7 @@ class Exchange(Request):
 
     def note_trace(self, record: Record) -> None:
         """Let a record have the headers that trace the request, if its body was not read."""
-        if self.forwarded is None and not _TRACING.isdisjoint(self.named):
+        if self.forwarded is None:
             record.forwarded = self._traced(self.scope["headers"])[0]
 
     def _traced(self, headers: Sequence[Header]) -> tuple[dict[str, str], bytes]:

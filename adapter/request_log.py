@@ -162,7 +162,7 @@ class RequestLog(Observer):
 
     def __init__(
         self,
-        write: Callable[[bytes], bool | None],
+        write: Callable[[bytes], object],
         form: Format = "json",
         level: Level = "info",
         content: bool = False,
@@ -183,7 +183,7 @@ class RequestLog(Observer):
         for record in ended:
             if has_all or record.status >= 500 or record.failed >= 500:
                 event = event_of(record, offset)
-                if keeps and record.reply is not None:
+                if keeps and is_json and record.reply is not None:
                     if len(lines) > _MOST_TOGETHER:
                         self._pass_on(lines)
                         lines.clear()
@@ -195,18 +195,17 @@ class RequestLog(Observer):
 
     @override
     def close(self) -> None:
-        self._pass_on(b"")
+        if self._lost:
+            self._pass_on(b"")
 
     def _pass_on(self, lines: bytes | bytearray) -> None:
         """Write lines, after one that says how many could not be written before."""
         lost, first = self._lost, b""
         if lost:
-            message = f"{lost} lines of requests are missing, because the log is read too slowly."
-            first = f"{message}\n".encode()
+            text = f"{lost} lines of requests are missing, because the log is read too slowly."
             if self._is_json:
-                first = json_line(message, "warning", "log_lost", {"lines": lost}).encode() + b"\n"
-        if not (lines or first):
-            return
+                text = json_line(text, "warning", "log_lost", {"lines": lost})
+            first = f"{text}\n".encode()
         self._lost = 0
         if self._write(first + lines) is False:
             self._lost = lost + lines.count(b"\n")

@@ -747,12 +747,13 @@ def _completed(one: _Ended, is_fleet: bool) -> Record | None:
         record.queued += party.waited
         if party.tries:
             record.tries += party.tries
-    if finishes := record.finishes:
-        record.cached_tokens = (
-            finishes[0].cached_tokens
-            if len(finishes) == 1
-            else sum(map(_CACHED, finishes[:: record.choices_per_prompt]))
-        )
+    finishes = record.finishes
+    if len(finishes) == 1:
+        record.cached_tokens = finishes[0].cached_tokens
+    elif finishes:
+        record.cached_tokens = sum(map(_CACHED, finishes[:: record.choices_per_prompt]))
+    else:
+        record.cached_tokens = None
     record.overhead = 0.0
     if last:
         record.overhead = record.begun - record.begun_at - loading + record.ended - last

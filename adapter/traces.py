@@ -94,7 +94,7 @@ INSTRUMENTS = (
 # The requests that one turn of the event loop may end: up to a millisecond of work.
 _AT_ONCE = 4
 # The characters of a model's name, which a client can make up.
-_MOST_SHOWN = 256
+_LONGEST_NAME = 256
 # Seconds between looks for an SDK, which the app may set up after the adapter.
 _AGAIN = 1.0
 # Seconds; a shorter wait has no span.
@@ -134,7 +134,7 @@ def attributes_of(record: Record) -> Attributes:
         found["error.type"] = error
     if record.model != OTHER:
         # Any name can be asked for, if there is one model.
-        found["gen_ai.request.model"] = (record.asked or record.model)[:_MOST_SHOWN]
+        found["gen_ai.request.model"] = (record.asked or record.model)[:_LONGEST_NAME]
     if record.begun:
         found["gen_ai.response.model"] = record.model
         found["latimer.engine"] = record.engine

@@ -19,6 +19,7 @@ import click
 import orjson
 
 from ..errors import printable
+from ..metric_rows import BETWEEN_TOKENS
 from .client import DEFAULT, Unreachable, ask, base_of
 from .terminal import EXIT_CHECK, say
 
@@ -83,8 +84,6 @@ class Row:
 
 
 _VALUES = ("num_requests_running", "kv_cache_usage_perc", "prompt_tokens", "generation_tokens")
-# vLLM's first bucket of the times between tokens has a bound of 10 ms.
-_FINEST = 0.01
 _BUCKETS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 
 
@@ -224,7 +223,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _gap(value: float | None) -> str:
-    return f"<{_seconds(_FINEST)}" if value and value < _FINEST else _seconds(value)
+    finest = BETWEEN_TOKENS[0]
+    return f"<{_seconds(finest)}" if value and value < finest else _seconds(value)
 
 
 def _seconds(value: float | None) -> str:

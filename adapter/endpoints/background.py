@@ -19,6 +19,7 @@ from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
 from ..generation.frames import COMMENT, in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
+from ..record import CANCELLED
 from ..request import EVENT_STREAM, Exchange
 from ..responses.background import Job
 from ..responses.response import USABLE, BackgroundEncoder, Draft
@@ -178,7 +179,7 @@ async def _run(
     except asyncio.CancelledError:
         if job.is_cancelled:
             if exchange.record is not None:
-                exchange.record.cancel()
+                exchange.record.error_code = CANCELLED
             await _keep(exchange, work, job, work.draft.stopped("cancelled", frames.cut()))
         else:
             await fail(ShuttingDown())

@@ -510,6 +510,15 @@ async def test_a_very_large_response_is_a_size(monkeypatch: pytest.MonkeyPatch) 
     assert large["finish_reason"]
 
 
+async def test_a_text_log_has_no_response() -> None:
+    """Lines for people stay lines for people, also if responses are kept."""
+    async with logged(Echo("Hello."), "text", content=True) as (client, service, lines):
+        await client.post("/v1/chat/completions", json=CHAT)
+        service.observe()
+    (line,) = lines
+    assert b" POST /v1/chat/completions 200 " in line
+
+
 async def test_a_cancelled_background_response_is_marked() -> None:
     """The line of work that its client has cancelled says so, and the metrics count it as such."""
     async with logged(Slow(), store="memory", metrics=True) as (client, _, lines):

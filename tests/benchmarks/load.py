@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from typing import Any
 
@@ -23,6 +24,8 @@ class Client(asyncio.Protocol):
     """
 
     head = b"HTTP/1.1 200 "
+    # The number of requests after which it ends, at the latest.
+    _most = sys.maxsize
 
     def __init__(self, request: bytes, end: bytes, seconds: float) -> None:
         self._request = request
@@ -52,7 +55,7 @@ class Client(asyncio.Protocol):
         now = time.perf_counter()
         self.latencies.append(now - self._sent)
         self._tail = b""
-        if now < self._until:
+        if now < self._until and len(self.latencies) < self._most:
             self._send()
         else:
             self._transport.close()

@@ -94,16 +94,22 @@ def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
         process.kill()
 
 
-async def test_the_log_names_settings_that_are_followed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A setting outside of the tables that engines and models get again is a change."""
-    file = tmp_path / "fleet.toml"
+def served(file: Path) -> tuple[Settings, Fleet, OpenAIAdapter]:
+    """Write a file with the engine `a`; return its settings, and what serves it."""
     file.write_text('[engines.a]\nurl = "http://127.0.0.1:1"\n')
     settings = Settings.load(file)
     fleet = Fleet(settings)
     app = OpenAIAdapter(fleet.entries)
     app.service.release = fleet.aclose
+    return settings, fleet, app
+
+
+async def test_the_log_names_settings_that_are_followed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A setting outside of the tables that engines and models get again is a change."""
+    file = tmp_path / "fleet.toml"
+    settings, fleet, app = served(file)
     file.write_text('queue = 2\n[engines.a]\nurl = "http://127.0.0.1:1"\n')
     settings = await reload(settings, fleet, app)
     assert "setting queue changed" in capfd.readouterr().err
@@ -118,11 +124,7 @@ async def test_the_first_engine_that_latimer_starts_looks_for_orphans(
 ) -> None:
     """A file that gets its first engine with a command ends what a killed Latimer has left."""
     file = tmp_path / "fleet.toml"
-    file.write_text('[engines.a]\nurl = "http://127.0.0.1:1"\n')
-    settings = Settings.load(file)
-    fleet = Fleet(settings)
-    app = OpenAIAdapter(fleet.entries)
-    app.service.release = fleet.aclose
+    settings, fleet, app = served(file)
     settings = await reload(settings, fleet, app)
     assert orphan.poll() is None
     with file.open("a") as opened:
