@@ -64,8 +64,10 @@ class DraftModel:
         # The average duration of a step without a prompt.
         self.seconds = 0.0
 
-    def propose(self, wanted: Sequence[Wanted]) -> dict[int, list[int]]:
+    def propose(self, wanted: Sequence[Wanted], threads: int) -> dict[int, list[int]]:
         """Return drafts by sequence; a sequence with a long prompt gets its first one later."""
+        if threads != self._context.threads:
+            self._context.use_threads(threads)
         wanted = self._that_fit(wanted)
         drafts: dict[int, list[int]] = {}
         try:

@@ -20,6 +20,7 @@ from ..errors import EngineError, LatimerError
 from .library import Batch, DecodeFailed, LoadedModel, context_params, new_context
 from .loop import Worker
 from .options import DEFAULT_CONTEXT, ENGINE, Options
+from .threads import Threads
 from .vocabulary import Vocabulary
 
 # The tokens in a batch of several inputs of a narrow model.
@@ -92,6 +93,7 @@ class EmbeddingContext:
         count = llama_cpp.llama_model_n_cls_out if ranks else llama_cpp.llama_model_n_embd_out
         self.dimensions: int = count(model.pointer)
         self._batch = Batch(self.size)
+        self._threads = Threads(options.threads)
 
     @property
     def used(self) -> int:
@@ -103,14 +105,20 @@ class EmbeddingContext:
         self._batch.add(sequence, position, tokens, len(tokens))
 
     def decode(self) -> None:
-        """Evaluate the batch and empty it.
+        """Evaluate the batch, on the cores that other programs leave, and empty it.
 
         Raises:
             DecodeFailed: llama.cpp failed; the sequences of the batch must be removed.
         """
-        batch = self._batch.native
+        batch, threads = self._batch.native, self._threads
         self._batch.clear()
+        count = threads.known(time.perf_counter())
+        llama_cpp.llama_set_n_threads(self.pointer, count, count)
+        begun, on_cores = time.perf_counter(), time.process_time()
         status = self._run(self.pointer, batch)
+        if count == threads.most:
+            ended = time.perf_counter()
+            threads.measure(ended - begun, time.process_time() - on_cores, ended)
         if status:
             raise DecodeFailed(status)
 

@@ -184,8 +184,12 @@ class Scheduler:
         size = context.decode()
         ended = time.perf_counter()
         seconds = ended - begun
-        if is_compared and threads.most > 1:
-            threads.add(size, seconds, time.process_time() - on_cores, ended)
+        if threads.most > 1:
+            on_cores = time.process_time() - on_cores
+            if is_compared:
+                threads.add(size, seconds, on_cores, ended)
+            elif count == threads.used:
+                threads.measure(seconds, on_cores, ended)
         if self._trace is not None:
             counts = {"sequences": len(batch), "tokens": size, "padded": int(is_padded)}
             counts["threads"] = context.threads
@@ -324,7 +328,7 @@ class Scheduler:
             if not self._make_room(run, len(chunk.ids), (), len(chunk.ids)):
                 return
             position = len(run.slot.tokens) - run.slot.surplus
-            self._context.use_threads(self._threads.most)
+            self._context.use_threads(self._threads.known(time.perf_counter()))
             self._cache.extend_media(run.slot, chunk.ids, chunk.positions)
             try:
                 self._projector.evaluate(self._context, chunk, run.slot.id, position)
@@ -398,7 +402,10 @@ class Scheduler:
         if not wanted:
             model.doubt()
             return
-        drafts = model.propose(wanted)
+        is_fixed = any(_is_seeded(run.choice) for run, _ in runs)
+        threads = self._threads
+        count = threads.most if is_fixed else threads.known(time.perf_counter())
+        drafts = model.propose(wanted, count)
         for run, _ in runs:
             run.proposal, run.source = drafts.get(run.slot.id, []), run.guesses
 

@@ -4,12 +4,18 @@ llama.cpp's threads wait for each other after each operation, hundreds of times 
 another program has the core of one thread, all others wait until it continues. One thread less is
 then faster, since it leaves that core to the other program. The time on cores that the process gets
 shows that some are missing, and a trial shows which number of threads is faster.
+
+Two prompts are seldom alike, so they cannot be compared. They have the number that was found for
+generated tokens. Where nothing was found lately, the threads of all programs that run are counted.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 # The seconds of decoding in which the time on cores is measured. Linux counts the time of a thread
 # that runs at ticks, so that a single step shows too little.
@@ -24,8 +30,16 @@ CLEAR, LEAST_PAIRS = 2.0, 2
 MOST_BATCHES = 8 * TRIALS
 # The seconds until the next trial: this many times what the last one has lost, between two bounds.
 HOLD, LEAST_HOLD, MOST_HOLD = 100.0, 1.0, 60.0
-# The seconds between the batches of a pair, after which the first one is too old.
+# The seconds between the batches of a pair, after which the first one is too old. A count of free
+# cores is then too old, too.
 STALE = 0.1
+# The seconds for which a measurement without missing cores holds.
+SURE = 1.0
+# The looks at the threads that run, and the seconds between two. A client on this machine that has
+# sent a request runs on for less.
+LOOKS, PAUSE = 10, 0.0003
+# Linux's file with the number of threads that run or wait for a core.
+LOAD = Path("/proc/loadavg")
 
 
 @dataclass(slots=True)
@@ -53,6 +67,11 @@ class Threads:
     _trials: int = 0
     # The time from which on the last result is in doubt.
     _until: float = 0.0
+    # The number of a measurement or of a count, and the time from which on it is in doubt.
+    _known: int = 0
+    _sure: float = 0.0
+    # The cores that were free when they were last counted; 0 if a trial has begun since.
+    _free: int = 0
     # The tokens, the seconds and the end of the last batch with `used`; the pairs of seconds.
     _first: tuple[int, float, float] = (0, 0.0, 0.0)
     _pairs: list[tuple[float, float]] = field(default_factory=list)
@@ -61,11 +80,20 @@ class Threads:
     _lost: float = 0.0
 
     def __post_init__(self) -> None:
-        self.used = self.next = self.most
+        self.used = self.next = self._known = self.most
 
     def known(self, now: float) -> int:
-        """Return the number for batches that are not compared: all threads after a time."""
-        return self.used if now < self._until else self.most
+        """Return the number for batches that are not compared.
+
+        It is the last result of a trial or of a measurement. After its time, threads leave the
+        cores to other programs that run, and the next batches that can be compared begin a trial.
+        """
+        if now < self._until:
+            return self.used
+        if now >= self._sure and self.most > 1:
+            self._known = self._free = min(free_cores(self.most), self.most)
+            self._sure = now + STALE
+        return self._known
 
     def add(self, tokens: int, seconds: float, on_cores: float, now: float) -> None:
         """Count a batch that was decoded by `next` threads.
@@ -77,19 +105,34 @@ class Threads:
         if self.is_trying:
             self._compare(tokens, seconds, now)
             return
+        cores, free = self.measure(seconds, on_cores, now), self._free
+        if now >= self._until and (cores is not None or free):
+            self._begin(float(free) if cores is None else cores)
+
+    def measure(self, seconds: float, on_cores: float, now: float) -> float | None:
+        """Count a batch of any kind that `used` threads have decoded; see `add`.
+
+        Returns:
+            the cores that they got, if enough batches were counted.
+        """
         self._seconds += seconds
         self._on_cores += on_cores
         if self._seconds < MEASURED:
-            return
+            return None
         cores = self._on_cores / self._seconds
         self._seconds = self._on_cores = 0.0
-        if now >= self._until:
-            self._begin(cores)
+        if self.used == self.most and not self._are_missing(cores):
+            self._known, self._sure = self.most, now + SURE
+        return cores
+
+    def _are_missing(self, cores: float) -> bool:
+        return self.used - cores >= max(MISSING, MISSING_SHARE * self.used)
 
     def _begin(self, cores: float) -> None:
         """Begin a trial if one may help; several possible numbers take turns."""
         used, most, others = self.used, self.most, list[int]()
-        if used > 1 and used - cores >= max(MISSING, MISSING_SHARE * used):
+        self._free = 0
+        if used > 1 and self._are_missing(cores):
             others.append(max(int(cores), 1))
         if used < most:
             others += {most: None, used + 1: None}
@@ -126,6 +169,38 @@ class Threads:
         self._until = now + min(max(LEAST_HOLD, HOLD * self._lost), MOST_HOLD)
         self.is_trying, self._count, self._lost = False, 0, 0.0
         self._pairs.clear()
+
+
+def free_cores(wanted: int) -> int:
+    """Return the cores on which no other program runs, 1 or more.
+
+    Linux counts the threads that run or wait for a core. Elsewhere, and where this process may not
+    use all cores, all are free.
+
+    Args:
+        wanted: the number at which the looks end.
+    """
+    cores = os.cpu_count() or 1
+    try:
+        if len(os.sched_getaffinity(0)) < cores:
+            return cores
+        free, own = 1, 0
+        for look in range(LOOKS):
+            if look:
+                # The event loop runs on after it has handed over a request.
+                begun, used = time.perf_counter(), time.process_time()
+                time.sleep(PAUSE)
+                share = (time.process_time() - used) / (time.perf_counter() - begun)
+                # One that has ended meanwhile does not count, because it does not run now.
+                own = int(share + 0.1)
+            running = int(LOAD.read_bytes().split()[3].partition(b"/")[0])
+            # The thread that looks is one of them.
+            free = max(free, cores - (running - 1 - own))
+            if free >= wanted:
+                break
+    except (AttributeError, OSError, ValueError, IndexError):
+        return cores
+    return min(free, cores)
 
 
 def _is_clear(seconds: float, tokens: float) -> bool:

@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -212,11 +211,9 @@ def servers(path: Path, parallel: int, *options: str) -> Iterator[tuple[Server, 
     )  # fmt: skip
     ours = (str(path), "--model-name", "m", "--context", str(CONTEXT), *shared, *options)
     quiet = subprocess.DEVNULL
-    # Latimer's package has set its own choice for this process.
-    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     with (
         command(*ours) as (process, address),
-        subprocess.Popen(theirs, stdout=quiet, stderr=quiet, env=environment) as other,
+        subprocess.Popen(theirs, stdout=quiet, stderr=quiet) as other,
     ):
         try:
             wait_for(f"http://127.0.0.1:{port}/health", other)

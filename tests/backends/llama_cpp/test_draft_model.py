@@ -139,14 +139,14 @@ def test_drafts_follow_a_sequence_that_changes(demo_loaded: LoadedModel) -> None
 
     def fresh(history: list[int]) -> list[int]:
         model = DraftModel(DEMO_MODEL, options, 512, vocabulary)
-        (draft,) = model.propose([Wanted(0, history, 5)]).values()
+        (draft,) = model.propose([Wanted(0, history, 5)], 1).values()
         model.close()
         return draft
 
     model = DraftModel(DEMO_MODEL, options, 512, vocabulary)
     for history in (story, [*story, 5], numbers, numbers[:-3], story):
-        assert model.propose([Wanted(0, history, 5)])[0] == fresh(history)
-    both = model.propose([Wanted(1, numbers, 3), Wanted(0, story, 5)])
+        assert model.propose([Wanted(0, history, 5)], 1)[0] == fresh(history)
+    both = model.propose([Wanted(1, numbers, 3), Wanted(0, story, 5)], 1)
     assert both == {0: fresh(story), 1: fresh(numbers)[:3]}
     model.close()
     vocabulary.close()
@@ -158,10 +158,10 @@ def test_a_long_prompt_is_evaluated_in_steps(demo_loaded: LoadedModel) -> None:
     options = Options(threads=1, parallel=2, batch=64)
     model = DraftModel(DEMO_MODEL, options, 256, vocabulary)
     history = [100 + number % 200 for number in range(150)]
-    found = [model.propose([Wanted(0, history, 2)]) for _ in range(4)]
+    found = [model.propose([Wanted(0, history, 2)], 1) for _ in range(4)]
     assert [len(drafts.get(0, [])) for drafts in found] == [0, 0, 2, 2]
-    assert model.propose([Wanted(1, history, 200)]) == {}
-    assert len(model.propose([Wanted(1, history[:40], 4)])[1]) == 4
+    assert model.propose([Wanted(1, history, 200)], 1) == {}
+    assert len(model.propose([Wanted(1, history[:40], 4)], 1)[1]) == 4
     model.close()
     vocabulary.close()
 

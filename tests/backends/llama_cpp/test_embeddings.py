@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import AsyncIterator
 
+import llama_cpp
 import pytest
 from latimer.backends.base import (
     Embedding,
@@ -27,7 +28,7 @@ from latimer.backends.errors import (
     UnknownToken,
     WordTooLong,
 )
-from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp, threads
 from support.embedding_reference import LAST, MEAN, cosine, embedding_reference
 from support.embeddings import MODELS
 from support.jobs import run
@@ -120,6 +121,28 @@ async def test_eight_jobs_at_once(engine: LlamaCpp) -> None:
     for group, found in zip(groups, together, strict=True):
         alone = await engine.embed(job(group[7]))
         assert cosine(list(found.vectors[7]), list(alone.vectors[0])) > 0.99999
+
+
+async def test_a_batch_leaves_cores_to_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embeddings have the threads for which cores are free, and the same vectors."""
+    made = LlamaCpp(MODELS / "bert-mean.gguf", threads=2)
+    counts = []
+
+    def count(pointer: object, *numbers: int) -> None:
+        counts.append(numbers)
+        set_threads(pointer, *numbers)
+
+    set_threads = llama_cpp.llama_set_n_threads
+    monkeypatch.setattr(llama_cpp, "llama_set_n_threads", count)
+    found = []
+    for free in (2, 1):
+        # The last count holds for a time.
+        await asyncio.sleep(2 * threads.STALE)
+        monkeypatch.setattr(threads, "free_cores", lambda _, free=free: free)
+        found.append(list((await made.embed(job("the cat is blue"))).vectors[0]))
+    await made.aclose()
+    assert {counts[0], counts[-1]} == {(2, 2), (1, 1)}
+    assert found[0] == found[1]
 
 
 async def test_vectors_have_unit_length(engine: LlamaCpp) -> None:

@@ -3,9 +3,6 @@ batches."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -128,17 +125,3 @@ async def test_an_adapter_that_is_none_is_told(file: Path, words: str) -> None:
     """The error names a LoRA file that cannot be used, and the reason."""
     with pytest.raises(EngineError, match=words):
         await answer(lora=[file])
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, "400"), ("17", "17")])
-def test_openmp_spins_less(given: str | None, expected: str) -> None:
-    """libgomp reads the engine's spin count when it is loaded, or the user's own."""
-    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
-    environment |= {"OMP_DISPLAY_ENV": "VERBOSE"} | ({"GOMP_SPINCOUNT": given} if given else {})
-    script = "import latimer.backends.llama_cpp.loading"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    if "GOMP_SPINCOUNT" not in done.stderr:
-        pytest.skip("llama.cpp is built without libgomp")
-    assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr

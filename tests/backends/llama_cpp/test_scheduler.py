@@ -12,7 +12,7 @@ import pytest
 from benchmarks.calls import Profile
 from latimer.backends.base import Event, Finish, Generation, Piece, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import EngineError, LatimerError
-from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_cpp import DEMO_MODEL, threads
 from latimer.backends.llama_cpp.cache import BLOCK, Cache, States
 from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel
@@ -213,6 +213,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Context, "decode", counted)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(time, "process_time", lambda: clock[1])
+    # The count of free cores reads the same clocks.
+    monkeypatch.setattr(threads, "free_cores", lambda _: 2)
     return found
 
 
@@ -238,6 +240,27 @@ def test_fewer_threads_decode_on_a_busy_machine(shared: Engine, counts: list[int
     _, box = shared.submit("3", 1, sampling=SAMPLED)
     finish(shared, box)
     assert counts[-1] == 1
+
+
+def test_a_prompt_leaves_cores_to_other_programs(
+    shared: Engine, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first prompt has the cores that are free, and the tokens after it begin a trial."""
+    monkeypatch.setattr(threads, "free_cores", lambda _: 1)
+    _, box = shared.submit("a longer prompt", 20, sampling=SAMPLED)
+    finish(shared, box)
+    assert counts[:7] == [1, 2, 2, 1, 2, 1, 2]
+    assert counts[-10:] == [1] * 10
+
+
+def test_a_seeded_prompt_has_all_threads(
+    shared: Engine, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seed reproduces its result on a busy machine."""
+    monkeypatch.setattr(threads, "free_cores", lambda _: 1)
+    _, box = shared.submit("a longer prompt", 5, sampling=SAMPLED, seeds=(1,))
+    finish(shared, box)
+    assert set(counts) == {2}
 
 
 def test_a_trial_of_threads_has_no_padded_batch(

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_cpp import threads as module
 from latimer.backends.llama_cpp.library import Context, LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.threads import (
     HOLD,
     LEAST_HOLD,
     LEAST_PAIRS,
+    LOOKS,
     MEASURED,
     MOST_BATCHES,
     MOST_HOLD,
     STALE,
+    SURE,
     TRIALS,
     Threads,
+    free_cores,
 )
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replace the count of the cores that are free by the last number of a list."""
+    found = [64]
+    monkeypatch.setattr(module, "free_cores", lambda _: found[-1])
+    return found
 
 
 class Machine:
@@ -82,7 +99,7 @@ def test_fewer_threads_are_used_where_they_are_faster() -> None:
     assert machine.threads.known(machine.now) == 1
 
 
-def test_all_threads_are_used_again() -> None:
+def test_all_threads_are_used_again(free: list[int]) -> None:
     """After the other program has ended, the next trial finds that two threads are faster."""
     machine = Machine(2, busy)
     machine.measure()
@@ -183,6 +200,119 @@ def test_a_large_machine_leaves_the_cores_that_are_missing() -> None:
             machine.settle()
             machine.run([1] * 400)
         assert machine.threads.used == int(cores)
+
+
+@pytest.mark.parametrize(("cores", "count"), [(1, 1), (3, 3), (4, 4), (9, 4)])
+def test_the_first_prompt_leaves_cores_to_others(free: list[int], cores: int, count: int) -> None:
+    """A prompt has the cores that no other program uses, which are not counted each time."""
+    free.append(cores)
+    threads = Threads(4)
+    assert threads.known(100.0) == count
+    free.append(2)
+    assert threads.known(100.0 + 0.9 * STALE) == count
+    assert threads.known(100.0 + 1.1 * STALE) == 2
+
+
+def test_a_prompt_has_all_threads_where_all_cores_were_there(free: list[int]) -> None:
+    """A measurement without missing cores holds for a second, and then cores are counted again."""
+    free.append(1)
+    threads = Threads(4)
+    assert threads.measure(MEASURED, 3.8 * MEASURED, 100.0) == pytest.approx(3.8)
+    assert threads.known(100.0 + 0.9 * SURE) == 4
+    assert threads.known(100.0 + 1.1 * SURE) == 1
+
+
+def test_missing_cores_are_no_measurement_for_prompts(free: list[int]) -> None:
+    """Cores are counted for each prompt if some were missing, or if fewer threads were measured."""
+    free.append(2)
+    threads = Threads(4)
+    threads.measure(MEASURED, 2.5 * MEASURED, 100.0)
+    assert threads.known(100.0) == 2
+    threads.used = 1
+    threads.measure(MEASURED, MEASURED, 101.0)
+    assert threads.known(101.0) == 2
+
+
+def test_a_prompt_beside_others_begins_a_trial(free: list[int]) -> None:
+    """Generated tokens need no measurement if their prompt has found another program."""
+    machine = Machine(2, busy)
+    assert machine.run([1] * 2) == [2, 2]
+    free.append(1)
+    assert machine.threads.known(machine.now) == 1
+    assert machine.run([1] * (2 * TRIALS + 2)) == [2] + [2, 1] * TRIALS + [1]
+
+
+def test_a_prompt_alone_begins_no_trial(free: list[int]) -> None:
+    """A prompt that has found all cores free changes nothing for generated tokens."""
+    machine = Machine(2, idle)
+    assert machine.threads.known(machine.now) == 2
+    assert machine.run([1] * 100) == [2] * 100
+
+
+def test_cores_are_counted_that_other_programs_use() -> None:
+    """A single core is left where each core has a program that never waits."""
+    script = "print(flush=True)\nwhile True: pass"
+    count = os.cpu_count() or 1
+    programs = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        for _ in range(count)
+    ]
+    try:
+        for program in programs:
+            assert program.stdout is not None
+            program.stdout.readline()
+        # This process may have threads that run.
+        alone = f"from {module.__name__} import free_cores; print(free_cores({count}))"
+        found = subprocess.check_output([sys.executable, "-c", alone])
+        assert int(found) == 1
+    finally:
+        for program in programs:
+            with program:
+                program.kill()
+
+
+@pytest.mark.parametrize("text", [None, "", "0.1 0.2", "0.1 0.2 0.3 many 12"])
+def test_all_cores_are_free_where_the_system_does_not_tell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+) -> None:
+    """Without Linux's count of threads, no program is supposed to run."""
+    monkeypatch.setattr(module, "LOAD", tmp_path / "loadavg")
+    if text is not None:
+        module.LOAD.write_text(text)
+    assert free_cores(64) == os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("own", "looks", "free"), [(0.0, LOOKS, -1), (0.8, LOOKS, -1), (0.95, 2, 0)]
+)
+def test_the_event_loop_is_no_other_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: float, looks: int, free: int
+) -> None:
+    """A thread of this process may use a core while cores are counted.
+
+    Args:
+        own: the share of a core that this process uses meanwhile.
+        free: the free cores, less all cores.
+    """
+    now = 0.0
+    found = []
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    class Load:
+        def read_bytes(self) -> bytes:
+            found.append(now)
+            return b"0.1 0.2 0.3 2/99 12\n"
+
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(4), raising=False)
+    monkeypatch.setattr(module, "LOAD", Load())
+    clocks = {"sleep": pause, "perf_counter": lambda: now, "process_time": lambda: now * own}
+    monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
+    assert free_cores(4) == 4 + free
+    assert len(found) == looks
 
 
 @pytest.mark.parametrize("length", [3, 200, 600])
