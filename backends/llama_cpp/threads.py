@@ -30,14 +30,13 @@ CLEAR, LEAST_PAIRS = 2.0, 2
 MOST_BATCHES = 8 * TRIALS
 # The seconds until the next trial: this many times what the last one has lost, between two bounds.
 HOLD, LEAST_HOLD, MOST_HOLD = 100.0, 1.0, 60.0
-# The seconds between the batches of a pair, after which the first one is too old. A count of free
-# cores is then too old, too.
+# The seconds between the batches of a pair, after which the first one is too old.
 STALE = 0.1
-# The seconds for which a measurement without missing cores holds.
+# The seconds for which a measurement without missing cores, or a count of free cores, holds.
 SURE = 1.0
-# The looks at the threads that run, and the seconds between two. A client on this machine that has
-# sent a request runs on for less.
-LOOKS, PAUSE = 10, 0.0003
+# The looks at the threads that run, and the seconds between two. A program that needs half a core
+# sleeps at one of them, as does a client on this machine that has sent a request.
+LOOKS, PAUSE = 10, 0.001
 # Linux's file with the number of threads that run or wait for a core.
 LOAD = Path("/proc/loadavg")
 
@@ -92,7 +91,7 @@ class Threads:
             return self.used
         if now >= self._sure and self.most > 1:
             self._known = self._free = min(free_cores(self.most), self.most)
-            self._sure = now + STALE
+            self._sure = now + SURE
         return self._known
 
     def add(self, tokens: int, seconds: float, on_cores: float, now: float) -> None:

@@ -137,7 +137,7 @@ async def test_a_batch_leaves_cores_to_other_programs(monkeypatch: pytest.Monkey
     found = []
     for free in (2, 1):
         # The last count holds for a time.
-        await asyncio.sleep(2 * threads.STALE)
+        await asyncio.sleep(1.1 * threads.SURE)
         monkeypatch.setattr(threads, "free_cores", lambda _, free=free: free)
         found.append(list((await made.embed(job("the cat is blue"))).vectors[0]))
     await made.aclose()

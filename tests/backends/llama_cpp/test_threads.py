@@ -209,8 +209,8 @@ def test_the_first_prompt_leaves_cores_to_others(free: list[int], cores: int, co
     threads = Threads(4)
     assert threads.known(100.0) == count
     free.append(2)
-    assert threads.known(100.0 + 0.9 * STALE) == count
-    assert threads.known(100.0 + 1.1 * STALE) == 2
+    assert threads.known(100.0 + 0.9 * SURE) == count
+    assert threads.known(100.0 + 1.1 * SURE) == 2
 
 
 def test_a_prompt_has_all_threads_where_all_cores_were_there(free: list[int]) -> None:
@@ -229,8 +229,8 @@ def test_missing_cores_are_no_measurement_for_prompts(free: list[int]) -> None:
     threads.measure(MEASURED, 2.5 * MEASURED, 100.0)
     assert threads.known(100.0) == 2
     threads.used = 1
-    threads.measure(MEASURED, MEASURED, 101.0)
-    assert threads.known(101.0) == 2
+    threads.measure(MEASURED, MEASURED, 102.0)
+    assert threads.known(102.0) == 2
 
 
 def test_a_prompt_beside_others_begins_a_trial(free: list[int]) -> None:
