@@ -225,7 +225,7 @@ class StreamSink(Sink):
         self._served = served
         self._answer = answer
         self._frames = frames
-        self.pushes = exchange.pushes and answer.show is None
+        self.pushes = exchange.pushes and not self.at_once
         self._choices: Sequence[Choice] = ()
         self._per_prompt = 1
         self._starts: list[Sequence[Delta]] = []
@@ -296,6 +296,8 @@ class StreamSink(Sink):
         batch = self._translate(data)
         if not batch:
             return batch is not None
+        if self._answer.show is not None and cost_of(batch) > offload.SMALL:
+            return False
         if self._lease is not None:
             self._lease.generated += len(batch)
         if self._arrived is not None:

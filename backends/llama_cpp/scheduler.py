@@ -466,7 +466,8 @@ class Scheduler:
                 data = task.shown[at - task.bos_count]
                 tokens.append((task.prompt[at], data, spelling if control else data, control))
             logits = self._context.logits(run.row + skipped, len(tokens))
-            scored += score(logits, tokens, task.job.prompt.logprobs or 0, self._vocabulary)
+            top = task.job.prompt.logprobs or 0
+            scored += score(logits, tokens, top, self._vocabulary, self._scratch)
         if not run.left:
             self._end_scoring(run)
 
@@ -577,7 +578,8 @@ class Scheduler:
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]
         data = task.marks.get(token, data)
         sampled = (token, data, spelling, control)
-        return score(logits, [sampled], task.job.logprobs or 0, self._vocabulary)
+        top = task.job.logprobs or 0
+        return score(logits, [sampled], top, self._vocabulary, self._scratch)
 
     def _finish(
         self,

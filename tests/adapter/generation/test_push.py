@@ -492,3 +492,20 @@ async def test_real_engines_push(apps: Callable[[str], Any], name: str, path: st
     (body, _), (pushed, count) = await both(apps(name), path, temperature=0, ignore_eos=True)
     assert pushed == body
     assert count > 16
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(CHAT, {"logprobs": True, "top_logprobs": 3}), (COMPLETIONS, {"logprobs": 3})],
+    ids=["chat", "completions"],
+)
+async def test_log_probabilities_in_process_are_pushed(
+    apps: Callable[[str], Any], path: str, fields: dict[str, Any]
+) -> None:
+    """A token with log-probabilities is sent where it arrives, with the bytes that it has else."""
+    asked: dict[str, Any] = {"temperature": 0, "ignore_eos": True, **fields}
+    await Client(False).ask(apps("llama_cpp"), path, **asked)
+    (body, _), (pushed, count) = await both(apps("llama_cpp"), path, **asked)
+    assert pushed == body
+    assert b"top_logprobs" in body
+    assert count > 16
