@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -170,10 +170,8 @@ class Scheduler:
         is_compared = is_free and not is_fixed
         if is_compared:
             count = threads.next
-        elif is_fixed or any(_is_seeded(run.choice) for run in batch):
-            count = threads.most
         else:
-            count = threads.known(time.perf_counter())
+            count = threads.most if is_fixed else self._threads_for(batch)
         if count != context.threads:
             context.use_threads(count)
         may_pad = is_free and not threads.is_trying and self._may_pad()
@@ -198,6 +196,13 @@ class Scheduler:
             self._padding.add(size, is_padded, seconds)
         if self._is_drafting and not threads.is_trying and all(run.sampled for run in batch):
             self._cost.add(size, seconds)
+
+    def _threads_for(self, runs: Iterable[Run]) -> int:
+        """Return the number of threads for a batch whose time is not compared."""
+        # A seed must reproduce its result, and cores are free or not.
+        if any(_is_seeded(run.choice) for run in runs):
+            return self._threads.most
+        return self._threads.known(time.perf_counter())
 
     def _may_pad(self) -> bool:
         """Return True if a batch of generated tokens may get another token."""
@@ -328,7 +333,7 @@ class Scheduler:
             if not self._make_room(run, len(chunk.ids), (), len(chunk.ids)):
                 return
             position = len(run.slot.tokens) - run.slot.surplus
-            self._context.use_threads(self._threads.known(time.perf_counter()))
+            self._context.use_threads(self._threads_for([run]))
             self._cache.extend_media(run.slot, chunk.ids, chunk.positions)
             try:
                 self._projector.evaluate(self._context, chunk, run.slot.id, position)
@@ -402,10 +407,7 @@ class Scheduler:
         if not wanted:
             model.doubt()
             return
-        is_fixed = any(_is_seeded(run.choice) for run, _ in runs)
-        threads = self._threads
-        count = threads.most if is_fixed else threads.known(time.perf_counter())
-        drafts = model.propose(wanted, count)
+        drafts = model.propose(wanted, self._threads_for(run for run, _ in runs))
         for run, _ in runs:
             run.proposal, run.source = drafts.get(run.slot.id, []), run.guesses
 
