@@ -317,8 +317,8 @@ def test_the_event_loop_is_no_other_program(
             found.append(now)
             return b"0.1 0.2 0.3 2/99 12\n"
 
-    monkeypatch.setattr(module.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(4), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4), raising=False)
     monkeypatch.setattr(module, "LOAD", Load())
     clocks = {"sleep": pause, "perf_counter": lambda: now, "process_time": lambda: now * own}
     monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
