@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -42,10 +42,10 @@ def _is_reproducible(choice: TaskChoice) -> bool:
     """Return True if a request that runs alone should have the same numbers again.
 
     Flash attention divides the keys of a single token among the threads, so their number changes
-    the last digits.
+    the last digits. It changes nothing in a batch of several tokens.
     """
     job = choice.task.job
-    return job.sampling.temperature == 0 or job.logprobs is not None
+    return job.sampling.temperature == 0 or job.logprobs is not None or _is_seeded(choice)
 
 
 class Scheduler:
@@ -167,11 +167,11 @@ class Scheduler:
         # A seed must reproduce its result, so its batches must not depend on measured times.
         is_free = all(run.sampled and not _is_seeded(run.choice) for run in batch)
         is_fixed = context.size == 1 and _is_reproducible(batch[0].choice)
-        is_compared = is_free and not is_fixed
-        if is_compared:
-            count = threads.next
+        is_compared = not is_fixed and all(run.sampled for run in batch)
+        if is_fixed:
+            count = threads.most
         else:
-            count = threads.most if is_fixed else self._threads_for(batch)
+            count = threads.next if is_compared else threads.known(time.perf_counter())
         if count != context.threads:
             context.use_threads(count)
         may_pad = is_free and not threads.is_trying and self._may_pad()
@@ -196,13 +196,6 @@ class Scheduler:
             self._padding.add(size, is_padded, seconds)
         if self._is_drafting and not threads.is_trying and all(run.sampled for run in batch):
             self._cost.add(size, seconds)
-
-    def _threads_for(self, runs: Iterable[Run]) -> int:
-        """Return the number of threads for a batch whose time is not compared."""
-        # A seed must reproduce its result, and cores are free or not.
-        if any(_is_seeded(run.choice) for run in runs):
-            return self._threads.most
-        return self._threads.known(time.perf_counter())
 
     def _may_pad(self) -> bool:
         """Return True if a batch of generated tokens may get another token."""
@@ -333,7 +326,7 @@ class Scheduler:
             if not self._make_room(run, len(chunk.ids), (), len(chunk.ids)):
                 return
             position = len(run.slot.tokens) - run.slot.surplus
-            self._context.use_threads(self._threads_for([run]))
+            self._context.use_threads(self._threads.known(time.perf_counter()))
             self._cache.extend_media(run.slot, chunk.ids, chunk.positions)
             try:
                 self._projector.evaluate(self._context, chunk, run.slot.id, position)
@@ -407,7 +400,11 @@ class Scheduler:
         if not wanted:
             model.doubt()
             return
-        drafts = model.propose(wanted, self._threads_for(run for run, _ in runs))
+        threads = self._threads
+        # A draft decodes single tokens.
+        is_fixed = any(_is_seeded(run.choice) for run, _ in runs)
+        count = threads.most if is_fixed else threads.known(time.perf_counter())
+        drafts = model.propose(wanted, count)
         for run, _ in runs:
             run.proposal, run.source = drafts.get(run.slot.id, []), run.guesses
 

@@ -37,6 +37,8 @@ SURE = 1.0
 # The looks at the threads that run, and the seconds between two. A program that needs half a core
 # sleeps at one of them, as does a client on this machine that has sent a request.
 LOOKS, PAUSE = 10, 0.001
+# The seconds after which no other look begins: each one waits for Python's lock several times.
+MOST_LOOKING = 0.012
 # Linux's file with the number of threads that run or wait for a core.
 LOAD = Path("/proc/loadavg")
 
@@ -90,7 +92,7 @@ class Threads:
         if now < self._until:
             return self.used
         if now >= self._sure and self.most > 1:
-            self._known = self._free = min(free_cores(self.most), self.most)
+            self._known = self._free = free_cores(self.most)
             self._sure = now + SURE
         return self._known
 
@@ -171,19 +173,21 @@ class Threads:
 
 
 def free_cores(wanted: int) -> int:
-    """Return the cores on which no other program runs, 1 or more.
+    """Return for how many threads there is a core that no other program uses: 1 to `wanted`.
 
-    Linux counts the threads that run or wait for a core. Elsewhere, and where this process may not
-    use all cores, all are free.
+    Linux counts the threads that run or wait for a core, also those of low priority. Elsewhere, and
+    where this process may not use all cores, all are free.
 
     Args:
-        wanted: the number at which the looks end.
+        wanted: the number of threads; if it exceeds the cores, all cores are enough.
     """
     cores = os.cpu_count() or 1
+    enough = min(wanted, cores)
     try:
         if len(os.sched_getaffinity(0)) < cores:
-            return cores
+            return wanted
         free, own = 1, 0
+        latest = time.perf_counter() + MOST_LOOKING
         for look in range(LOOKS):
             if look:
                 # The event loop runs on after it has handed over a request.
@@ -195,11 +199,13 @@ def free_cores(wanted: int) -> int:
             running = int(LOAD.read_bytes().split()[3].partition(b"/")[0])
             # The thread that looks is one of them.
             free = max(free, cores - (running - 1 - own))
-            if free >= wanted:
+            if free >= enough:
+                return wanted
+            if time.perf_counter() > latest:
                 break
     except (AttributeError, OSError, ValueError, IndexError):
-        return cores
-    return min(free, cores)
+        return wanted
+    return free
 
 
 def _is_clear(seconds: float, tokens: float) -> bool:

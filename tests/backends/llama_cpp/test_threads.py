@@ -34,7 +34,7 @@ from latimer.backends.llama_cpp.threads import (
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replace the count of the cores that are free by the last number of a list."""
     found = [64]
-    monkeypatch.setattr(module, "free_cores", lambda _: found[-1])
+    monkeypatch.setattr(module, "free_cores", lambda wanted: min(found[-1], wanted))
     return found
 
 
@@ -290,7 +290,7 @@ def test_all_cores_are_free_where_the_system_does_not_tell(
     monkeypatch.setattr(module, "LOAD", tmp_path / "loadavg")
     if text is not None:
         module.LOAD.write_text(text)
-    assert free_cores(64) == os.cpu_count()
+    assert free_cores(64) == 64
 
 
 @pytest.mark.parametrize(
@@ -324,6 +324,8 @@ def test_the_event_loop_is_no_other_program(
     monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
     assert free_cores(4) == 4 + free
     assert len(found) == looks
+    # More threads than cores are the user's choice.
+    assert free_cores(8) == (8 if own > 0.9 else 3)
 
 
 @pytest.mark.parametrize("length", [3, 200, 600])
