@@ -256,7 +256,7 @@ def test_a_prompt_leaves_cores_to_other_programs(
 def test_a_seeded_prompt_leaves_cores_and_its_tokens_do_not(
     shared: Engine, counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of several tokens have the same numbers with any threads, but single tokens do not."""
+    """Batches of several tokens have the same numbers with any threads; single tokens do not."""
     monkeypatch.setattr(threads, "free_cores", lambda _: 1)
     _, box = shared.submit("a longer prompt", 5, sampling=SAMPLED, seeds=(1,))
     finish(shared, box)
