@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -113,9 +114,25 @@ class Playground:
         self.until(lambda: "open" in (element.get_attribute("class") or ""))
 
     def press(self, name: str, within: str = "") -> None:
-        """Click the button with this text."""
-        found = next(one for one in self.all(f"{within} button") if one.text == name)
+        """Click the button with this text.
+
+        The page can replace a button until the pointer is on it, so a stale one is looked up again.
+        """
+        waiting = WebDriverWait(self.driver, SECONDS, 0.02, [StaleElementReferenceException])
+        waiting.until(lambda _: self._press(name, within))
+
+    def _press(self, name: str, within: str) -> bool:
+        """Return False if there is no such button now."""
+        found = self.js(
+            "return [...document.querySelectorAll(`${arguments[1]} button`)]"
+            "  .find((one) => one.checkVisibility() && one.innerText.trim() === arguments[0])",
+            name,
+            within,
+        )
+        if found is None:
+            return False
         self.click_on(found)
+        return True
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field as typing does."""
