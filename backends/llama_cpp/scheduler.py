@@ -25,6 +25,7 @@ from .line import ChoiceQueue
 from .padding import Padding
 from .projector import Projector
 from .sampling import DeadEnd, RowSampler, Sampler, score
+from .spinning import Spinning
 from .tasks import Run, Task, TaskChoice
 from .threads import Threads
 from .trace import Trace
@@ -86,6 +87,7 @@ class Scheduler:
         self._cost = DecodeCost()
         self._padding = Padding()
         self._threads = Threads(context.threads)
+        self._spinning = Spinning(context.threads)
         self._trace = trace
         self._waiting = ChoiceQueue()
         self._running: list[Run] = []
@@ -120,6 +122,7 @@ class Scheduler:
         self._waiting.clear()
         self._running.clear()
         self._context.clear()
+        self._spinning.end()
         self._full = False
         self._outbox = [(task, error) for task in tasks]
         self._flush()
@@ -168,6 +171,8 @@ class Scheduler:
         is_free = all(run.sampled and not _is_seeded(run.choice) for run in batch)
         is_fixed = context.size == 1 and _is_reproducible(batch[0].choice)
         is_compared = not is_fixed and all(run.sampled for run in batch)
+        if self._spinning.is_short:
+            self._spinning.doubt(time.perf_counter())
         if is_fixed:
             count = threads.most
         else:
@@ -186,8 +191,10 @@ class Scheduler:
             on_cores = time.process_time() - on_cores
             if is_compared:
                 threads.add(size, seconds, on_cores, ended)
-            elif count == threads.used:
+            elif count == threads.used and not self._spinning.is_short:
                 threads.measure(seconds, on_cores, ended)
+            if is_fixed:
+                self._spinning.add(seconds, on_cores, ended)
         if self._trace is not None:
             counts = {"sequences": len(batch), "tokens": size, "padded": int(is_padded)}
             counts["threads"] = context.threads
