@@ -59,6 +59,7 @@ class DraftModel:
             self._model.close()
             raise
         self._cells = length
+        self._ends = vocabulary.ends
         # The tokens of each sequence that are in the KV cache.
         self._known: dict[int, list[int]] = {}
         # The average duration of a step without a prompt.
@@ -72,10 +73,8 @@ class DraftModel:
         drafts: dict[int, list[int]] = {}
         try:
             self._catch_up(wanted, drafts)
-            while growing := [
-                one for one in wanted if 0 < len(drafts.get(one.sequence, ())) < one.length
-            ]:
-                self._grow([one.sequence for one in growing], drafts)
+            while growing := [one.sequence for one in wanted if self._grows(one, drafts)]:
+                self._grow(growing, drafts)
         except DecodeFailed:
             # What the failed batch has left in the KV cache is unknown, and drafts are optional.
             self._remove([*self._known])
@@ -136,6 +135,11 @@ class DraftModel:
 
     def _missing(self, one: Wanted) -> int:
         return len(one.history) - common(self._known.get(one.sequence, []), one.history)
+
+    def _grows(self, one: Wanted, drafts: dict[int, list[int]]) -> bool:
+        """Return True if a draft has begun, and is neither long enough nor at the answer's end."""
+        draft = drafts.get(one.sequence)
+        return bool(draft) and len(draft) < one.length and draft[-1] not in self._ends
 
     def _grow(self, sequences: Sequence[int], drafts: dict[int, list[int]]) -> None:
         """Add a token to the drafts of some sequences."""

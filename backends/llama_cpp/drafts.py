@@ -9,42 +9,70 @@ probabilities are those of a generation without drafts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 # The number of tokens that have to occur again.
 LENGTH = 3
+# Of the latest places where they occurred, the one with the longest equal text before it is taken.
+PLACES, LONGER = 8, (6, 12, 24, 48)
 # The largest number of tokens in a draft.
 MOST = 16
 # The tokens that one step indexes, which takes less than a millisecond.
 STEP = 2_048
-# The chance that a draft's next token is accepted: at first, and the weight of each new outcome.
-FIRST, WEIGHT = 0.7, 0.1
+# The chance that a draft's next token is accepted: at first, where the answer is expected to repeat
+# a text or a model drafts, and the least weight of an outcome.
+FIRST, LIKELY, WEIGHT = 0.7, 0.9, 0.1
+# The outcomes for which such a likely chance stands.
+SURE = 6
 
 
 class Acceptance:
-    """The chance that the next token of a source's drafts is accepted."""
+    """The chance that the next token of a source's drafts is accepted.
 
-    def __init__(self) -> None:
-        self.chance = FIRST
+    Args:
+        first: the chance before any outcome is known.
+        outcomes: the number of outcomes for which it stands.
+    """
 
-    def worth(self, share: float) -> int:
-        """Return the number of tokens that are worth drafting.
+    def __init__(self, first: float = FIRST, outcomes: int = 1) -> None:
+        self.chance = self._first = first
+        self._outcomes = outcomes
+
+    def worth(self, cost: DecodeCost, running: int, drafting: float = 0.0) -> int:
+        """Return the number of tokens with which a step gives the most tokens in its time.
 
         Args:
-            share: what a drafted token costs, as a share of what a generated token costs.
+            running: the number of sequences, each of which gets a token without drafts.
+            drafting: the seconds that each token of a draft takes before.
         """
-        # A draft of some length is worth it while its last token is likely enough to be accepted.
-        likely = int(math.log(share) / math.log(self.chance)) if 0 < share < 1 else 0
-        if not likely:
-            # Something may have changed, so that a draft is tried again after some time.
-            self.chance += WEIGHT / 20 * (FIRST - self.chance)
-        return min(likely, MOST)
+        start, slope = cost.line
+        each = slope + cost.share(drafting)
+        duration = start + slope * running if running > 1 else 1.0
+        expected, likely, best, count = float(running), 1.0, running / duration, 0
+        duration, before = start + slope * running, 0.0
+        for length in range(1, MOST + 1):
+            likely *= self.chance
+            expected += likely
+            duration += each
+            rate = expected / duration
+            if rate < before:
+                break
+            before = rate
+            if rate > best:
+                best, count = rate, length
+        if not count:
+            cost.doubt()
+        return count
+
+    def doubt(self) -> None:
+        """Move to the first chance, so that drafts without free outcomes are tried again."""
+        self.chance += WEIGHT / 20 * (self._first - self.chance)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Learn from a draft of some tokens, of which the first ones were accepted."""
         for outcome in [1.0] * accepted + [0.0] * (accepted < drafted):
-            self.chance += WEIGHT * (outcome - self.chance)
+            self._outcomes += 1
+            self.chance += max(WEIGHT, 1 / self._outcomes) * (outcome - self.chance)
         self.chance = min(max(self.chance, 0.02), 0.98)
 
 
@@ -56,81 +84,148 @@ class Lookup:
     """
 
     def __init__(self, prediction: Sequence[int] = ()) -> None:
-        # The place after the last occurrence of each run of tokens.
+        # The place after the last occurrence of each run of tokens, and after the one before it.
         self._places: dict[tuple[int, ...], int] = {}
+        self._earlier: dict[int, int] = {}
+        # How far the last place was from the end of the sequence; 0 if there was none.
+        self._distance = 0
         self._tokens = [*prediction]
         self._start = len(self._tokens)
         self._indexed = LENGTH
         # True until the beginning of the prediction has been drafted.
         self._is_first = bool(self._start)
-        self.acceptance = Acceptance()
+        self.acceptance = Acceptance(LIKELY, SURE) if prediction else Acceptance()
+        # The token that would have been drafted if it had been worth it.
+        self._expected: int | None = None
 
-    def propose(self, history: Sequence[int], share: float, most: int) -> list[int]:
+    def propose(
+        self, history: Sequence[int], cost: DecodeCost, running: int, most: int
+    ) -> list[int]:
         """Return a draft of the tokens after a sequence; it may be empty.
 
         Args:
             history: the sequence, which continues that of the call before.
-            share: what a token in a batch costs, as a share of what a generated token costs.
+            running: the number of sequences that get a token by the next decode.
             most: the largest number of tokens.
         """
-        self._tokens += history[len(self._tokens) - self._start :]
+        tokens, known = self._tokens, len(self._tokens)
+        tokens += history[known - self._start :]
+        if self._expected is not None and known < len(tokens):
+            self.acceptance.learn(1, int(tokens[known] == self._expected))
+        self._expected = None
         self._index()
-        tokens = self._tokens
         if self._indexed < len(tokens):
             return []
-        place = self._places.get(tuple(tokens[-LENGTH:]), 0)
+        place = self._place()
         if not place and self._is_first:
             place, tokens = self._start, tokens[: self._start] * 2
         if not place:
             return []
-        count, period = min(self.acceptance.worth(share), most), len(tokens) - place
+        count = min(self.acceptance.worth(cost, running), most)
+        period = len(tokens) - place
         if count > 0:
             self._is_first = False
+        else:
+            self._expected = tokens[place]
         return [tokens[place + number % period] for number in range(count)]
+
+    def _place(self) -> int:
+        """Return the place after the best earlier occurrence of the last tokens, or 0."""
+        tokens, end = self._tokens, len(self._tokens)
+        place = self._places.get(tuple(tokens[-LENGTH:]), 0)
+        if not place:
+            return 0
+        found = [place]
+        while len(found) < PLACES and (place := self._earlier.get(place, 0)):
+            found.append(place)
+        if self._distance:
+            found.append(end - self._distance)
+        best = found[0]
+        for length in LONGER if len(found) > 1 else ():
+            text = tokens[-length:]
+            found = [place for place in found if tokens[max(place - length, 0) : place] == text]
+            if not found:
+                break
+            best = found[0]
+        self._distance = end - best
+        return best
 
     def _index(self) -> None:
         """Index the tokens that have a follower, at most some of them."""
         start, end = self._indexed, min(len(self._tokens), self._indexed + STEP)
+        tokens, places = self._tokens, self._places
         for place in range(start, end):
-            self._places[tuple(self._tokens[place - LENGTH : place])] = place
+            run = tuple(tokens[place - LENGTH : place])
+            if run in places:
+                self._earlier[place] = places[run]
+            places[run] = place
         self._indexed = max(start, end)
 
 
-# The share of older measurements that a new one leaves, and the share that is assumed at first.
-_KEPT, ASSUMED = 0.98, 0.25
+# The share of older measurements that a new one leaves, and the weight of one of a single token.
+_KEPT, _WEIGHT = 0.98, 0.1
+# The line that is assumed before there are measurements: a step of two tokens takes 2.5 times as
+# long as one of a single token, as on a fast processor. Its points, with little weight.
+_START, _SLOPE = 2.0, 0.25
+_ENDS = (2, MOST + 1)
+# A decode that takes this many times as long as expected was disturbed, and counts as so long.
+_MOST_TIMES = 4.0
 
 
 class DecodeCost:
-    """The duration of a decode as a line over its tokens, fitted to the latest ones."""
+    """The duration of a decode of several tokens, in times of that of a single token.
+
+    It is a line over the number of tokens, fitted to the latest decodes. A single token can take
+    less than half of what two take, so it is not on the line. The quotient hardly depends on the
+    length of the sequence.
+
+    Attributes:
+        line: its value at 0, and its slope.
+    """
 
     def __init__(self) -> None:
+        self.line = (_START, _SLOPE)
+        # The seconds of a single token; 0 if there was none.
+        self._one = 0.0
         # Sums of 1, x, y, x * x and x * y, in which older terms have less weight.
-        self._sums = [0.0] * 5
+        self._sums = (0.0,) * 5
 
     def add(self, tokens: int, seconds: float) -> None:
         """Count a decode."""
-        n, x, y, xx, xy = self._sums
-        self._sums = [
-            _KEPT * n + 1.0,
-            _KEPT * x + tokens,
-            _KEPT * y + seconds,
-            _KEPT * xx + tokens * tokens,
-            _KEPT * xy + tokens * seconds,
-        ]
+        if tokens == 1:
+            self._one += (_WEIGHT if self._one else 1.0) * (seconds - self._one)
+            return
+        start, slope = self.line
+        expected = start + slope * tokens
+        if not self._one:
+            self._one = seconds / expected
+        y = min(seconds / self._one, _MOST_TIMES * expected)
+        terms = 1.0, tokens, y, tokens * tokens, tokens * y
+        self._fit([_KEPT * old + new for old, new in zip(self._sums, terms, strict=True)])
 
-    def share(self, running: int, drafting: float = 0.0) -> float:
-        """Return what one more token costs, as a share of what a generated token costs now.
+    def share(self, seconds: float) -> float:
+        """Return some seconds in times of a single token; 0 while these are not known."""
+        return seconds / self._one if self._one else 0.0
 
-        Args:
-            running: the number of sequences, each of which gets a token by a decode.
-            drafting: the seconds that a draft's next token takes for all of them.
-        """
-        n, x, y, xx, xy = self._sums
-        spread = n * xx - x * x
-        if spread <= 1e-2 * n * n:
-            # All had about as many tokens.
-            return min(ASSUMED + drafting * n / y, 1.0) if y else ASSUMED
-        slope = (n * xy - x * y) / spread
-        whole = (y - slope * x) / n + slope * running
-        more = slope * running + drafting
-        return min(max(more / whole, 0.01), 1.0) if whole > 0 else 1.0
+    def doubt(self) -> None:
+        """Forget a little of a line that is above the assumed one, so that it is measured again."""
+        start, slope = self.line
+        if start + slope * MOST > _START + _SLOPE * MOST:
+            self._fit([_KEPT * old for old in self._sums])
+
+    def _fit(self, sums: Sequence[float]) -> None:
+        """Fit the line to the measurements and to the points of the assumed one."""
+        self._sums = tuple(sums)
+        n, x, y, xx, xy = map(sum, zip(self._sums, _ASSUMED, strict=True))
+        slope = max((n * xy - x * y) / (n * xx - x * x), 0.01)
+        self.line = (y - slope * x) / n, slope
+
+
+def _assumed() -> tuple[float, ...]:
+    """Return the sums of the ends of the assumed line; each counts as a tenth of a decode."""
+    points = [(x, _START + _SLOPE * x) for x in _ENDS]
+    terms = [(1.0, x, y, x * x, x * y) for x, y in points]
+    return tuple(0.1 * sum(term) for term in zip(*terms, strict=True))
+
+
+_ASSUMED = _assumed()

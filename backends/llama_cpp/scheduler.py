@@ -18,7 +18,7 @@ from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
 from .chain import ChainSampler, LongSampler, is_needed
 from .draft_model import DraftModel, Wanted
-from .drafts import ASSUMED, Acceptance, DecodeCost, Lookup
+from .drafts import LIKELY, SURE, Acceptance, DecodeCost, Lookup
 from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
@@ -32,6 +32,9 @@ from .trace import Trace
 from .vocabulary import Vocabulary
 
 Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
+
+# What is assumed of decodes where measured times must decide nothing.
+UNMEASURED = DecodeCost()
 
 
 def _is_seeded(choice: TaskChoice) -> bool:
@@ -291,7 +294,9 @@ class Scheduler:
         cached = max(slot.reused - task.bos_count, 0)
         cut = TokenCut(task.job.stops.for_engine)
         lookup = Lookup(task.prediction) if self._drafts and not task.chunks else None
-        guesses = Acceptance() if self._draft_model is not None and not task.chunks else None
+        guesses = (
+            Acceptance(LIKELY, SURE) if self._draft_model is not None and not task.chunks else None
+        )
         run = Run(
             choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup,
             guesses=guesses,
@@ -387,8 +392,8 @@ class Scheduler:
             if most <= 0:
                 continue
             if run.lookup is not None:
-                share = self._share(run, running)
-                run.proposal = run.lookup.propose(run.history, share, most)
+                cost = self._cost_for(run)
+                run.proposal = run.lookup.propose(run.history, cost, running, most)
                 run.source = run.lookup.acceptance
             if not run.proposal and run.guesses is not None:
                 others.append((run, most))
@@ -400,9 +405,11 @@ class Scheduler:
         wanted = []
         for run, most in runs:
             assert run.guesses is not None
-            share = self._share(run, len(self._running), model.seconds)
-            count = min(run.guesses.worth(share), most)
-            if count:
+            cost = self._cost_for(run)
+            count = min(run.guesses.worth(cost, len(self._running), model.seconds), most)
+            if not count:
+                run.guesses.doubt()
+            else:
                 wanted.append(Wanted(run.slot.id, run.history, count))
         if not wanted:
             model.doubt()
@@ -415,10 +422,10 @@ class Scheduler:
         for run, _ in runs:
             run.proposal, run.source = drafts.get(run.slot.id, []), run.guesses
 
-    def _share(self, run: Run, running: int, drafting: float = 0.0) -> float:
-        """Return what a drafted token costs, as a share of what a generated token costs."""
+    def _cost_for(self, run: Run) -> DecodeCost:
+        """Return what decides on the drafts of a sequence."""
         # A seed must reproduce its result, so its batches must not depend on measured times.
-        return ASSUMED if _is_seeded(run.choice) else self._cost.share(running, drafting)
+        return UNMEASURED if _is_seeded(run.choice) else self._cost
 
     def _draft_room(self, count: int) -> int:
         """Return how many tokens of a draft fit, after some tokens and besides other sequences."""

@@ -16,6 +16,7 @@ from latimer.backends.base import Finish, Generation, Grammar, Piece, Prompt, Sa
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
 from latimer.backends.llama_cpp.draft_model import DraftModel, Wanted
+from latimer.backends.llama_cpp.drafts import DecodeCost
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.scheduler import Scheduler
@@ -45,8 +46,10 @@ async def engines(demo_f32: Path, noisy: Path) -> AsyncIterator[list[LlamaCpp]]:
     They draft even where it does not pay, as with models of one size.
     """
     made = [LlamaCpp(demo_f32, draft_model=draft, **SETTINGS) for draft in (None, demo_f32, noisy)]
+    cheap = DecodeCost()
+    cheap.line = (0.6, 0.4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scheduler, "_share", lambda *_: 0.2)
+        patch.setattr(Scheduler, "_cost_for", lambda *_: cheap)
         yield made
     for one in made:
         await one.aclose()
@@ -77,8 +80,9 @@ async def test_an_equal_model_is_accepted(engines: list[LlamaCpp]) -> None:
     """Greedy drafts of the same model are accepted, and those of a noisy one in part."""
     finishes = []
     for engine in engines:
-        events = await events_of(engine, job_of(PROMPTS[3]))
+        events = await events_of(engine, job_of(PROMPTS[3], sampling=Sampling(0.0)))
         finishes.append(next(event for event in events if isinstance(event, Finish)))
+    assert {finish.reason for finish in finishes} == {"end"}, "no draft goes beyond the end"
     assert [finish.accepted_tokens > 0 for finish in finishes] == [False, True, True]
     assert finishes[1].rejected_tokens == 0
     assert finishes[2].rejected_tokens > 0

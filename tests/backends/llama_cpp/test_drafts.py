@@ -23,59 +23,114 @@ from latimer.backends.base import (
     Text,
 )
 from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.llama_cpp.drafts import MOST, STEP, DecodeCost, Lookup
+from latimer.backends.llama_cpp.drafts import MOST, STEP, Acceptance, DecodeCost, Lookup
 from latimer.backends.llama_cpp.scheduler import Scheduler
 from support.recordings import DEMO_CHATML
 
-CHEAP = 0.01
+
+def cost_of(share: float) -> DecodeCost:
+    """Return the cost where each token of a batch takes a share of the first one's time."""
+    cost = DecodeCost()
+    for tokens in (1, *range(2, 18)) * 10:
+        cost.add(tokens, 1 + share * (tokens - 1))
+    return cost
+
+
+CHEAP = cost_of(0.01)
 
 
 def test_a_draft_is_what_followed_before() -> None:
     """The tokens after the last occurrence of the last three are the draft."""
     lookup = Lookup()
-    assert lookup.propose([1, 2, 3, 4, 5, 6], CHEAP, 16) == []
-    assert lookup.propose([1, 2, 3, 4, 5, 6, 1, 2, 3], CHEAP, 4) == [4, 5, 6, 1]
-    assert lookup.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 1, 2, 3], CHEAP, 3) == [9, 1, 2]
+    assert lookup.propose([1, 2, 3, 4, 5, 6], CHEAP, 1, 16) == []
+    assert lookup.propose([1, 2, 3, 4, 5, 6, 1, 2, 3], CHEAP, 1, 4) == [4, 5, 6, 1]
+    assert lookup.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 1, 2, 3], CHEAP, 1, 3) == [9, 1, 2]
 
 
 def test_a_repetition_continues_beyond_the_end() -> None:
     """A draft of a repeated run repeats it as often as there is room."""
-    assert Lookup().propose([7, 8] * 4, CHEAP, 5) == [7, 8, 7, 8, 7]
-    assert len(Lookup().propose([7] * 9, CHEAP, 100)) <= MOST
+    assert Lookup().propose([7, 8] * 4, CHEAP, 1, 5) == [7, 8, 7, 8, 7]
+    assert len(Lookup().propose([7] * 9, CHEAP, 1, 100)) <= MOST
 
 
 def test_a_prediction_comes_first() -> None:
     """The beginning of a prediction is the first draft; later ones follow runs in it."""
     lookup = Lookup([10, 11, 12, 13, 14, 15])
-    assert lookup.propose([1, 2, 3], CHEAP, 3) == [10, 11, 12]
-    assert lookup.propose([1, 2, 3, 11, 12, 13], CHEAP, 9)[:2] == [14, 15]
+    assert lookup.propose([1, 2, 3], CHEAP, 1, 3) == [10, 11, 12]
+    assert lookup.propose([1, 2, 3, 11, 12, 13], CHEAP, 1, 9)[:2] == [14, 15]
+
+
+def test_the_longest_equal_text_is_continued() -> None:
+    """Of several places with the same three tokens, a draft follows the one that fits best."""
+    first, second = [7, 8, 9, 10, 1, 2, 3, 50, 51], [6, 5, 4, 3, 1, 2, 3, 60, 61]
+    start = [*first, *second, *first[:7]]
+    assert Lookup().propose(start, CHEAP, 1, 2) == [50, 51]
+    assert Lookup().propose([*first, *second, *second[:7]], CHEAP, 1, 2) == [60, 61]
+    assert Lookup().propose([*first, *second, 0, 1, 2, 3], CHEAP, 1, 2) == [60, 61], "the latest"
+
+
+def test_a_draft_continues_where_the_last_one_was() -> None:
+    """A place is kept although the same tokens occurred often since, also a long time ago."""
+    text = [*range(10, 70)]
+    history = [*text, *[20, 21, 22, 0] * 50, *text[:6]]
+    lookup = Lookup()
+    assert lookup.propose(history, CHEAP, 1, 3) == [16, 17, 18]
+    history += text[6:13]
+    assert lookup.propose(history, CHEAP, 1, 3) == [23, 24, 25]
 
 
 def test_drafts_that_fail_become_shorter() -> None:
-    """A sequence whose drafts are rejected drafts less, and later tries again."""
-    lookup = Lookup()
-    history = [1, 2, 3] * 5
-    lengths = []
-    for _ in range(200):
-        draft = lookup.propose(history, 0.2, 16)
+    """A sequence whose drafts are rejected drafts less, and soon nothing."""
+    lookup, history, lengths = Lookup(), [1, 2, 3] * 5, []
+    for _ in range(30):
+        draft = lookup.propose(history, CHEAP, 1, 16)
         lengths.append(len(draft))
-        if draft:
-            lookup.acceptance.learn(len(draft), 0)
-    assert lengths[0] > 2
-    assert 0 in lengths
-    assert any(lengths[lengths.index(0) :])
-    assert sum(map(bool, lengths)) < 60
+        lookup.acceptance.learn(len(draft), 0)
+    assert lengths[0] > 8
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] <= 2
+
+
+def test_what_would_have_been_drafted_counts() -> None:
+    """While no draft pays, the tokens that come show if drafts would be right."""
+    cost, text = cost_of(0.75), [*range(40)]
+    lookup, history = Lookup(), [*text, 99, *text[:4]]
+    lengths = []
+    while not lengths or not lengths[-1]:
+        lengths.append(len(lookup.propose(history, cost, 1, 16)))
+        history.append(text[len(history) - 41])
+    assert 1 < len(lengths) < 8
+    lookup.acceptance.learn(1, 1)
+    for number in range(100, 110):
+        history += [1, 2, 3]
+        lengths.append(len(lookup.propose(history, cost, 1, 16)))
+        lookup.acceptance.learn(lengths[-1], 0)
+        history.append(number)
+    assert lengths[-5:] == [0] * 5
 
 
 def test_a_token_that_costs_as_much_is_not_drafted() -> None:
     """Nothing is drafted where a token in a batch costs as much as a step."""
-    assert Lookup().propose([1, 2, 3] * 5, 1.0, 16) == []
+    assert Lookup([1, 2, 3, 4]).propose([1, 2, 3] * 5, cost_of(1.0), 1, 16) == []
+
+
+def test_a_draft_is_worth_the_step_to_several_tokens() -> None:
+    """If two tokens take three times as long as one, only a long draft that is likely pays."""
+    cost = DecodeCost()
+    for tokens in range(1, 18):
+        cost.add(tokens, 1.0 if tokens == 1 else 2.6 + 0.2 * tokens)
+    likely, unlikely = Acceptance(0.95), Acceptance(0.6)
+    assert likely.worth(cost, 1) == MOST
+    assert unlikely.worth(cost, 1) == 0
+    assert 0 < unlikely.worth(cost, 8) < likely.worth(cost, 8), "eight are several tokens anyway"
+    assert likely.worth(cost, 1, drafting=0.2) < MOST
+    assert likely.worth(cost, 1, drafting=1.0) == 0
 
 
 def test_a_long_prompt_is_indexed_in_steps() -> None:
     """One call indexes a bounded number of tokens, and drafts begin when all are."""
     lookup, history = Lookup(), [*range(3 * STEP), 5, 6, 7]
-    found = [lookup.propose(history, CHEAP, 2) for _ in range(4)]
+    found = [lookup.propose(history, CHEAP, 1, 2) for _ in range(4)]
     assert found == [[], [], [8, 9], [8, 9]]
 
 
@@ -84,30 +139,46 @@ def test_drafts_are_bounded(history: list[int], most: int) -> None:
     """No draft is longer than asked for, at every length of a sequence."""
     lookup = Lookup()
     for end in range(len(history) + 1):
-        draft = lookup.propose(history[:end], CHEAP, most)
+        draft = lookup.propose(history[:end], CHEAP, 1, most)
         assert len(draft) <= most
         assert set(draft) <= set(history)
         if draft:
             lookup.acceptance.learn(len(draft), len(draft) // 2)
 
 
-@given(st.floats(1e-5, 1.0), st.floats(1e-6, 1.0), st.integers(1, 32))
-def test_the_cost_is_a_line(first: float, each: float, running: int) -> None:
-    """The share of a token is that of a line through the durations of decodes."""
+@given(st.floats(1e-5, 10.0), st.floats(0.0, 5.0), st.floats(0.02, 2.0))
+def test_the_cost_is_a_line(one: float, start: float, slope: float) -> None:
+    """The line is that through the durations of several tokens, in those of a single one."""
     cost = DecodeCost()
-    assert 0 < cost.share(running) <= 1
-    for tokens in (1, 5, 9, 17) * 20:
-        cost.add(tokens, first + each * tokens)
-    expected = each * running / (first + each * running)
-    assert cost.share(running) == pytest.approx(min(max(expected, 0.01), 1.0), rel=1e-3)
+    for tokens in (1, 2, 5, 9, 17) * 100:
+        seconds = 1.0 if tokens == 1 else start + slope * tokens
+        cost.add(tokens, one * seconds)
+    assert cost.line == pytest.approx((start, slope), rel=0.2, abs=0.2)
+    assert cost.share(one / 2) == pytest.approx(0.5)
 
 
-def test_durations_of_one_size_tell_nothing() -> None:
-    """While all batches have one size, the share is an assumption that permits drafts."""
+def test_a_disturbed_decode_is_no_measurement() -> None:
+    """One decode that took a hundred times as long changes little."""
+    cost = cost_of(0.3)
+    before = cost.line
+    cost.add(9, 100 * (1 + 0.3 * 8))
+    assert cost.line == pytest.approx(before, rel=0.7, abs=0.3)
+
+
+def test_durations_without_a_single_token() -> None:
+    """Where several sequences always run, the assumed line gives the unit of time."""
     cost = DecodeCost()
-    for _ in range(50):
-        cost.add(3, 0.5)
-    assert 0 < cost.share(3) < 0.5
+    for tokens in [*range(4, 12)] * 3:
+        cost.add(tokens, 0.1 + 0.001 * tokens)
+    assert Acceptance(0.7).worth(cost, 4) > 4
+
+
+def test_a_measured_cost_is_doubted() -> None:
+    """After some hundred steps without a draft that pays, drafts are tried and measured again."""
+    cost, likely = cost_of(1.0), Acceptance(0.95)
+    found = [likely.worth(cost, 1) for _ in range(1000)]
+    assert found[:50] == [0] * 50
+    assert found[-1] > 0
 
 
 # Texts that the model continues by repeating them, and texts that it does not.
@@ -159,7 +230,7 @@ async def pair(demo_f32: Path) -> AsyncIterator[tuple[LlamaCpp, LlamaCpp]]:
     shared["flash_attention"] = False
     made = LlamaCpp(demo_f32, **shared), LlamaCpp(demo_f32, prompt_lookup=False, **shared)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scheduler, "_share", lambda *_: 0.2)
+        patch.setattr(Scheduler, "_cost_for", lambda *_: cost_of(0.2))
         yield made
     for one in made:
         await one.aclose()
