@@ -15,15 +15,16 @@ from collections.abc import Sequence
 LENGTH = 3
 # Of the latest places where they occurred, the one with the longest equal text before it is taken.
 PLACES, LONGER = 8, (6, 12, 24, 48)
+# The chance that the next token is accepted, by how many of these lengths are equal, at first.
+CHANCES = (0.7, 0.8, 0.9, 0.95, 0.95)
+# The same where a text is expected or a model drafts, and the outcomes for which this stands.
+LIKELY, SURE = 0.9, 6
 # The largest number of tokens in a draft.
 MOST = 16
 # The tokens that one step indexes, which takes less than a millisecond.
 STEP = 2_048
-# The chance that a draft's next token is accepted: at first, where the answer is expected to repeat
-# a text or a model drafts, and the least weight of an outcome.
-FIRST, LIKELY, WEIGHT = 0.7, 0.9, 0.1
-# The outcomes for which such a likely chance stands.
-SURE = 6
+# The least weight of an outcome.
+WEIGHT = 0.1
 
 
 class Acceptance:
@@ -34,7 +35,7 @@ class Acceptance:
         outcomes: the number of outcomes for which it stands.
     """
 
-    def __init__(self, first: float = FIRST, outcomes: int = 1) -> None:
+    def __init__(self, first: float, outcomes: int = 1) -> None:
         self.chance = self._first = first
         self._outcomes = outcomes
 
@@ -47,9 +48,9 @@ class Acceptance:
         """
         start, slope = cost.line
         each = slope + cost.share(drafting)
-        duration = start + slope * running if running > 1 else 1.0
-        expected, likely, best, count = float(running), 1.0, running / duration, 0
-        duration, before = start + slope * running, 0.0
+        duration = start + slope * running
+        best, count = running / (duration if running > 1 else 1.0), 0
+        expected, likely, before = float(running), 1.0, 0.0
         for length in range(1, MOST + 1):
             likely *= self.chance
             expected += likely
@@ -81,6 +82,9 @@ class Lookup:
 
     Args:
         prediction: tokens that the answer is expected to repeat, which are not in the sequence.
+
+    Attributes:
+        acceptance: the chance of the last draft.
     """
 
     def __init__(self, prediction: Sequence[int] = ()) -> None:
@@ -94,7 +98,9 @@ class Lookup:
         self._indexed = LENGTH
         # True until the beginning of the prediction has been drafted.
         self._is_first = bool(self._start)
-        self.acceptance = Acceptance(LIKELY, SURE) if prediction else Acceptance()
+        self.acceptance = Acceptance(LIKELY, SURE)
+        # The chances by the length of the text that is equal: long ones are seldom wrong.
+        self._chances = [Acceptance(chance) for chance in CHANCES]
         # The token that would have been drafted if it had been worth it.
         self._expected: int | None = None
 
@@ -140,15 +146,17 @@ class Lookup:
             found.append(place)
         if self._distance:
             found.append(end - self._distance)
-        best = found[0]
-        for length in LONGER if len(found) > 1 else ():
+        level = 0
+        for length in LONGER:
             text = tokens[-length:]
-            found = [place for place in found if tokens[max(place - length, 0) : place] == text]
-            if not found:
+            equal = [place for place in found if tokens[max(place - length, 0) : place] == text]
+            if not equal:
                 break
-            best = found[0]
-        self._distance = end - best
-        return best
+            found = equal
+            level += 1
+        self.acceptance = self._chances[level]
+        self._distance = end - found[0]
+        return found[0]
 
     def _index(self) -> None:
         """Index the tokens that have a follower, at most some of them."""
