@@ -1,9 +1,9 @@
-"""How long the threads of a batch spin where they wait for each other.
+"""The time for which threads spin when they wait for each other.
 
 libgomp's threads spin for some milliseconds before they sleep. Nothing is faster if each has a
-core. Beside other programs, a thread spins on the core that the one it waits for could have. Most
+core. With other programs, a thread spins on the core that the one it waits for could have. Most
 batches then get fewer threads (`threads.py`). A lone sequence whose numbers must not change keeps
-all, so its threads sleep soon instead (docs/performance.md#threads).
+all, so its threads sleep soon instead (docs/performance.md#threads-on-a-busy-machine).
 
 libgomp has two counts: 300,000 turns, and 100 while it has more threads than there are cores. It
 has no function that chooses one, but a team of threads that sleep is enough for the second.
@@ -20,8 +20,8 @@ import llama_cpp
 
 from .threads import MEASURED
 
-# The cores that are missing if threads are to sleep soon. Beside a program of half a core, it is
-# faster to spin.
+# The cores that are missing if threads are to sleep soon. If another program needs half a core,
+# it is faster to spin.
 MISSING = 0.5
 # The seconds until threads spin again to see if cores are still missing: from, and at most.
 LEAST_HOLD, MOST_HOLD = 4.0, 60.0

@@ -22,6 +22,8 @@ from pathlib import Path
 MEASURED = 0.25
 # The cores that are missing if a trial is worth its time: these, and this share of the threads.
 MISSING, MISSING_SHARE = 0.33, 0.1
+# The cores that are missing since the last trial if its result is in doubt.
+WORSE = 0.2
 # The steps of each number of threads in a trial, and the share of the time that is a gain.
 TRIALS, GAIN = 3, 0.97
 # A trial ends after two pairs if one way takes so many times as long as the other.
@@ -29,6 +31,7 @@ CLEAR, LEAST_PAIRS = 2.0, 2
 # The batches after which a trial ends without a result, because too few had the same size.
 MOST_BATCHES = 8 * TRIALS
 # The seconds until the next trial: this many times what the last one has lost, between two bounds.
+# After each trial that has only shown that all threads are faster, twice as many.
 HOLD, LEAST_HOLD, MOST_HOLD = 100.0, 1.0, 60.0
 # The seconds between the batches of a pair, after which the first one is too old.
 STALE = 0.1
@@ -68,6 +71,9 @@ class Threads:
     _trials: int = 0
     # The time from which on the last result is in doubt.
     _until: float = 0.0
+    # The cores before the last trial, and the factor of the time until the next one.
+    _cores: float = 0.0
+    _factor: float = 1.0
     # The number of a measurement or of a count, and the time from which on it is in doubt.
     _known: int = 0
     _sure: float = 0.0
@@ -107,6 +113,8 @@ class Threads:
             self._compare(tokens, seconds, now)
             return
         cores, free = self.measure(seconds, on_cores, now), self._free
+        if cores is not None and self.used == self.most:
+            self._compare_cores(cores, now)
         if now >= self._until and (cores is not None or free):
             self._begin(float(free) if cores is None else cores)
 
@@ -126,13 +134,21 @@ class Threads:
             self._known, self._sure = self.most, now + SURE
         return cores
 
+    def _compare_cores(self, cores: float, now: float) -> None:
+        """End the time of a result if more cores are missing than before, or none any more."""
+        is_worse = cores < self._cores - WORSE
+        if is_worse:
+            self._until = now
+        if is_worse or not self._are_missing(cores):
+            self._factor = 1.0
+
     def _are_missing(self, cores: float) -> bool:
         return self.used - cores >= max(MISSING, MISSING_SHARE * self.used)
 
     def _begin(self, cores: float) -> None:
         """Begin a trial if one may help; several possible numbers take turns."""
         used, most, others = self.used, self.most, list[int]()
-        self._free = 0
+        self._free, self._cores = 0, cores
         if used > 1 and self._are_missing(cores):
             others.append(max(int(cores), 1))
         if used < most:
@@ -158,16 +174,20 @@ class Threads:
                 ratio = statistics.median(others) / statistics.median(own)
                 is_clear = len(own) >= LEAST_PAIRS and not 1 / CLEAR < ratio < CLEAR
                 if len(own) == TRIALS or is_clear:
+                    factor = self._factor
                     if ratio < GAIN:
                         self.used = self.next = self._other
-                    self._end(now)
+                        self._factor = 1.0
+                    elif self.used == self.most:
+                        self._factor *= 2
+                    self._end(now, factor)
                     return
         if self._count >= MOST_BATCHES:
             self._end(now)
 
-    def _end(self, now: float) -> None:
+    def _end(self, now: float, factor: float = 1.0) -> None:
         """End a trial, and set the time until the next one."""
-        self._until = now + min(max(LEAST_HOLD, HOLD * self._lost), MOST_HOLD)
+        self._until = now + min(factor * max(LEAST_HOLD, HOLD * self._lost), MOST_HOLD)
         self.is_trying, self._count, self._lost = False, 0, 0.0
         self._pairs.clear()
 

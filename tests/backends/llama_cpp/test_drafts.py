@@ -166,7 +166,7 @@ def test_a_disturbed_decode_is_no_measurement() -> None:
 
 
 def test_durations_without_a_single_token() -> None:
-    """Where several sequences always run, the assumed line gives the unit of time."""
+    """The assumed line gives the unit of time while several sequences always run."""
     cost = DecodeCost()
     for tokens in [*range(4, 12)] * 3:
         cost.add(tokens, 0.1 + 0.001 * tokens)

@@ -71,7 +71,7 @@ def busy(short: bool) -> tuple[float, float]:
 def test_threads_spin_where_they_have_most_of_their_cores(
     decode: Callable[[bool], tuple[float, float]],
 ) -> None:
-    """Nothing changes on an idle machine, nor beside a program of half a core."""
+    """Nothing changes on an idle machine, nor with a program that needs half a core."""
     assert not any(Machine(decode).run(30))
 
 
@@ -95,7 +95,7 @@ def test_threads_spin_again_after_the_other_program_has_ended() -> None:
 
 
 def test_a_choice_that_was_right_holds_longer() -> None:
-    """Beside a program that stays, threads spin for a quarter of a second once in a minute."""
+    """If another program stays, threads spin for a quarter of a second once in a minute."""
     machine = Machine(busy)
     found = machine.run(3 * MOST_HOLD)
     later = machine.run(10 * MOST_HOLD)
@@ -123,10 +123,11 @@ def test_without_libgomp_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> Non
 # Counts how often threads go to sleep for each token, with each kind of spinning.
 SLEEPS = f"""
 import os, resource, sys
+# libgomp counts the cores when it is loaded.
+os.sched_setaffinity(0, range(os.cpu_count()))
 from latimer.backends.llama_cpp.library import Context, LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.spinning import Crowd
-os.sched_setaffinity(0, range(os.cpu_count()))
 if len(os.sched_getaffinity(0)) < 2:
     sys.exit(print("few"))
 options = Options(threads=2)

@@ -125,6 +125,23 @@ def test_a_slower_trial_is_not_repeated_soon() -> None:
     assert machine.now < begun + hold + 1.0
 
 
+def test_trials_that_bring_nothing_become_rare() -> None:
+    """Each trial that shows that all threads are faster holds twice as long."""
+    machine = Machine(2, lambda threads: (0.01, 1.6) if threads == 2 else (0.012, 1.0))
+    found = machine.run([1] * 30_000)
+    assert found[:1_000].count(1) >= 4 * TRIALS
+    assert found[-6_000:].count(1) <= 2 * TRIALS, "at most once in half a minute"
+
+
+def test_a_busier_machine_has_a_trial_at_once() -> None:
+    """If another core goes missing, the result of a trial is in doubt before its time."""
+    machine = Machine(2, lambda threads: (0.01, 1.6) if threads == 2 else (0.012, 1.0))
+    machine.run([1] * 30_000)
+    machine.decode = busy
+    found = machine.run([1] * 40)
+    assert found[-10:] == [1] * 10
+
+
 def test_a_catastrophe_ends_a_trial() -> None:
     """Steps that take many times as long decide soon, and the next trial is far away."""
     machine = Machine(2, busy)
