@@ -82,12 +82,13 @@ class Lookup:
 
     Args:
         prediction: tokens that the answer is expected to repeat, which are not in the sequence.
+        prompt: the number of tokens before the answer.
 
     Attributes:
         acceptance: the chance of the last draft.
     """
 
-    def __init__(self, prediction: Sequence[int] = ()) -> None:
+    def __init__(self, prediction: Sequence[int] = (), prompt: int = 0) -> None:
         # The place after the last occurrence of each run of tokens, and after the one before it.
         self._places: dict[tuple[int, ...], int] = {}
         self._earlier: dict[int, int] = {}
@@ -96,8 +97,9 @@ class Lookup:
         self._tokens = [*prediction]
         self._start = len(self._tokens)
         self._indexed = LENGTH
-        # True until the beginning of the prediction has been drafted.
-        self._is_first = bool(self._start)
+        self._prompt = prompt
+        # True until the answer's beginning was compared with the prediction.
+        self._is_first = bool(prediction)
         self.acceptance = Acceptance(LIKELY, SURE)
         # The chances by the length of the text that is equal: long ones are seldom wrong.
         self._chances = [Acceptance(chance) for chance in CHANCES]
@@ -122,18 +124,26 @@ class Lookup:
         self._index()
         if self._indexed < len(tokens):
             return []
-        place = self._place()
-        if not place and self._is_first:
-            place, tokens = self._start, tokens[: self._start] * 2
+        place = self._predicted() if self._is_first else 0
+        place = place or self._place()
         if not place:
             return []
         count = min(self.acceptance.worth(cost, running), most)
         period = len(tokens) - place
-        if count > 0:
-            self._is_first = False
-        else:
+        if count <= 0:
             self._expected = tokens[place]
         return [tokens[place + number % period] for number in range(count)]
+
+    def _predicted(self) -> int:
+        """Return the place in the prediction after the first tokens of the answer, or 0."""
+        self._is_first = False
+        tokens, start = self._tokens, self._start
+        answer = tokens[start + self._prompt :]
+        place = len(answer)
+        if place >= start or answer != tokens[:place]:
+            return 0
+        self._distance = len(tokens) - place
+        return place
 
     def _place(self) -> int:
         """Return the place after the best earlier occurrence of the last tokens, or 0."""

@@ -293,7 +293,7 @@ class Scheduler:
         sampler = self._sampler(task, task.job.seeds[choice.index], constraint)
         cached = max(slot.reused - task.bos_count, 0)
         cut = TokenCut(task.job.stops.for_engine)
-        lookup = Lookup(task.prediction) if self._drafts and not task.chunks else None
+        lookup = Lookup(task.prediction, len(history)) if self._drafts and not task.chunks else None
         guesses = (
             Acceptance(LIKELY, SURE) if self._draft_model is not None and not task.chunks else None
         )

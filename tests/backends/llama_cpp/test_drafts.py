@@ -54,10 +54,17 @@ def test_a_repetition_continues_beyond_the_end() -> None:
 
 
 def test_a_prediction_comes_first() -> None:
-    """The beginning of a prediction is the first draft; later ones follow runs in it."""
-    lookup = Lookup([10, 11, 12, 13, 14, 15])
-    assert lookup.propose([1, 2, 3], CHEAP, 1, 3) == [10, 11, 12]
-    assert lookup.propose([1, 2, 3, 11, 12, 13], CHEAP, 1, 9)[:2] == [14, 15]
+    """An answer that begins with its prediction continues with it; later drafts follow runs."""
+    lookup = Lookup([10, 11, 12, 13, 14, 15], 3)
+    assert lookup.propose([1, 2, 3, 10], CHEAP, 1, 3) == [11, 12, 13]
+    assert lookup.propose([1, 2, 3, 10, 5, 11, 12, 13], CHEAP, 1, 9)[:2] == [14, 15]
+
+
+def test_a_prediction_of_another_answer_is_not_drafted() -> None:
+    """An answer that begins with another token gets no draft from the prediction's beginning."""
+    lookup = Lookup([10, 11, 12, 13, 14, 15], 3)
+    assert lookup.propose([1, 2, 3, 11], CHEAP, 1, 3) == []
+    assert lookup.propose([1, 2, 3, 11, 12, 13], CHEAP, 1, 3)[:2] == [14, 15]
 
 
 def test_the_longest_equal_text_is_continued() -> None:
@@ -95,7 +102,7 @@ def test_what_would_have_been_drafted_counts() -> None:
     """While no draft pays, the tokens that come show if drafts would be right."""
     cost, text = cost_of(0.75), [*range(40)]
     lookup, history = Lookup(), [*text, 99, *text[:4]]
-    lengths = []
+    lengths: list[int] = []
     while not lengths or not lengths[-1]:
         lengths.append(len(lookup.propose(history, cost, 1, 16)))
         history.append(text[len(history) - 41])
@@ -111,7 +118,7 @@ def test_what_would_have_been_drafted_counts() -> None:
 
 def test_a_token_that_costs_as_much_is_not_drafted() -> None:
     """Nothing is drafted where a token in a batch costs as much as a step."""
-    assert Lookup([1, 2, 3, 4]).propose([1, 2, 3] * 5, cost_of(1.0), 1, 16) == []
+    assert Lookup([3, 4]).propose([1, 2, 3] * 5, cost_of(1.0), 1, 16) == []
 
 
 def test_a_draft_is_worth_the_step_to_several_tokens() -> None:

@@ -8,16 +8,16 @@ import threading
 from collections.abc import Callable
 from ctypes import CDLL
 
+import llama_cpp
 import pytest
 from latimer.backends.llama_cpp import DEMO_MODEL
-from latimer.backends.llama_cpp import spinning as module
 from latimer.backends.llama_cpp.spinning import (
     LEAST_HOLD,
-    MEASURED,
     MOST_HOLD,
     Crowd,
     Spinning,
 )
+from latimer.backends.llama_cpp.threads import MEASURED
 
 
 class Machine:
@@ -114,7 +114,7 @@ def test_a_choice_that_was_wrong_ends() -> None:
 
 def test_without_libgomp_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A llama.cpp whose threads are not libgomp's always spins as it does."""
-    monkeypatch.setattr(module.llama_cpp.llama_cpp, "_lib", CDLL(None))
+    monkeypatch.setattr(llama_cpp.llama_cpp, "_lib", CDLL(None))
     machine = Machine(busy)
     assert Crowd.of_libgomp() is None
     assert not any(machine.run(30))
