@@ -33,11 +33,14 @@ class Acceptance:
     Args:
         first: the chance before any outcome is known.
         outcomes: the number of outcomes for which it stands.
+        shared: that of all sequences, which gives the chance at first, and learns from this one.
     """
 
-    def __init__(self, first: float, outcomes: int = 1) -> None:
-        self.chance = self._first = first
+    def __init__(self, first: float, outcomes: int = 1, shared: Acceptance | None = None) -> None:
+        self._first = first
         self._outcomes = outcomes
+        self._shared = shared
+        self.chance = first if shared is None else shared.chance
 
     def worth(self, cost: DecodeCost, running: int, drafting: float = 0.0) -> int:
         """Return the number of tokens with which a step gives the most tokens in its time.
@@ -46,6 +49,8 @@ class Acceptance:
             running: the number of sequences, each of which gets a token without drafts.
             drafting: the seconds that each token of a draft takes before.
         """
+        if running == 1 and cost.is_stale:
+            return 0
         start, slope = cost.line
         each = slope + cost.share(drafting)
         duration = start + slope * running
@@ -68,6 +73,8 @@ class Acceptance:
     def doubt(self) -> None:
         """Move to the first chance, so that drafts without free outcomes are tried again."""
         self.chance += WEIGHT / 20 * (self._first - self.chance)
+        if self._shared is not None:
+            self._shared.doubt()
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Learn from a draft of some tokens, of which the first ones were accepted."""
@@ -75,6 +82,8 @@ class Acceptance:
             self._outcomes += 1
             self.chance += max(WEIGHT, 1 / self._outcomes) * (outcome - self.chance)
         self.chance = min(max(self.chance, 0.02), 0.98)
+        if self._shared is not None:
+            self._shared.learn(drafted, accepted)
 
 
 class Lookup:
@@ -181,7 +190,10 @@ class Lookup:
 
 
 # The share of older measurements that a new one leaves, and the weight of one of a single token.
-_KEPT, _WEIGHT = 0.98, 0.1
+_KEPT, _WEIGHT = 0.98, 0.25
+# The decodes of several tokens after which a single one is measured again, and the factor by which
+# it may differ. If it differs by more, it counts as so different, and the next is measured, too.
+_FRESH, _SIMILAR = 50, 2.0
 # The line that is assumed before there are measurements: a step of two tokens takes 2.5 times as
 # long as one of a single token, as on a fast processor. Its points, with little weight.
 _START, _SLOPE = 2.0, 0.25
@@ -199,20 +211,27 @@ class DecodeCost:
 
     Attributes:
         line: its value at 0, and its slope.
+        is_stale: True if a single token should be decoded, because that was long ago.
     """
 
     def __init__(self) -> None:
         self.line = (_START, _SLOPE)
+        self.is_stale = False
         # The seconds of a single token; 0 if there was none.
         self._one = 0.0
+        # The decodes of several tokens since the last one of a single token.
+        self._others = 0
         # Sums of 1, x, y, x * x and x * y, in which older terms have less weight.
         self._sums = (0.0,) * 5
 
     def add(self, tokens: int, seconds: float) -> None:
         """Count a decode."""
+        seconds = max(seconds, 1e-6)
         if tokens == 1:
-            self._one += (_WEIGHT if self._one else 1.0) * (seconds - self._one)
+            self._add_one(seconds)
             return
+        self._others += 1
+        self.is_stale |= self._others >= _FRESH
         start, slope = self.line
         expected = start + slope * tokens
         if not self._one:
@@ -220,6 +239,12 @@ class DecodeCost:
         y = min(seconds / self._one, _MOST_TIMES * expected)
         terms = 1.0, tokens, y, tokens * tokens, tokens * y
         self._fit([_KEPT * old + new for old, new in zip(self._sums, terms, strict=True)])
+
+    def _add_one(self, seconds: float) -> None:
+        before, self._others = self._one or seconds, 0
+        self.is_stale = not before / _SIMILAR <= seconds <= before * _SIMILAR
+        bounded = min(max(seconds, before / _SIMILAR), before * _SIMILAR)
+        self._one = before + _WEIGHT * (bounded - before)
 
     def share(self, seconds: float) -> float:
         """Return some seconds in times of a single token; 0 while these are not known."""

@@ -88,6 +88,8 @@ class Scheduler:
         self._draft_model = draft_model
         self._is_drafting = drafts or draft_model is not None
         self._cost = DecodeCost()
+        # The chance that what the draft model guesses is accepted, in all requests.
+        self._acceptance = Acceptance(LIKELY, SURE)
         self._padding = Padding()
         self._threads = Threads(context.threads)
         self._spinning = Spinning(context.threads)
@@ -294,9 +296,11 @@ class Scheduler:
         cached = max(slot.reused - task.bos_count, 0)
         cut = TokenCut(task.job.stops.for_engine)
         lookup = Lookup(task.prediction, len(history)) if self._drafts and not task.chunks else None
-        guesses = (
-            Acceptance(LIKELY, SURE) if self._draft_model is not None and not task.chunks else None
-        )
+        guesses = None
+        if self._draft_model is not None and not task.chunks:
+            # What a seed gives must not depend on other requests.
+            shared = None if _is_seeded(choice) else self._acceptance
+            guesses = Acceptance(LIKELY, SURE, shared)
         run = Run(
             choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup,
             guesses=guesses,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,15 @@ from latimer.backends.base import (
     Text,
 )
 from latimer.backends.llama_cpp import LlamaCpp
-from latimer.backends.llama_cpp.drafts import MOST, STEP, Acceptance, DecodeCost, Lookup
+from latimer.backends.llama_cpp.drafts import (
+    LIKELY,
+    MOST,
+    STEP,
+    SURE,
+    Acceptance,
+    DecodeCost,
+    Lookup,
+)
 from latimer.backends.llama_cpp.scheduler import Scheduler
 from support.recordings import DEMO_CHATML
 
@@ -186,6 +194,64 @@ def test_a_measured_cost_is_doubted() -> None:
     found = [likely.worth(cost, 1) for _ in range(1000)]
     assert found[:50] == [0] * 50
     assert found[-1] > 0
+
+
+def times(tokens: int) -> float:
+    """Return the seconds of a decode; two tokens take twice as long as one."""
+    return 0.01 if tokens == 1 else 0.015 + 0.0025 * tokens
+
+
+def decode(
+    cost: DecodeCost, acceptance: Acceptance, steps: int, of: Callable[[int], float] = times
+) -> float:
+    """Decode some steps of a draft that is always right, and return tokens per second."""
+    tokens, seconds = 0, 0.0
+    for _ in range(steps):
+        count = acceptance.worth(cost, 1)
+        cost.add(count + 1, of(count + 1))
+        tokens += count + 1
+        seconds += of(count + 1)
+    return tokens / seconds
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.01, 100.0])
+def test_a_disturbed_token_decides_nothing(factor: float) -> None:
+    """After a token of a strange duration, unlikely drafts do not pay, and likely ones do."""
+    cost = DecodeCost()
+    for tokens in (1, 2, 4, 8, 16) * 20:
+        cost.add(tokens, times(tokens))
+    cost.add(1, factor * times(1))
+    decode(cost, Acceptance(0.95), 20)
+    assert Acceptance(0.6).worth(cost, 1) == 0
+    assert Acceptance(0.95).worth(cost, 1) > 4
+
+
+def test_a_single_token_is_measured_again() -> None:
+    """Where a draft always pays, one in fifty steps has none, in case a single token is cheap."""
+    cost, likely = DecodeCost(), Acceptance(0.98)
+    decode(cost, likely, 100)
+    found = []
+    for _ in range(510):
+        found.append(likely.worth(cost, 1))
+        cost.add(found[-1] + 1, times(found[-1] + 1))
+    assert 9 <= found.count(0) <= 11
+    # Now single tokens are so cheap that no draft pays.
+    decode(cost, likely, 1000, lambda tokens: 0.0005 if tokens == 1 else times(tokens))
+    assert not any(likely.worth(cost, 1) for _ in range(10))
+
+
+def test_a_draft_model_that_is_wrong_is_known_to_the_next_request() -> None:
+    """What one request has learned of a draft model is where the next one begins."""
+    shared = Acceptance(LIKELY, SURE)
+    first = Acceptance(LIKELY, SURE, shared)
+    for _ in range(20):
+        first.learn(4, 0)
+    later = Acceptance(LIKELY, SURE, shared)
+    assert later.chance == shared.chance < 0.3
+    for _ in range(2000):
+        later.doubt()
+    assert later.chance == pytest.approx(LIKELY, abs=0.01)
+    assert Acceptance(LIKELY, SURE, shared).chance == pytest.approx(LIKELY, abs=0.01)
 
 
 # Texts that the model continues by repeating them, and texts that it does not.
