@@ -33,14 +33,11 @@ class Acceptance:
     Args:
         first: the chance before any outcome is known.
         outcomes: the number of outcomes for which it stands.
-        shared: that of all sequences, which gives the chance at first, and learns from this one.
     """
 
-    def __init__(self, first: float, outcomes: int = 1, shared: Acceptance | None = None) -> None:
-        self._first = first
+    def __init__(self, first: float, outcomes: int = 1) -> None:
+        self.chance = self._first = first
         self._outcomes = outcomes
-        self._shared = shared
-        self.chance = first if shared is None else shared.chance
 
     def worth(self, cost: DecodeCost, running: int, drafting: float = 0.0) -> int:
         """Return the number of tokens with which a step gives the most tokens in its time.
@@ -73,8 +70,6 @@ class Acceptance:
     def doubt(self) -> None:
         """Move to the first chance, so that drafts without free outcomes are tried again."""
         self.chance += WEIGHT / 20 * (self._first - self.chance)
-        if self._shared is not None:
-            self._shared.doubt()
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Learn from a draft of some tokens, of which the first ones were accepted."""
@@ -82,8 +77,6 @@ class Acceptance:
             self._outcomes += 1
             self.chance += max(WEIGHT, 1 / self._outcomes) * (outcome - self.chance)
         self.chance = min(max(self.chance, 0.02), 0.98)
-        if self._shared is not None:
-            self._shared.learn(drafted, accepted)
 
 
 class Lookup:

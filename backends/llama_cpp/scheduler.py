@@ -88,8 +88,6 @@ class Scheduler:
         self._draft_model = draft_model
         self._is_drafting = drafts or draft_model is not None
         self._cost = DecodeCost()
-        # The chance that what the draft model guesses is accepted, in all requests.
-        self._acceptance = Acceptance(LIKELY, SURE)
         self._padding = Padding()
         self._threads = Threads(context.threads)
         self._spinning = Spinning(context.threads)
@@ -298,9 +296,7 @@ class Scheduler:
         lookup = Lookup(task.prediction, len(history)) if self._drafts and not task.chunks else None
         guesses = None
         if self._draft_model is not None and not task.chunks:
-            # What a seed gives must not depend on other requests.
-            shared = None if _is_seeded(choice) else self._acceptance
-            guesses = Acceptance(LIKELY, SURE, shared)
+            guesses = Acceptance(LIKELY, SURE)
         run = Run(
             choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup,
             guesses=guesses,
