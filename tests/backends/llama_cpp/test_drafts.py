@@ -24,10 +24,8 @@ from latimer.backends.base import (
 )
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_cpp.drafts import (
-    LIKELY,
     MOST,
     STEP,
-    SURE,
     Acceptance,
     DecodeCost,
     Lookup,
