@@ -67,7 +67,8 @@ async def servers(
         for process, _ in found:
             if process.returncode is None:
                 process.kill()
-            await process.wait()
+            # `wait` never returns while the pipe holds more lines than asyncio reads ahead.
+            await process.communicate()
 
 
 class Admitted(NamedTuple):
@@ -159,7 +160,7 @@ async def test_limits_hold_over_processes(
         ):
             await hold(client, stack)
             process.kill()
-            await process.wait()
+            await process.communicate()
             killed = time.monotonic()
         async with httpx2.AsyncClient(base_url=running[1][1], headers=headers) as client:
             assert await answered(client) == 429
