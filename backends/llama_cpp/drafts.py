@@ -25,6 +25,8 @@ MOST = 16
 STEP = 2_048
 # The least weight of an outcome.
 WEIGHT = 0.1
+# The least duration of a decode, in times of that of a single token.
+LEAST = 0.1
 
 
 class Acceptance:
@@ -50,7 +52,7 @@ class Acceptance:
             return 0
         start, slope = cost.line
         each = slope + cost.share(drafting)
-        duration = start + slope * running
+        duration = max(start + slope * running, LEAST)
         best, count = running / (duration if running > 1 else 1.0), 0
         expected, likely, before = float(running), 1.0, 0.0
         for length in range(1, MOST + 1):
@@ -226,7 +228,7 @@ class DecodeCost:
         self._others += 1
         self.is_stale |= self._others >= _FRESH
         start, slope = self.line
-        expected = start + slope * tokens
+        expected = max(start + slope * tokens, LEAST)
         if not self._one:
             self._one = seconds / expected
         y = min(seconds / self._one, _MOST_TIMES * expected)

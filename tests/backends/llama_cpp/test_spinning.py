@@ -95,12 +95,12 @@ def test_threads_spin_again_after_the_other_program_has_ended() -> None:
 
 
 def test_a_choice_that_was_right_holds_longer() -> None:
-    """If another program stays, threads spin for a quarter of a second once in a minute."""
+    """If another program stays, threads spin for a quarter of a second once in half a minute."""
     machine = Machine(busy)
     found = machine.run(3 * MOST_HOLD)
     later = machine.run(10 * MOST_HOLD)
     machine.spinning.end()
-    assert found.count(False) * 0.04 < 7 * (MEASURED + 0.04)
+    assert found.count(False) * 0.04 < 6 * (MEASURED + 0.04)
     assert later.count(False) * 0.04 < 11 * (MEASURED + 0.04)
 
 
@@ -112,11 +112,40 @@ def test_a_choice_that_was_wrong_ends() -> None:
     assert 0 < found.count(True) * 0.05 < 15 * (MEASURED + 0.05)
 
 
+def test_longer_sequences_end_no_choice() -> None:
+    """Only the first tokens after a choice are compared, because later ones may take longer."""
+    machine = Machine(busy)
+    machine.run(1)
+    assert machine.spinning.is_short
+    machine.decode = lambda short: (0.2, 0.9)
+    assert all(machine.run(LEAST_HOLD - 1.5))
+    machine.spinning.end()
+
+
+def test_a_system_without_threads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of threads libgomp is not asked for any, because it would end the process."""
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    machine = Machine(busy)
+    assert not any(machine.run(30))
+
+
+def refused(_thread: threading.Thread) -> None:
+    """Fail as Python does at the limit of threads."""
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_large_team_is_not_made() -> None:
+    """Two threads among many cores get no team of all others."""
+    assert Crowd.of_libgomp(2) is not None
+    found = Crowd.of_libgomp(-100)
+    assert found is None
+
+
 def test_without_libgomp_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A llama.cpp whose threads are not libgomp's always spins as it does."""
     monkeypatch.setattr(llama_cpp.llama_cpp, "_lib", CDLL(None))
     machine = Machine(busy)
-    assert Crowd.of_libgomp() is None
+    assert Crowd.of_libgomp(2) is None
     assert not any(machine.run(30))
 
 
@@ -133,7 +162,7 @@ if len(os.sched_getaffinity(0)) < 2:
 options = Options(threads=2)
 model = LoadedModel({str(DEMO_MODEL)!r}, options)
 context = Context(model, options, 512)
-crowd = Crowd.of_libgomp()
+crowd = Crowd.of_libgomp(2)
 
 def sleeps(first):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
