@@ -18,7 +18,7 @@ PLACES, LONGER = 8, (6, 12, 24, 48)
 # The chance that the next token is accepted, by how many of these lengths are equal, at first.
 CHANCES = (0.7, 0.8, 0.9, 0.95, 0.95)
 # The same where a text is expected or a model drafts, and the outcomes for which this stands.
-LIKELY, SURE = 0.9, 6
+LIKELY, OUTCOMES = 0.9, 6
 # The largest number of tokens in a draft.
 MOST = 16
 # The tokens that one step indexes, which takes less than a millisecond.
@@ -104,7 +104,7 @@ class Lookup:
         self._prompt = prompt
         # True until the answer's beginning was compared with the prediction.
         self._is_first = bool(prediction)
-        self.acceptance = Acceptance(LIKELY, SURE)
+        self.acceptance = Acceptance(LIKELY, OUTCOMES)
         # The chances by the length of the text that is equal: long ones are seldom wrong.
         self._chances = [Acceptance(chance) for chance in CHANCES]
         # The token that would have been drafted if it had been worth it.
@@ -128,13 +128,12 @@ class Lookup:
         self._index()
         if self._indexed < len(tokens):
             return []
-        place = self._predicted() if self._is_first else 0
-        place = place or self._place()
+        place = (self._is_first and self._predicted()) or self._place()
         if not place:
             return []
         count = min(self.acceptance.worth(cost, running), most)
         period = len(tokens) - place
-        if count <= 0:
+        if not count:
             self._expected = tokens[place]
         return [tokens[place + number % period] for number in range(count)]
 
@@ -206,18 +205,21 @@ class DecodeCost:
 
     Attributes:
         line: its value at 0, and its slope.
-        is_stale: True if a single token should be decoded, because that was long ago.
     """
 
     def __init__(self) -> None:
         self.line = (_START, _SLOPE)
-        self.is_stale = False
         # The seconds of a single token; 0 if there was none.
         self._one = 0.0
-        # The decodes of several tokens since the last one of a single token.
+        # The decodes of several tokens since the last one of a single token that was as expected.
         self._others = 0
         # Sums of 1, x, y, x * x and x * y, in which older terms have less weight.
         self._sums = (0.0,) * 5
+
+    @property
+    def is_stale(self) -> bool:
+        """True if a single token should be decoded to know its duration."""
+        return self._others >= _FRESH
 
     def add(self, tokens: int, seconds: float) -> None:
         """Count a decode."""
@@ -226,7 +228,6 @@ class DecodeCost:
             self._add_one(seconds)
             return
         self._others += 1
-        self.is_stale |= self._others >= _FRESH
         start, slope = self.line
         expected = max(start + slope * tokens, LEAST)
         if not self._one:
@@ -236,10 +237,10 @@ class DecodeCost:
         self._fit([_KEPT * old + new for old, new in zip(self._sums, terms, strict=True)])
 
     def _add_one(self, seconds: float) -> None:
-        before, self._others = self._one or seconds, 0
-        self.is_stale = not before / _SIMILAR <= seconds <= before * _SIMILAR
+        before = self._one or seconds
         bounded = min(max(seconds, before / _SIMILAR), before * _SIMILAR)
         self._one = before + _WEIGHT * (bounded - before)
+        self._others = 0 if bounded == seconds else _FRESH
 
     def share(self, seconds: float) -> float:
         """Return some seconds in times of a single token; 0 while these are not known."""

@@ -18,7 +18,7 @@ from ..stops import TokenCut
 from .cache import BLOCK, Cache, Slot
 from .chain import ChainSampler, LongSampler, is_needed
 from .draft_model import DraftModel, Wanted
-from .drafts import LIKELY, SURE, Acceptance, DecodeCost, Lookup
+from .drafts import LIKELY, OUTCOMES, Acceptance, DecodeCost, Lookup
 from .grammars import Candidates, Constraint, TooComplex
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
@@ -296,7 +296,7 @@ class Scheduler:
         lookup = Lookup(task.prediction, len(history)) if self._drafts and not task.chunks else None
         guesses = None
         if self._draft_model is not None and not task.chunks:
-            guesses = Acceptance(LIKELY, SURE)
+            guesses = Acceptance(LIKELY, OUTCOMES)
         run = Run(
             choice, slot, sampler, cut, history, wanted, cached=cached, lookup=lookup,
             guesses=guesses,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import llama_cpp
 
+from .options import default_threads
 from .threads import MEASURED
 
 # The cores that are missing if threads are to sleep soon. If another program needs half a core,
@@ -128,20 +129,20 @@ class Crowd:
     def of_libgomp(cls, threads: int) -> Crowd | None:
         """Return a team of the libgomp that llama.cpp has loaded.
 
-        Returns:
-            None if llama.cpp uses another library, or if the team would be large.
-
         Args:
             threads: the number of threads that decode.
+
+        Returns:
+            None if llama.cpp uses another library, or if the team would be large.
         """
-        size = max(_cores() - threads, 0) + 2
+        size = max(default_threads() - threads, 0) + 2
         try:
             return cls(llama_cpp.llama_cpp._lib, size) if size <= MOST_THREADS else None
         except AttributeError:
             return None
 
     def gather(self) -> bool:
-        """Make the threads, which takes some milliseconds; return True if there may be so many."""
+        """Make the threads, which takes up to 50 ms; return True if there may be so many."""
         if not _may_have(self._size + SPARE):
             return False
         self._made.clear()
@@ -162,13 +163,6 @@ class Crowd:
         self._make(self._task, None, self._size, 0)
         self._made.set()
         self._left.wait()
-
-
-def _cores() -> int:
-    """Return the number of cores that the process may use, as libgomp counts them."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _may_have(count: int) -> bool:
