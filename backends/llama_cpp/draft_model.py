@@ -138,8 +138,8 @@ class DraftModel:
 
     def _grows(self, one: Wanted, drafts: dict[int, list[int]]) -> bool:
         """Return True if a draft has begun, and is neither long enough nor at the answer's end."""
-        draft = drafts.get(one.sequence)
-        return bool(draft) and len(draft) < one.length and draft[-1] not in self._ends
+        draft = drafts.get(one.sequence, [])
+        return 0 < len(draft) < one.length and draft[-1] not in self._ends
 
     def _grow(self, sequences: Sequence[int], drafts: dict[int, list[int]]) -> None:
         """Add a token to the drafts of some sequences."""

@@ -214,7 +214,7 @@ class DecodeCost:
         # The decodes of several tokens since the last one of a single token that was as expected.
         self._others = 0
         # Sums of 1, x, y, x * x and x * y, in which older terms have less weight.
-        self._sums = (0.0,) * 5
+        self._sums: Sequence[float] = (0.0,) * 5
 
     @property
     def is_stale(self) -> bool:
@@ -254,7 +254,7 @@ class DecodeCost:
 
     def _fit(self, sums: Sequence[float]) -> None:
         """Fit the line to the measurements and to the points of the assumed one."""
-        self._sums = tuple(sums)
+        self._sums = sums
         n, x, y, xx, xy = map(sum, zip(self._sums, _ASSUMED, strict=True))
         slope = max((n * xy - x * y) / (n * xx - x * x), 0.01)
         self.line = (y - slope * x) / n, slope
