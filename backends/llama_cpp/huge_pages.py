@@ -1,16 +1,23 @@
-"""Weights in huge pages, on Linux.
+"""Weights in huge pages, and saved sequences in small ones, on Linux.
 
 To decode a token, the processor reads the weights of each layer. If they are in pages of 4 KiB, it
 also has to find each of these in the page table (docs/performance.md#huge-pages). llama.cpp has no
 option for larger ones, and Linux has none for a file that is mapped.
+
+numpy asks for huge pages for its own large arrays. A virtual machine may have given such memory
+back to its host, who then needs milliseconds for each page while all sequences wait.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+import mmap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 # The advice for `madvise`: to use huge pages at once (Linux 6.1), and to use them soon.
 _COLLAPSE, _HUGE_PAGE = 25, 14
@@ -35,12 +42,28 @@ def huge_pages() -> Iterator[None]:
     yield
     if not size:
         return
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    advise = _madvise()
     for start, end in without(_allocated(), known):
         first, last = -(-start // size) * size, end // size * size
         if first < last and advise(first, last - first, _COLLAPSE):
             advise(first, last - first, _HUGE_PAGE)
+
+
+def small_pages(size: int) -> NDArray[np.uint8]:
+    """Return an array of some bytes that nobody has written, in pages of 4 KiB."""
+    data = np.empty(size, np.uint8)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        start = -(-data.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = data.ctypes.data + size
+        if start < end:
+            _madvise()(start, end - start, mmap.MADV_NOHUGEPAGE)
+    return data
+
+
+def _madvise() -> Callable[[int, int, int], int]:
+    advise: Callable[[int, int, int], int] = ctypes.CDLL(None).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return advise
 
 
 def _size() -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..base import Pooling
 from ..errors import EngineError
-from .huge_pages import huge_pages
+from .huge_pages import huge_pages, small_pages
 from .options import MOST_SEQUENCES, CacheType, Options
 
 
@@ -191,6 +191,16 @@ class LoadedModel:
     def can_generate(self) -> bool:
         """True if each token sees the tokens before it only, as generation needs."""
         return self.is_causal and self.has_decoder
+
+    @property
+    def attention(self) -> int:
+        """The width of the heads of all layers together; 0 if the file does not tell it."""
+        heads = llama_cpp.llama_model_n_head(self.pointer)
+        layers = llama_cpp.llama_model_n_layer(self.pointer)
+        width = self._fact(f"{self.architecture}.attention.key_length")
+        if not width.isdigit():
+            return int(llama_cpp.llama_model_n_embd(self.pointer) * layers)
+        return int(heads * int(width) * layers)
 
     @property
     def has_classifier(self) -> bool:
@@ -394,7 +404,7 @@ class Context:
     def save(self, sequence: int) -> NDArray[Any]:
         """Return a sequence's state as bytes; an empty array means failure."""
         size = llama_cpp.llama_state_seq_get_size(self.pointer, sequence)
-        data = np.empty(size, np.uint8)
+        data = small_pages(size)
         pointer = as_pointer(data, ctypes.c_uint8)
         written = llama_cpp.llama_state_seq_get_data(self.pointer, pointer, size, sequence)
         return data if written == size else data[:0]

@@ -25,6 +25,7 @@ from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
 from .projector import Projector
 from .scheduler import Delivery, Scheduler
 from .state_files import StateFiles
+from .tiles import least_cells
 from .trace import Trace
 from .vocabulary import Vocabulary
 
@@ -164,7 +165,7 @@ def _generator(
         stack.callback(draft_model.close)
     scheduler = Scheduler(
         context, vocabulary, cache, candidates, options.limit, post, projector, trace,
-        can_draft and options.prompt_lookup, draft_model,
+        can_draft and options.prompt_lookup, draft_model, least_cells(model, options),
     )  # fmt: skip
     if files is None:
         return Generator(scheduler, grammars, projector, None)

@@ -6,6 +6,7 @@ other threads may only set `Task.cancelled`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from .sampling import DeadEnd, RowSampler, Sampler, score
 from .spinning import Spinning
 from .tasks import Run, Task, TaskChoice
 from .threads import Threads
+from .tiles import TILE
 from .trace import Trace
 from .vocabulary import Vocabulary
 
@@ -59,6 +61,7 @@ class Scheduler:
         limit: the number of sequences that run in parallel; other choices wait, and requests take
             turns.
         post: receives everything that a step delivers, in one call.
+        apart: the cells of generated tokens from which they get batches without prompts.
         drafts: True to draft tokens by prompt lookup, for memory that can remove them again.
         draft_model: what drafts other tokens, for the same memory.
     """
@@ -75,6 +78,7 @@ class Scheduler:
         trace: Trace | None = None,
         drafts: bool = False,
         draft_model: DraftModel | None = None,
+        apart: float = math.inf,
     ) -> None:
         self._context = context
         self._vocabulary = vocabulary
@@ -89,6 +93,9 @@ class Scheduler:
         self._is_drafting = drafts or draft_model is not None
         self._cost = DecodeCost()
         self._padding = Padding()
+        self._apart = apart
+        # True if the last batch had only prompts, although generated tokens were there.
+        self._were_prompts = False
         self._threads = Threads(context.threads)
         self._spinning = Spinning(context.threads)
         self._trace = trace
@@ -141,9 +148,10 @@ class Scheduler:
             self._admit()
         if self._projector is not None:
             self._see()
-        if self._is_drafting:
+        runs = self._in_turn()
+        if self._is_drafting and not self._were_prompts:
             self._draft()
-        batch = self._fill()
+        batch = self._fill(runs)
         if trace is not None:
             running, waiting = len(self._running), len(self._waiting)
             trace.mark("admit and fill", running=running, waiting=waiting)
@@ -346,13 +354,35 @@ class Scheduler:
                 self._fail([run], error)
             return
 
-    def _fill(self) -> list[Run]:
-        """Add each sequence's next tokens to the batch: single tokens first, then prompts."""
+    def _in_turn(self) -> list[Run]:
+        """Return the sequences of the next batch: single tokens first, then prompts.
+
+        Where it is faster, a batch has one of the two, by turns; a new prompt is first.
+        """
+        running = self._running
+        single = [run for run in running if run.wanted - len(run.slot.tokens) <= 1]
+        if len(single) == len(running):
+            self._were_prompts = False
+            return single
+        prompts = [run for run in running if run.left > 1]
+        if not self._are_apart(single, prompts):
+            self._were_prompts = False
+            return single + prompts
+        self._were_prompts = not self._were_prompts
+        return prompts if self._were_prompts else single
+
+    def _are_apart(self, single: Sequence[Run], prompts: Sequence[Run]) -> bool:
+        """Return True if single tokens and prompts are faster in batches of their own."""
+        if not single or self._apart == math.inf:
+            return False
+        tokens = len(single) + min(sum(run.left for run in prompts), self._context.room)
+        cells = set().union(*(run.slot.cells for run in single))
+        return tokens >= TILE and len(cells) >= self._apart
+
+    def _fill(self, runs: Sequence[Run]) -> list[Run]:
+        """Add the next tokens of some sequences to the batch, as far as there is room."""
         batch: list[Run] = []
         running, context, cache = self._running, self._context, self._cache
-        runs = [run for run in running if run.wanted - len(run.slot.tokens) <= 1]
-        if len(runs) < len(running):
-            runs += [run for run in running if run.left > 1]
         for run in runs:
             room, output_room = context.room, context.output_room
             if not room or not output_room:

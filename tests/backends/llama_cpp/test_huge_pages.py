@@ -1,4 +1,4 @@
-"""Tests of weights in huge pages."""
+"""Tests of weights in huge pages, and of saved sequences in small ones."""
 
 from __future__ import annotations
 
@@ -95,3 +95,36 @@ def test_weights_are_in_huge_pages(tmp_path: Path, system: Path) -> None:
         found.append(int(done.stdout) / path.stat().st_size)
     never, allowed = found
     assert never < 0.5 < allowed
+
+
+# Prints the MB in huge pages of an array of 64 MB.
+ARRAY = """
+from pathlib import Path
+import numpy as np
+from latimer.backends.llama_cpp.huge_pages import small_pages
+
+data = {function}(1 << 26)
+data[:] = 1
+lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+print(sum(int(line.split()[1]) // 1024 for line in lines if line.startswith("AnonHuge")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_a_saved_sequence_is_in_small_pages() -> None:
+    """A state gets no huge pages, which numpy asks for where the system has some."""
+    found = []
+    for function in ("(lambda size: np.empty(size, np.uint8))", "small_pages"):
+        command = [sys.executable, "-c", ARRAY.format(function=function)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        found.append(int(done.stdout))
+    assert found[1] == 0, f"{found} MB"
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 10_000, 1 << 23])
+def test_an_array_of_small_pages_can_be_written(size: int) -> None:
+    """An array has exactly the bytes that were asked for, also less than a page."""
+    data = huge_pages.small_pages(size)
+    data[:] = 7
+    assert data.nbytes == size
+    assert int(data.sum(dtype=int)) == 7 * size

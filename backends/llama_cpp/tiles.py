@@ -1,0 +1,38 @@
+"""Batches that have either generated tokens or prompts, where batches of both are slower.
+
+With flash attention on a processor, llama.cpp computes a batch of at least 64 tokens in tiles of 64
+(`GGML_FA_TILE_Q` in ggml-cpu). A tile evaluates each cell that any of its tokens sees, for all of
+them. Tokens of one prompt see nearly the same cells. The next tokens of several sequences do not:
+in a batch beside a prompt, each of them costs the cells of all. In a smaller batch of their own
+each costs only its own cells, and the weights are read once more.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .library import LoadedModel, has_gpu
+from .options import Options
+
+# The tokens of a tile, and the fewest of a batch that has tiles.
+TILE = 64
+# The tokens of a prompt that take as long as to read the weights once more.
+_READ = 8
+# The cache types of which llama.cpp makes tiles.
+_TYPES = (None, "f16", "f32")
+
+
+def least_cells(model: LoadedModel, options: Options) -> float:
+    """Return the cells of generated tokens from which a batch with a prompt as well is slower.
+
+    It is infinity where llama.cpp makes no tiles: on a GPU, without flash attention, and with a
+    quantized KV cache.
+    """
+    on_gpu = has_gpu() and options.gpu_layers != 0
+    if on_gpu or options.exact or options.flash_attention is False:
+        return math.inf
+    if options.cache_type not in _TYPES or not model.attention:
+        return math.inf
+    # A cell and a token of a tile take two products of the width of a layer's heads. A token of a
+    # prompt takes a product with each weight.
+    return _READ * model.sizes()["n_params"] / (TILE * 2 * model.attention)
