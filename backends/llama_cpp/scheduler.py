@@ -373,11 +373,10 @@ class Scheduler:
 
     def _are_apart(self, single: Sequence[Run], prompts: Sequence[Run]) -> bool:
         """Return True if single tokens and prompts are faster in batches of their own."""
-        if not single or self._apart == math.inf:
-            return False
         tokens = len(single) + min(sum(run.left for run in prompts), self._context.room)
-        cells = set().union(*(run.slot.cells for run in single))
-        return tokens >= TILE and len(cells) >= self._apart
+        own = sum(len(run.slot.tokens) - run.slot.reused for run in prompts)
+        cells = self._cache.size - self._cache.free - own
+        return bool(single) and tokens >= TILE and cells >= self._apart
 
     def _fill(self, runs: Sequence[Run]) -> list[Run]:
         """Add the next tokens of some sequences to the batch, as far as there is room."""

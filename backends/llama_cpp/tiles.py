@@ -34,5 +34,7 @@ def least_cells(model: LoadedModel, options: Options) -> float:
     if options.cache_type not in _TYPES or not model.attention:
         return math.inf
     # A cell and a token of a tile take two products of the width of a layer's heads. A token of a
-    # prompt takes a product with each weight.
-    return _READ * model.sizes()["n_params"] / (TILE * 2 * model.attention)
+    # prompt takes a product with each weight, but for those of the vocabulary.
+    sizes = model.sizes()
+    weights = sizes["n_params"] - sizes["n_vocab"] * sizes["n_embd"]
+    return _READ * weights / (TILE * 2 * model.attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,7 +74,9 @@ class Box:
 class Engine:
     """Everything that the engine's thread owns, in the test's own thread."""
 
-    def __init__(self, limit: int, cells: int = 512, path: Path = DEMO_MODEL) -> None:
+    def __init__(
+        self, limit: int, cells: int = 512, path: Path = DEMO_MODEL, apart: float = math.inf
+    ) -> None:
         options = Options(parallel=limit, batch=64)
         self.model = LoadedModel(path, options)
         self.context = Context(self.model, options, cells)
@@ -89,6 +92,7 @@ class Engine:
             Candidates(self.vocabulary.size),
             limit,
             self._post,
+            apart=apart,
         )
         self.loop = Loop([self.scheduler])
 
@@ -353,6 +357,52 @@ def test_a_long_prompt_goes_in_pieces_and_stops_nobody(two: Engine) -> None:
             assert len(short.events) == sampled + 1
             sampled += 1
     assert sampled > 3
+
+
+@pytest.fixture
+def apart() -> Iterator[Engine]:
+    """An engine with two sequences, whose generated tokens are evaluated apart from prompts."""
+    made = Engine(2, 1024, apart=1)
+    yield made
+    made.close()
+
+
+def test_generated_tokens_and_a_prompt_take_turns(apart: Engine) -> None:
+    """Where tiles are slow, a prompt begins at once, and another sequence gets a token after each
+    of its batches, or in the last one, which is too small for a tile."""
+    _, short = apart.submit(DEMO_CHATML.format("Count to 12."), 30)
+    apart.scheduler.step()
+    _, long = apart.submit("word " * 240, 1)
+    grown = []
+    while not long.finished:
+        before = len(short.events)
+        apart.scheduler.step()
+        grown.append(len(short.events) - before)
+    assert grown == [0, 1] * (len(grown) // 2)
+    assert len(grown) > 4
+
+
+def test_few_cells_share_a_batch_with_a_prompt() -> None:
+    """Generated tokens that see few cells are evaluated with a prompt, as without tiles."""
+    engine = Engine(2, 1024, apart=200)
+    _, short = engine.submit(DEMO_CHATML.format("Count to 12."), 30)
+    engine.scheduler.step()
+    _, long = engine.submit("word " * 240, 1)
+    while not long.finished:
+        before = len(short.events)
+        engine.scheduler.step()
+        assert len(short.events) == before + 1
+    engine.close()
+
+
+def test_answers_of_batches_apart_are_the_recorded_ones(apart: Engine) -> None:
+    """Eight jobs beside long prompts each give the recorded greedy completion."""
+    known = prompts()[:8]
+    boxes = []
+    for prompt in known:
+        boxes += [apart.submit(prompt["prompt"], 64)[1], apart.submit("word " * 240, 1)[1]]
+    finish(apart, *boxes, steps=2000)
+    assert [box.text.decode() for box in boxes[::2]] == [prompt["greedy"] for prompt in known]
 
 
 def test_a_cancelled_job_is_gone_within_a_step(engine: Engine) -> None:
