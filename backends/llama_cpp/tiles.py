@@ -2,9 +2,9 @@
 
 With flash attention on a processor, llama.cpp computes a batch of at least 64 tokens in tiles of 64
 (`GGML_FA_TILE_Q` in ggml-cpu). A tile evaluates each cell that any of its tokens sees, for all of
-them. Tokens of one prompt see nearly the same cells. The next tokens of several sequences do not:
-in a batch beside a prompt, each of them costs the cells of all. In a smaller batch of their own
-each costs only its own cells, and the weights are read once more.
+them. Tokens of one prompt see the same cells, but for the last ones. The next tokens of several
+sequences do not: in a batch with a prompt, each of them costs the cells of all. In a smaller batch
+of their own each costs only its own cells, and the weights are read once more.
 """
 
 from __future__ import annotations

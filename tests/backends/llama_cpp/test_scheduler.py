@@ -368,8 +368,8 @@ def apart() -> Iterator[Engine]:
 
 
 def test_generated_tokens_and_a_prompt_take_turns(apart: Engine) -> None:
-    """Where tiles are slow, a prompt begins at once, and another sequence gets a token after each
-    of its batches, or in the last one, which is too small for a tile."""
+    """A prompt begins at once, and another sequence gets a token after each of its batches, or in
+    the last one, which is too small for a tile."""
     _, short = apart.submit(DEMO_CHATML.format("Count to 12."), 30)
     apart.scheduler.step()
     _, long = apart.submit("word " * 240, 1)
@@ -396,7 +396,7 @@ def test_few_cells_share_a_batch_with_a_prompt() -> None:
 
 
 def test_answers_of_batches_apart_are_the_recorded_ones(apart: Engine) -> None:
-    """Eight jobs beside long prompts each give the recorded greedy completion."""
+    """Eight jobs between long prompts each give the recorded greedy completion."""
     known = prompts()[:8]
     boxes = []
     for prompt in known:
