@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,11 +42,10 @@ def huge_pages() -> Iterator[None]:
     yield
     if not size:
         return
-    advise = _madvise()
     for start, end in without(_allocated(), known):
         first, last = -(-start // size) * size, end // size * size
-        if first < last and advise(first, last - first, _COLLAPSE):
-            advise(first, last - first, _HUGE_PAGE)
+        if first < last and not _advise(first, last, _COLLAPSE):
+            _advise(first, last, _HUGE_PAGE)
 
 
 def small_pages(size: int) -> NDArray[np.uint8]:
@@ -56,14 +55,15 @@ def small_pages(size: int) -> NDArray[np.uint8]:
         start = -(-data.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
         end = data.ctypes.data + size
         if start < end:
-            _madvise()(start, end - start, mmap.MADV_NOHUGEPAGE)
+            _advise(start, end, mmap.MADV_NOHUGEPAGE)
     return data
 
 
-def _madvise() -> Callable[[int, int, int], int]:
-    advise: Callable[[int, int, int], int] = ctypes.CDLL(None).madvise
+def _advise(start: int, end: int, advice: int) -> bool:
+    """Give Linux advice on a range of memory; return True on success."""
+    advise = ctypes.CDLL(None).madvise
     advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    return advise
+    return bool(advise(start, end - start, advice) == 0)
 
 
 def _size() -> int:

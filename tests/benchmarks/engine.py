@@ -11,8 +11,8 @@ An answer has half to one and a half times `--tokens`. A ratio above 1 means tha
 It is the median over the turns, with the smallest and the largest. CPU time is the
 server's with all of its threads. With `--load`, other processes need shares of a core meanwhile.
 
-The model `110m` has random weights in 16 layers of width 768. It has the demo model's vocabulary,
-or a larger one with `--vocabulary`.
+The model `110m` has random weights in 16 layers of width 768, and the demo model's 1,024 tokens,
+or more with `--vocabulary`.
 """
 
 from __future__ import annotations
