@@ -373,10 +373,13 @@ class Scheduler:
 
     def _are_apart(self, single: Sequence[Run], prompts: Sequence[Run]) -> bool:
         """Return True if single tokens and prompts are faster in batches of their own."""
-        tokens = len(single) + min(sum(run.left for run in prompts), self._context.room)
+        tokens = min(len(single) + sum(run.left for run in prompts), self._context.room)
+        if not 0 < len(single) < TILE <= tokens:
+            return False
+        # Sequences share cells, and a prompt can reuse those of a sequence that is not running.
         own = sum(len(run.slot.tokens) - run.slot.reused for run in prompts)
-        cells = self._cache.size - self._cache.free - own
-        return bool(single) and tokens >= TILE and cells >= self._apart
+        used = self._cache.size - self._cache.free - own
+        return min(used, sum(len(run.slot.tokens) for run in single)) >= self._apart
 
     def _fill(self, runs: Sequence[Run]) -> list[Run]:
         """Add the next tokens of some sequences to the batch, as far as there is room."""

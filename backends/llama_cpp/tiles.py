@@ -26,12 +26,13 @@ def least_cells(model: LoadedModel, options: Options) -> float:
     """Return the cells of generated tokens from which a batch with a prompt as well is slower.
 
     It is infinity where llama.cpp makes no tiles: on a GPU, without flash attention, and with a
-    quantized KV cache.
+    quantized KV cache. It is infinity for models with recurrent layers, too, which have little
+    attention or none.
     """
     on_gpu = has_gpu() and options.gpu_layers != 0
     if on_gpu or options.exact or options.flash_attention is False:
         return math.inf
-    if options.cache_type not in _TYPES or not model.attention:
+    if options.cache_type not in _TYPES or not model.rolls_back or not model.attention:
         return math.inf
     # A cell and a token of a tile take two products of the width of a layer's heads. A token of a
     # prompt takes a product with each weight, but for those of the vocabulary.

@@ -75,9 +75,14 @@ class Engine:
     """Everything that the engine's thread owns, in the test's own thread."""
 
     def __init__(
-        self, limit: int, cells: int = 512, path: Path = DEMO_MODEL, apart: float = math.inf
+        self,
+        limit: int,
+        cells: int = 512,
+        path: Path = DEMO_MODEL,
+        apart: float = math.inf,
+        batch: int = 64,
     ) -> None:
-        options = Options(parallel=limit, batch=64)
+        options = Options(parallel=limit, batch=batch)
         self.model = LoadedModel(path, options)
         self.context = Context(self.model, options, cells)
         self.vocabulary = Vocabulary(self.model)
@@ -382,16 +387,26 @@ def test_generated_tokens_and_a_prompt_take_turns(apart: Engine) -> None:
     assert len(grown) > 4
 
 
-def test_few_cells_share_a_batch_with_a_prompt() -> None:
-    """Generated tokens that see few cells are evaluated with a prompt, as without tiles."""
-    engine = Engine(2, 1024, apart=200)
-    _, short = engine.submit(DEMO_CHATML.format("Count to 12."), 30)
-    engine.scheduler.step()
-    _, long = engine.submit("word " * 240, 1)
-    while not long.finished:
-        before = len(short.events)
+@pytest.mark.parametrize(
+    ("streams", "cells", "batch", "is_apart"),
+    [(1, 1, 64, True), (1, 200, 64, False), (1, 1, 60, False), (63, 1, 128, True),
+     (64, 1, 128, False)],
+    ids=["apart", "few cells", "small batch", "many streams", "streams that fill a tile"],
+)  # fmt: skip
+def test_batches_are_apart_only_with_tiles(
+    streams: int, cells: int, batch: int, is_apart: bool
+) -> None:
+    """Generated tokens that see few cells, or that fill a tile by themselves, share a batch with a
+    prompt, and so do all in batches that are too small for tiles."""
+    engine = Engine(streams + 1, 4096, apart=cells, batch=batch)
+    boxes = [engine.submit("1", 30, sampling=ENDLESS)[1] for _ in range(streams)]
+    for _ in range(5):
         engine.scheduler.step()
-        assert len(short.events) == before + 1
+    assert all(box.events for box in boxes)
+    engine.submit("word " * 240, 1)
+    before = len(boxes[0].events)
+    engine.scheduler.step()
+    assert len(boxes[0].events) == before + (not is_apart)
     engine.close()
 
 

@@ -13,6 +13,8 @@ from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.tiles import least_cells
 from support import gguf_files
 
+RECURRENT = Path(__file__).parent.parent.parent / "models" / "recurrent.gguf"
+
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[LoadedModel]:
@@ -49,6 +51,13 @@ def test_a_gpu_has_no_tiles(
     """With layers on a GPU no batches are apart."""
     monkeypatch.setattr(tiles, "has_gpu", lambda: True)
     assert (least_cells(model, Options(gpu_layers=layers)) < math.inf) is has_tiles
+
+
+def test_a_recurrent_model_has_no_tiles() -> None:
+    """A model without attention has no batches apart."""
+    model = LoadedModel(RECURRENT, Options())
+    assert least_cells(model, Options()) == math.inf
+    model.close()
 
 
 def test_cells_follow_the_weights_and_the_heads(
