@@ -1,6 +1,6 @@
 """Compare the in-process engine with llama-server, over HTTP, on one machine in one run.
 
-    python tests/benchmarks/engine.py [--model demo|110m|FILE] [--vocabulary 128000]
+    python tests/benchmarks/engine.py [--model demo|110m|FILE] [--vocabulary 32000]
         [--clients 1 4 8] [--modes "sampled, whole" ...] [--repeats 5] [--load 0.5 ...]
         [--trace FILE]
 
@@ -11,8 +11,7 @@ An answer has half to one and a half times `--tokens`. A ratio above 1 means tha
 It is the median over the turns, with the smallest and the largest. CPU time is the
 server's with all of its threads. With `--load`, other processes need shares of a core meanwhile.
 
-The model `110m` has random weights in 16 layers of width 768, and the demo model's 1,024 tokens,
-or more with `--vocabulary`.
+The model `110m` has random weights in 16 layers of width 768, and a vocabulary of `--vocabulary`.
 """
 
 from __future__ import annotations
@@ -303,7 +302,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="110m", help="demo, 110m, or a file")
-    parser.add_argument("--vocabulary", type=int, default=0, help="tokens of the random model")
+    parser.add_argument("--vocabulary", type=int, default=32_000, help="tokens of the random model")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--modes", nargs="+", default=[*MODES], choices=[*MODES], metavar="MODE")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each server")
