@@ -1,11 +1,12 @@
-"""Weights in huge pages, and saved sequences in small ones, on Linux.
+"""Weights and saved sequences in huge pages, on Linux.
 
 To decode a token, the processor reads the weights of each layer. If they are in pages of 4 KiB, it
 also has to find each of these in the page table (docs/performance.md#huge-pages). llama.cpp has no
 option for larger ones, and Linux has none for a file that is mapped.
 
-numpy asks for huge pages for its own large arrays. A virtual machine may have given such memory
-back to its host, who then needs milliseconds for each page while all sequences wait.
+numpy asks for huge pages for its own large arrays, which is fast for a sequence that is saved. But
+a virtual machine may have given such memory back to its host, who then needs milliseconds for each
+page while all sequences wait. Pages of 4 KiB are faster there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ from numpy.typing import NDArray
 _COLLAPSE, _HUGE_PAGE = 25, 14
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage")
 _MAPS = Path("/proc/self/maps")
+
+# The bytes from which numpy asks for huge pages.
+_LARGE = 1 << 22
+# The seconds of a byte that are too long: huge pages take 0.1 to 0.2 ms for a MB, or 2 ms if the
+# host has to get them, and small ones 0.4 ms.
+_SLOW = 1e-9
+# The arrays in small pages before huge ones are tried again.
+_HOLD = 64
 
 # The first address of a range of memory, and the one after its last.
 _Range = tuple[int, int]
@@ -48,15 +57,26 @@ def huge_pages() -> Iterator[None]:
             _advise(first, last, _HUGE_PAGE)
 
 
-def small_pages(size: int) -> NDArray[np.uint8]:
-    """Return an array of some bytes that nobody has written, in pages of 4 KiB."""
-    data = np.empty(size, np.uint8)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        start = -(-data.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = data.ctypes.data + size
-        if start < end:
-            _advise(start, end, mmap.MADV_NOHUGEPAGE)
-    return data
+class StateMemory:
+    """Memory for saved sequences, in small pages after one that took long in huge ones."""
+
+    def __init__(self) -> None:
+        # The next arrays that are in small pages.
+        self._small = 0
+
+    def new(self, size: int) -> NDArray[np.uint8]:
+        """Return an array of some bytes that nobody has written."""
+        data = np.empty(size, np.uint8)
+        if self._small and size >= _LARGE and hasattr(mmap, "MADV_NOHUGEPAGE"):
+            start = -(-data.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+            _advise(start, data.ctypes.data + size, mmap.MADV_NOHUGEPAGE)
+        return data
+
+    def add(self, size: int, seconds: float) -> None:
+        """Count the time in which an array was made and written."""
+        if size >= _LARGE:
+            is_slow = not self._small and seconds > _SLOW * size
+            self._small = _HOLD if is_slow else max(self._small - 1, 0)
 
 
 def _advise(start: int, end: int, advice: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..base import Pooling
 from ..errors import EngineError
-from .huge_pages import huge_pages, small_pages
+from .huge_pages import StateMemory, huge_pages
 from .options import MOST_SEQUENCES, CacheType, Options
 
 
@@ -295,6 +296,7 @@ class Context:
         self.pointer = new_context(model, params)
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._batch = Batch(size)
+        self._states = StateMemory()
         self.outputs = 0
         self._is_padded = False
         self.threads = options.threads
@@ -404,9 +406,11 @@ class Context:
     def save(self, sequence: int) -> NDArray[Any]:
         """Return a sequence's state as bytes; an empty array means failure."""
         size = llama_cpp.llama_state_seq_get_size(self.pointer, sequence)
-        data = small_pages(size)
+        begun = time.perf_counter()
+        data = self._states.new(size)
         pointer = as_pointer(data, ctypes.c_uint8)
         written = llama_cpp.llama_state_seq_get_data(self.pointer, pointer, size, sequence)
+        self._states.add(size, time.perf_counter() - begun)
         return data if written == size else data[:0]
 
     def restore(self, sequence: int, data: NDArray[Any]) -> bool:
