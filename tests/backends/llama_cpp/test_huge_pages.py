@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 from contextlib import closing
@@ -129,8 +130,13 @@ def test_a_saved_sequence_is_in_small_pages_where_huge_ones_are_slow() -> None:
 def test_huge_pages_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """After 64 states in small pages, one is in huge pages again; small states do not count."""
     advised: list[int] = []
-    monkeypatch.setattr(huge_pages, "_advise", lambda *_: advised.append(1) or True)
-    monkeypatch.setattr(huge_pages.mmap, "MADV_NOHUGEPAGE", 15, raising=False)
+
+    def advise(start: int, end: int, advice: int) -> bool:
+        advised.append(advice)
+        return True
+
+    monkeypatch.setattr(huge_pages, "_advise", advise)
+    monkeypatch.setattr(mmap, "MADV_NOHUGEPAGE", 15, raising=False)
     memory, large = huge_pages.StateMemory(), 1 << 22
     memory.add(large, 1.0)
     for _ in range(65):
