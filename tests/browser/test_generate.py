@@ -166,9 +166,15 @@ def test_markup_is_refused(page: Playground) -> None:
         "fetch('http://127.0.0.1:9/').catch((error) => arguments[0](error.name))"
     )
     assert found == "TypeError"
-    messages = " ".join(page.console())
-    assert "TrustedHTML" in messages or "require-trusted-types-for" in messages
-    assert "connect-src" in messages
+    messages: list[str] = []
+
+    def logged() -> bool:
+        messages.extend(page.console())
+        text = " ".join(messages)
+        is_refused = "TrustedHTML" in text or "require-trusted-types-for" in text
+        return is_refused and "connect-src" in text
+
+    page.until(logged)
 
 
 def test_export_and_import(page: Playground, tmp_path: Path) -> None:
