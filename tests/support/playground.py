@@ -207,7 +207,7 @@ class Playground:
 
     def console(self) -> list[str]:
         """Return what the console has logged since the last call."""
-        # `open` visits a style sheet, which has no icon. The browser may look for one, and log later.
+        # `open` visits a style sheet, which has no icon. A browser may look for one, and log later.
         return [one for one in self.driver.console() if "/favicon.ico" not in one]
 
 
