@@ -195,13 +195,15 @@ class LoadedModel:
 
     @property
     def attention(self) -> int:
-        """The width of the heads of all layers together; 0 if the file does not tell it."""
-        heads = llama_cpp.llama_model_n_head(self.pointer)
-        layers = llama_cpp.llama_model_n_layer(self.pointer)
-        width = self._fact(f"{self.architecture}.attention.key_length")
-        if not width.isdigit():
-            return int(llama_cpp.llama_model_n_embd(self.pointer) * layers)
-        return int(heads * int(width) * layers)
+        """The width of all heads, summed over the layers; 0 for a model without heads."""
+        heads: int = llama_cpp.llama_model_n_head(self.pointer)
+        if not heads:
+            return 0
+        layers: int = llama_cpp.llama_model_n_layer(self.pointer)
+        known = self._fact(f"{self.architecture}.attention.key_length")
+        if known.isdigit():
+            return heads * int(known) * layers
+        return int(llama_cpp.llama_model_n_embd(self.pointer) * layers)
 
     @property
     def has_classifier(self) -> bool:

@@ -73,6 +73,11 @@ def test_nothing_comes_from_elsewhere() -> None:
     assert not re.search(r"\sstyle=|\son[a-z]+=|<style|<script(?! type=\"module\" src=)", page)
 
 
+def test_the_page_names_its_icon() -> None:
+    """No browser looks for `/favicon.ico`, which a server of engines does not have."""
+    assert '<link rel="icon" href="data:,">' in files()["index.html"].data.decode()
+
+
 def test_every_import_is_a_file() -> None:
     """Each module imports only files of the folder, and the page loads one module."""
     for path in FOLDER.glob("*.js"):
