@@ -15,6 +15,7 @@ from latimer.backends.base import Event, Finish, Generation, Piece, Prompt, Samp
 from latimer.backends.errors import EngineError, LatimerError
 from latimer.backends.llama_cpp import DEMO_MODEL, threads
 from latimer.backends.llama_cpp.cache import BLOCK, Cache, States
+from latimer.backends.llama_cpp.drafts import Lookup
 from latimer.backends.llama_cpp.grammars import Candidates
 from latimer.backends.llama_cpp.library import Context, DecodeFailed, LoadedModel
 from latimer.backends.llama_cpp.loop import Loop
@@ -81,6 +82,7 @@ class Engine:
         path: Path = DEMO_MODEL,
         apart: float = math.inf,
         batch: int = 64,
+        drafts: bool = False,
     ) -> None:
         options = Options(parallel=limit, batch=batch)
         self.model = LoadedModel(path, options)
@@ -97,6 +99,7 @@ class Engine:
             Candidates(self.vocabulary.size),
             limit,
             self._post,
+            drafts=drafts,
             apart=apart,
         )
         self.loop = Loop([self.scheduler])
@@ -407,6 +410,28 @@ def test_batches_are_apart_only_with_tiles(
     before = len(boxes[0].events)
     engine.scheduler.step()
     assert len(boxes[0].events) == before + (not is_apart)
+    engine.close()
+
+
+def test_no_draft_is_made_for_a_batch_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft is made when its sequence has a turn, and not for the batch of a prompt before."""
+    made: list[int] = []
+
+    def propose(_lookup: Lookup, tokens: Sequence[int], *_: object) -> list[int]:
+        made.append(len(tokens))
+        return []
+
+    monkeypatch.setattr(Lookup, "propose", propose)
+    engine = Engine(2, 1024, apart=1, drafts=True)
+    engine.submit(DEMO_CHATML.format("Count to 12."), 30)
+    engine.scheduler.step()
+    _, long = engine.submit("word " * 240, 1)
+    counts = []
+    while not long.finished:
+        before = len(made)
+        engine.scheduler.step()
+        counts.append(len(made) - before)
+    assert counts == [0, 1] * (len(counts) // 2)
     engine.close()
 
 
