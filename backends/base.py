@@ -465,6 +465,19 @@ class NativeReply(NamedTuple):
 Stream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[Batch]]
 
 
+class Pushed(NamedTuple):
+    """The reading of what `Pushing` pushes.
+
+    Args:
+        translate: returns the events of such data, which may be none yet; or None, if only the
+            reader can take it. Then nothing has changed.
+        is_text: True if it returns texts in place of events: each `Piece` that has one.
+    """
+
+    translate: Callable[[Any], Batch | Sequence[str] | None]
+    is_text: bool = False
+
+
 class Pushing(Protocol):
     """Batches of which most need no step of their reader's task, as `Stream` may yield them.
 
@@ -472,15 +485,17 @@ class Pushing(Protocol):
     longer than all that is done with a token.
     """
 
-    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
+    def push_to(self, receive: Callable[[Any], bool], as_text: bool) -> Pushed | None:
         """Let `receive` have the data that arrives while the reader waits.
 
         `receive` is called where the data arrives, in the event loop. If it returns False, the
         reader gets the data. If it raises an error, the reader raises it.
 
+        Args:
+            as_text: True if the receiver needs only the texts of the single choice.
+
         Returns:
-            A function that returns the events of such data, which may be none yet; or None, if only
-            the reader can take it. The function itself is None if the batches cannot be pushed.
+            how to read the data; None if the batches cannot be pushed.
         """
         ...
 

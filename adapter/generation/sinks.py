@@ -209,8 +209,9 @@ class StreamSink(Sink):
     """
 
     holds = True
-    # Translates what is pushed. The rest is counted and noted as `run` does it.
-    _translate: Callable[[Any], Batch | None] | None = None
+    # Reads what is pushed, as texts or as events. The rest is counted and noted as `run` does it.
+    _translate: Callable[[Any], Batch | Sequence[str] | None] | None = None
+    _gets_texts = False
     _lease: Lease | None = None
     _arrived: Callable[[float], None] | None = None
     # True if the client reads too slowly: only `take` waits for it.
@@ -275,7 +276,9 @@ class StreamSink(Sink):
         self, batches: Pushing, lease: Lease | None, arrived: Callable[[float], None] | None
     ) -> None:
         self._lease, self._arrived = lease, arrived
-        self._translate = batches.push_to(self.push)
+        pushed = batches.push_to(self.push, self._is_text and self._choices[0].is_bare)
+        if pushed is not None:
+            self._translate, self._gets_texts = pushed
 
     def push(self, data: object) -> bool:
         """Send the events in data that has just arrived, if the stream has begun.
@@ -293,7 +296,7 @@ class StreamSink(Sink):
             or self.comments.writing is not None
         ):
             return False
-        batch = self._translate(data)
+        batch: Any = self._translate(data)
         if not batch:
             return batch is not None
         if self._answer.show is not None and cost_of(batch) > offload.SMALL:
@@ -302,10 +305,11 @@ class StreamSink(Sink):
             self._lease.generated += len(batch)
         if self._arrived is not None:
             self._arrived(perf_counter())
-        if self._is_text:
+        if self._gets_texts:
+            out = self._frames.texts(0, batch)
+        elif self._is_text:
             # As in `_written`, without a call for each token.
-            pieces: Any = batch
-            out = self._frames.texts(0, self._choices[0].texts(pieces))
+            out = self._frames.texts(0, self._choices[0].texts(batch))
         else:
             out = self._written(batch)
         if out:

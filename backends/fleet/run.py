@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from ..base import Batch, Finish, Generation, Stream
+from ..base import Batch, Finish, Generation, Pushed, Stream
 from ..errors import EngineError, LatimerError
 from .config import Affinity
 from .place import Job, Place
@@ -115,10 +115,10 @@ class Run(Place, AbstractAsyncContextManager[AsyncIterator[Batch]], AsyncIterato
         """True if no batch follows, as far as the engine's own batches say that."""
         return getattr(self._batches, "is_over", False)
 
-    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
+    def push_to(self, receive: Callable[[Any], bool], as_text: bool) -> Pushed | None:
         """Push what the engine's own batches push, which needs nothing of this object."""
         push_to = getattr(self._batches, "push_to", None)
-        return None if push_to is None else push_to(receive)
+        return None if push_to is None else push_to(receive, as_text)
 
     def __aiter__(self) -> Run:
         return self

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..base import Batch, Event, Finish, Generation, Piece, Token, TokenIds
+from ..base import Batch, Event, Finish, Generation, Piece, Pushed, Token, TokenIds
 from ..errors import LatimerError
 from ..queue import Ticket
 from ..stops import TokenCut
@@ -61,12 +61,15 @@ class Mailbox:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
-        """Push the events of the only choice before its end; see `base.Pushing`."""
+    def push_to(self, receive: Callable[[Any], bool], as_text: bool) -> Pushed | None:
+        """Push the events of the only choice before its end; see `base.Pushing`.
+
+        They are events also for a receiver of texts, since a character may be incomplete.
+        """
         if self._choices != 1:
             return None
         self._receive = receive
-        return tuple
+        return Pushed(tuple)
 
     @property
     def is_over(self) -> bool:

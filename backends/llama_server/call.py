@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from .. import offload
-from ..base import Batch, Event, Generation, Model, Stops, Text, Token, TokenIds
+from ..base import Batch, Event, Generation, Model, Pushed, Stops, Text, Token, TokenIds
 from ..errors import (
     MALFORMED,
     ContextExceeded,
@@ -24,7 +24,6 @@ from ..errors import (
 )
 from ..grammar import with_gbnf
 from ..http import Connection
-from ..sse import EventParser
 from .prompt import check_biases, native_prompt, prompt_ids, text_prompt
 from .scoring import score, speculative
 from .server import Server
@@ -61,7 +60,7 @@ class Call:
 
     __slots__ = (
         "_begun", "_choice", "_chunk", "_closed", "_connection", "_context", "_job", "_names",
-        "_parser", "_payload", "_prompt", "_read", "_response", "_server", "_stream", "_tokens",
+        "_payload", "_prompt", "_read", "_response", "_server", "_stream", "_tokens",
     )  # fmt: skip
 
     _connection: Connection | None
@@ -131,7 +130,6 @@ class Call:
             # Nobody needs a text before the end, so its tokens are read together.
             self._connection.holds = True
         self._chunk = source.__anext__
-        self._parser = EventParser()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -156,7 +154,7 @@ class Call:
         # Nobody has read what a plain response has sent.
         data = connection.unread if connection is not None and connection.holds else b""
         with suppress(*MALFORMED, EngineError):
-            if events := self._parser.feed(data):
+            if events := self._stream.parser.feed(data):
                 event = self._stream.parse(events)[-1]
             if event:
                 party.generated += whole_of(event["tokens_predicted"])
@@ -191,7 +189,7 @@ class Call:
                     reason = f"{ENGINE} ended its response before it was finished."
                     raise EngineError(reason) from None
                 raise
-            data = self._parser.feed(chunk)
+            data = stream.parser.feed(chunk)
             if not data:
                 continue
             try:
@@ -212,37 +210,12 @@ class Call:
             if batch:
                 return batch
 
-    def push_to(self, receive: Callable[[Any], bool]) -> Callable[[Any], Batch | None] | None:
+    def push_to(self, receive: Callable[[Any], bool], as_text: bool) -> Pushed | None:
         """Push what needs no question to the server; see `base.Pushing`."""
         if self._connection is None or self._job.logprobs is not None:
             return None
         self._connection.push = receive
-        return self._translate
-
-    def _translate(self, chunk: bytes) -> Batch | None:
-        """Return the events of a chunk of whole ones with text, each in one line.
-
-        That is how the server sends them. The reader takes any other chunk, such as one with the
-        last event, an error or a part of an event. This changes nothing before it is sure.
-        """
-        data = chunk[6:-2].replace(b"\n\ndata: ", b",")
-        if (
-            not (self._parser.is_idle and chunk.startswith(b"data: ") and chunk.endswith(b"\n\n"))
-            or b"\n" in data
-            or b"\r" in data
-            or b'"error"' in data
-        ):
-            return None
-        try:
-            events = orjson.loads(b"[%b]" % data)
-            if len(events) != chunk.count(b"\n\n") or events[-1]["stop"] is not False:
-                return None
-        except MALFORMED:
-            return None
-        try:
-            return self._stream.feed(events)
-        except MALFORMED as error:
-            raise malformed(ENGINE, "a completion", error) from error
+        return self._stream.push(as_text)
 
     async def _interrupt(self) -> Batch:
         """End a choice that its reader has cut; the server does not know the stop sequence."""

@@ -17,17 +17,20 @@ from ..base import (
     ALWAYS_OR_NEVER,
     LLAMA_CPP_EXTRAS,
     MEDIA,
+    Batch,
     Capabilities,
     Event,
     Finish,
     Generation,
     Piece,
+    Pushed,
     Reason,
     Text,
     TokenIds,
 )
 from ..errors import (
     LARGEST,
+    MALFORMED,
     ContextExceeded,
     EngineError,
     EngineUnavailable,
@@ -36,11 +39,13 @@ from ..errors import (
     NotServed,
     Refused,
     UnreadableMedia,
+    malformed,
     read_from,
     summed_up,
     whole_of,
 )
 from ..sentencepiece import decode_piece
+from ..sse import EventParser
 from ..stops import begun_before, cut
 
 ENGINE = "llama-server"
@@ -406,6 +411,9 @@ class ChoiceStream:
         bos_count: the number of prompt tokens that are not from the client: a BOS.
         vocabulary: required from the start for preserved tokens, and for stop sequences that apply
             to a part of the text only.
+
+    Attributes:
+        parser: splits the response into events, but for what is pushed.
     """
 
     # The numbers of tokens and of events so far.
@@ -413,6 +421,8 @@ class ChoiceStream:
     # The last event that was read.
     event: Mapping[str, Any] = MappingProxyType({})
     finished = False
+    # True if what is pushed is read as texts.
+    _pushes_texts = False
     # What only stop sequences and preserved tokens need.
     _marks: Mapping[int, bytes] = MappingProxyType({})
     _searches = _reads_tokens = False
@@ -424,6 +434,7 @@ class ChoiceStream:
         self._job = job
         self._choice = choice
         self.bos_count = bos_count
+        self.parser = EventParser()
         self._steps: list[Step] = []
         self._most = LARGEST if job.max_tokens is None else job.max_tokens + SLACK
         if job.stops.texts:
@@ -530,6 +541,57 @@ class ChoiceStream:
                 f"{ENGINE} sent more than the {self._job.max_tokens} tokens requested."
             )
         return out
+
+    def push(self, as_text: bool) -> Pushed:
+        """Return how to read what is pushed; see `base.Pushing`."""
+        self._pushes_texts = as_text and not self._reads_tokens
+        return Pushed(self._translate, self._pushes_texts)
+
+    def _translate(self, chunk: bytes) -> Batch | Sequence[str] | None:
+        """Read a chunk of whole events with text, each in one line, as most tokens arrive.
+
+        None leaves the chunk to the parser and to `feed`, such as one with the last event, an error
+        or a part of an event. Then nothing has changed. The texts of a stream that is only text are
+        read in this one call.
+        """
+        data = chunk[6:-2].replace(b"\n\ndata: ", b",")
+        if (
+            not (self.parser.is_idle and chunk.startswith(b"data: ") and chunk.endswith(b"\n\n"))
+            or b"\n" in data
+            or b"\r" in data
+            or b'"error"' in data
+        ):
+            return None
+        before, texts = self._predicted, list[str]()
+        try:
+            events = orjson.loads(b"[%b]" % data)
+            if len(events) != chunk.count(b"\n\n") or events[-1]["stop"] is not False:
+                return None
+            if self._pushes_texts:
+                for event in events:
+                    text, predicted = event["content"], event["tokens_predicted"]
+                    if (
+                        type(text) is not str
+                        or type(predicted) is not int
+                        or predicted < before
+                        or event["stop"] is not False
+                    ):
+                        return None
+                    before = predicted
+                    if text:
+                        texts.append(text)
+        except MALFORMED:
+            return None
+        if not self._pushes_texts:
+            try:
+                return self.feed(events)
+            except MALFORMED as error:
+                raise malformed(ENGINE, "a completion", error) from error
+        sent = self._sent + len(events)
+        if self.finished or sent > self._most or before > self._most:
+            return None
+        self._sent, self._predicted, self.event = sent, before, events[-1]
+        return texts
 
     def _read(self, event: dict[str, Any], content: bytes, count: int) -> list[Event]:
         """Translate an event whose token ids matter.

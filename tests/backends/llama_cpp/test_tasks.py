@@ -24,7 +24,8 @@ class Reader:
         self.takes = True
         self.error: Exception | None = None
         self._mailbox = mailbox
-        self.translate = mailbox.push_to(self._push)
+        pushed = mailbox.push_to(self._push, as_text=False)
+        self.translate = None if pushed is None else pushed.translate
 
     def _push(self, data: Any) -> bool:
         if self.error is not None:
@@ -110,5 +111,5 @@ async def test_a_cancelled_reader_gets_no_pushes() -> None:
 def test_several_choices_are_not_pushed() -> None:
     """The events of several choices wait for the reader, since each has an end."""
     loop = asyncio.new_event_loop()
-    assert Mailbox(loop, 2).push_to(bool) is None
+    assert Mailbox(loop, 2).push_to(bool, as_text=False) is None
     loop.close()
