@@ -24,16 +24,18 @@ MEASURED = 0.25
 MISSING, MISSING_SHARE = 0.33, 0.1
 # The cores that are missing since the last trial if its result is in doubt.
 WORSE = 0.2
-# The steps of each number of threads in a trial, and the share of the time that is a gain.
-TRIALS, GAIN = 3, 0.97
-# A trial ends after two pairs if one way takes so many times as long as the other.
-CLEAR, LEAST_PAIRS = 2.0, 2
+# The batches of each number of threads in a trial: of its first two blocks, and of later ones.
+LEAST, BLOCK = 2, 6
+# A trial ends after the first two if each batch of one takes so many times as long as the other's.
+CLEAR = 2.0
+# Fewer threads are used if they take at most this share of the time of more.
+GAIN = 0.9
 # The batches after which a trial ends without a result, because too few had the same size.
-MOST_BATCHES = 8 * TRIALS
+MOST_BATCHES = 2 * LEAST + 4 * (BLOCK + 1)
 # The seconds until the next trial: this many times what the last one has lost, between two bounds.
 # After each trial that has only shown that all threads are faster, twice as many.
 HOLD, LEAST_HOLD, MOST_HOLD = 100.0, 1.0, 60.0
-# The seconds between the batches of a pair, after which the first one is too old.
+# The seconds between two batches of a trial, after which the first one is too old.
 STALE = 0.1
 # The seconds for which a measurement without missing cores, or a count of free cores, holds.
 SURE = 1.0
@@ -44,6 +46,91 @@ LOOKS, PAUSE = 10, 0.001
 MOST_LOOKING = 0.012
 # Linux's file with the number of threads that run or wait for a core.
 LOAD = Path("/proc/loadavg")
+
+
+class Trial:
+    """A comparison of two numbers of threads, which decode blocks of batches in turns.
+
+    The first two blocks are short, and only show if one number is many times as fast. The first
+    batch of a later block does not count: threads that have slept find another program on their
+    cores, and Linux needs some milliseconds to move it.
+
+    Args:
+        used: the number so far, which comes first.
+        other: the number that is tried.
+
+    Attributes:
+        next: the number for the next batch.
+        count: the number of batches.
+        lost: the seconds by which batches of the other number differ from those of the first.
+    """
+
+    def __init__(self, used: int, other: int) -> None:
+        self.used = self.next = used
+        self.other = other
+        self.count, self.lost = 0, 0.0
+        # The tokens and the seconds of the batches that count.
+        self._times: dict[int, list[tuple[int, float]]] = {used: [], other: []}
+        # What is left of the block, and the end of the last batch.
+        self._left, self._is_short, self._ended = LEAST, True, 0.0
+
+    def add(self, tokens: int, seconds: float, now: float) -> int | None:
+        """Count a batch; return the faster number if it is known now."""
+        self.count += 1
+        if self._ended and now - seconds - self._ended > STALE:
+            # Other programs may have come and gone.
+            self._clear()
+        self._ended = now
+        if self._left <= BLOCK:
+            self._times[self.next].append((tokens, seconds))
+        self._left -= 1
+        if self._left:
+            return None
+        result, is_second = None, self.next == self.other
+        self.next = self.used if is_second else self.other
+        if is_second:
+            result = self._clearly_faster() if self._is_short else self._faster()
+            if self._is_short:
+                self._clear()
+                self._is_short = False
+        self._left = LEAST if self._is_short else BLOCK + 1
+        return result
+
+    def _clear(self) -> None:
+        for times in self._times.values():
+            times.clear()
+
+    def _clearly_faster(self) -> int | None:
+        """Return the number that is many times as fast in each comparison; None if none is.
+
+        A batch takes between as long as another one, and as many times as long as it has tokens.
+        """
+        found = set[int | None]()
+        for tokens, seconds in self._times[self.used]:
+            for others, took in self._times[self.other]:
+                least, most = sorted((1.0, others / tokens))
+                self.lost += abs(took - seconds) / LEAST
+                is_slow, is_fast = took > CLEAR * most * seconds, CLEAR * took < least * seconds
+                found.add(self.used if is_slow else self.other if is_fast else None)
+        return found.pop() if len(found) == 1 else None
+
+    def _faster(self) -> int | None:
+        """Return the faster number by the means of batches of the same size; None if few are."""
+        own = dict[int, list[float]]()
+        for tokens, seconds in self._times[self.used]:
+            own.setdefault(tokens, []).append(seconds)
+        pairs = [
+            (statistics.fmean(own[tokens]), seconds)
+            for tokens, seconds in self._times[self.other]
+            if tokens in own
+        ]
+        self.lost += sum(abs(one - other) for one, other in pairs)
+        if len(pairs) < BLOCK / 2:
+            return None
+        ratio = sum(other for _, other in pairs) / sum(one for one, _ in pairs)
+        fewer, more = sorted((self.used, self.other))
+        of_fewer = ratio if self.other == fewer else 1 / ratio
+        return fewer if of_fewer < GAIN else more
 
 
 @dataclass(slots=True)
@@ -66,8 +153,8 @@ class Threads:
     # The seconds of decoding since the last measurement, and those on all cores.
     _seconds: float = 0.0
     _on_cores: float = 0.0
-    # The number that a trial compares with `used`, and the number of trials so far.
-    _other: int = 0
+    # The trial that runs, and the number of trials so far.
+    _trial: Trial | None = None
     _trials: int = 0
     # The time from which on the last result is in doubt.
     _until: float = 0.0
@@ -79,12 +166,6 @@ class Threads:
     _sure: float = 0.0
     # The cores that were free when they were last counted; 0 if a trial has begun since.
     _free: int = 0
-    # The tokens, the seconds and the end of the last batch with `used`; the pairs of seconds.
-    _first: tuple[int, float, float] = (0, 0.0, 0.0)
-    _pairs: list[tuple[float, float]] = field(default_factory=list)
-    # The batches of the trial, and the seconds by which those of its pairs differ.
-    _count: int = 0
-    _lost: float = 0.0
 
     def __post_init__(self) -> None:
         self.used = self.next = self._known = self.most
@@ -109,8 +190,8 @@ class Threads:
             on_cores: the seconds that the process has had on all cores meanwhile.
             now: the time at its end, in seconds.
         """
-        if self.is_trying:
-            self._compare(tokens, seconds, now)
+        if self._trial is not None:
+            self._try(self._trial, tokens, seconds, now)
             return
         cores, free = self.measure(seconds, on_cores, now), self._free
         if cores is not None and self.used == self.most:
@@ -154,42 +235,28 @@ class Threads:
         if used < most:
             others += {most: None, used + 1: None}
         if others:
-            self._other = others[self._trials % len(others)]
+            self._trial = Trial(used, others[self._trials % len(others)])
             self._trials += 1
             self.is_trying = True
 
-    def _compare(self, tokens: int, seconds: float, now: float) -> None:
-        """Let both numbers of threads take turns, and compare batches of the same size."""
-        self._count += 1
-        if self.next == self.used:
-            self._first, self.next = (tokens, seconds, now), self._other
+    def _try(self, trial: Trial, tokens: int, seconds: float, now: float) -> None:
+        """Count a batch of a trial."""
+        result, factor = trial.add(tokens, seconds, now), self._factor
+        if result is None:
+            self.next = trial.next
+            if trial.count >= MOST_BATCHES:
+                self._end(trial, now)
             return
-        size, before, ended = self._first
-        self.next = self.used
-        if now - seconds - ended < STALE:
-            self._lost += abs(seconds - before)
-            if size == tokens or _is_clear(seconds / before, tokens / size):
-                self._pairs.append((before, seconds))
-                own, others = zip(*self._pairs, strict=True)
-                ratio = statistics.median(others) / statistics.median(own)
-                is_clear = len(own) >= LEAST_PAIRS and not 1 / CLEAR < ratio < CLEAR
-                if len(own) == TRIALS or is_clear:
-                    factor = self._factor
-                    if ratio < GAIN:
-                        self.used = self.next = self._other
-                        self._factor = 1.0
-                    elif self.used == self.most:
-                        self._factor *= 2
-                    self._end(now, factor)
-                    return
-        if self._count >= MOST_BATCHES:
-            self._end(now)
+        if result != self.used:
+            self.used, self._factor = result, 1.0
+        elif self.used == self.most:
+            self._factor *= 2
+        self._end(trial, now, factor)
 
-    def _end(self, now: float, factor: float = 1.0) -> None:
+    def _end(self, trial: Trial, now: float, factor: float = 1.0) -> None:
         """End a trial, and set the time until the next one."""
-        self._until = now + min(factor * max(LEAST_HOLD, HOLD * self._lost), MOST_HOLD)
-        self.is_trying, self._count, self._lost = False, 0, 0.0
-        self._pairs.clear()
+        self._until = now + min(factor * max(LEAST_HOLD, HOLD * trial.lost), MOST_HOLD)
+        self._trial, self.is_trying, self.next = None, False, self.used
 
 
 def free_cores(wanted: int) -> int:
@@ -226,15 +293,3 @@ def free_cores(wanted: int) -> int:
     except (AttributeError, OSError, ValueError, IndexError):
         return wanted
     return free
-
-
-def _is_clear(seconds: float, tokens: float) -> bool:
-    """Return True if two batches of different sizes show which number of threads is faster.
-
-    A batch takes between as long as another one, and as many times as long as it has tokens.
-
-    Args:
-        seconds: the quotient of their seconds; `tokens` that of their tokens.
-    """
-    least, most = sorted((1.0, tokens))
-    return not least / CLEAR < seconds < most * CLEAR

@@ -259,9 +259,9 @@ def test_a_prompt_leaves_cores_to_other_programs(
 ) -> None:
     """The first prompt has the cores that are free, and the tokens after it begin a trial."""
     monkeypatch.setattr(threads, "free_cores", lambda _: 1)
-    _, box = shared.submit("a longer prompt", 20, sampling=SAMPLED)
+    _, box = shared.submit("a longer prompt", 40, sampling=SAMPLED)
     finish(shared, box)
-    assert counts[:7] == [1, 2, 2, 1, 2, 1, 2]
+    assert counts[:7] == [1, 2, 2, 2, 1, 1, 2]
     assert counts[-10:] == [1] * 10
 
 

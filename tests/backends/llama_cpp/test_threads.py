@@ -15,16 +15,16 @@ from latimer.backends.llama_cpp import threads as module
 from latimer.backends.llama_cpp.library import Context, LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.threads import (
+    BLOCK,
     HOLD,
+    LEAST,
     LEAST_HOLD,
-    LEAST_PAIRS,
     LOOKS,
     MEASURED,
     MOST_BATCHES,
     MOST_HOLD,
     STALE,
     SURE,
-    TRIALS,
     Threads,
     free_cores,
 )
@@ -73,6 +73,11 @@ class Machine:
         self.now += MOST_HOLD
 
 
+def trial(used: int, other: int) -> list[int]:
+    """Return the threads of the batches of a trial: short blocks, then long ones."""
+    return [used] * LEAST + [other] * LEAST + [used] * (BLOCK + 1) + [other] * (BLOCK + 1)
+
+
 def idle(threads: int) -> tuple[float, float]:
     """No other program runs, so that more threads are faster."""
     return 0.02 / threads, threads * 0.97
@@ -91,11 +96,12 @@ def test_a_machine_without_other_work_has_no_trial(most: int) -> None:
 
 
 def test_fewer_threads_are_used_where_they_are_faster() -> None:
-    """A trial of each number in turn finds that one thread is faster if a core is missing."""
+    """A trial of blocks in turns finds that one thread is faster if a core is missing."""
     machine = Machine(2, busy)
     assert machine.run([1] * int(MEASURED / 0.03)) == [2] * int(MEASURED / 0.03)
     machine.measure()
-    assert machine.run([1] * (2 * TRIALS + 20)) == [2, 1] * TRIALS + [1] * 20
+    whole = trial(2, 1)
+    assert machine.run([1] * (len(whole) + 20)) == whole + [1] * 20
     assert machine.threads.known(machine.now) == 1
 
 
@@ -103,21 +109,22 @@ def test_all_threads_are_used_again(free: list[int]) -> None:
     """After the other program has ended, the next trial finds that two threads are faster."""
     machine = Machine(2, busy)
     machine.measure()
-    machine.run([1] * 20)
+    machine.run([1] * 30)
     machine.decode = idle
     assert machine.run([1] * 5) == [1] * 5, "a result holds for a time"
     machine.settle()
     assert machine.threads.known(machine.now) == 2, "prompts do not wait for a trial"
     machine.measure()
-    assert machine.run([1] * 10) == [1, 2] * LEAST_PAIRS + [2] * (10 - 2 * LEAST_PAIRS)
+    assert machine.run([1] * 30) == [*trial(1, 2), *[2] * 30][:30]
 
 
 def test_a_slower_trial_is_not_repeated_soon() -> None:
     """If fewer threads are slower, the next trial waits for a multiple of what this one lost."""
     machine = Machine(2, lambda threads: (0.1, 1.5) if threads == 2 else (0.15, 1.0))
     machine.measure()
-    assert machine.run([1] * 2 * TRIALS) == [2, 1] * TRIALS
-    begun, hold = machine.now, HOLD * TRIALS * 0.05
+    whole = trial(2, 1)
+    assert machine.run([1] * len(whole)) == whole
+    begun, hold = machine.now, HOLD * (LEAST + BLOCK) * 0.05
     assert hold > LEAST_HOLD
     while machine.now < begun + hold - 0.3:
         assert machine.run([1]) == [2]
@@ -129,8 +136,9 @@ def test_trials_that_bring_nothing_become_rare() -> None:
     """Each trial that shows that all threads are faster holds twice as long."""
     machine = Machine(2, lambda threads: (0.01, 1.6) if threads == 2 else (0.012, 1.0))
     found = machine.run([1] * 30_000)
-    assert found[:1_000].count(1) >= 4 * TRIALS
-    assert found[-6_000:].count(1) <= 2 * TRIALS, "at most once in half a minute"
+    each = trial(2, 1).count(1)
+    assert found[:1_500].count(1) >= 3 * each
+    assert found[-6_000:].count(1) <= 2 * each, "at most once in half a minute"
 
 
 def test_a_busier_machine_has_a_trial_at_once() -> None:
@@ -149,7 +157,7 @@ def test_a_catastrophe_ends_a_trial() -> None:
     machine.run([1] * 20)
     machine.settle()
     machine.decode = lambda threads: (3.0, 0.6) if threads == 2 else (0.02, 1.0)
-    assert machine.run([1] * 1000).count(2) == LEAST_PAIRS
+    assert machine.run([1] * 1000).count(2) == LEAST
     assert machine.threads.used == 1
 
 
@@ -167,11 +175,18 @@ def test_a_pause_does_not_decide_for_long() -> None:
 
 
 def test_only_batches_of_one_size_are_compared() -> None:
-    """A larger batch takes longer for another reason, so its pair does not count."""
-    machine = Machine(2, busy)
+    """A larger batch takes longer for another reason, so it does not count."""
+
+    def decode(threads: int) -> tuple[float, float]:
+        return busy(threads)[0] * size / 2, 1.3
+
+    machine, size = Machine(2, busy), 2
     machine.measure()
-    found = machine.run([1, 2, 1, 2] + [3] * 20)
-    assert found == [2, 1, 2, 1] + [2, 1] * TRIALS + [1] * (20 - 2 * TRIALS)
+    machine.decode = decode
+    whole = trial(2, 1)
+    for size, count in zip([2] * 14 + [3] * 2 + [2] * 2, whole, strict=True):
+        assert machine.run([size]) == [count]
+    assert machine.threads.used == 1
 
 
 def test_a_catastrophe_ends_a_trial_of_different_sizes() -> None:
@@ -181,7 +196,7 @@ def test_a_catastrophe_ends_a_trial_of_different_sizes() -> None:
     machine.run([1] * 20)
     machine.settle()
     machine.decode = lambda threads: (3.0, 0.6) if threads == 2 else (0.02, 1.0)
-    assert machine.run(range(1, 100)).count(2) == LEAST_PAIRS
+    assert machine.run(range(1, 100)).count(2) == LEAST
     assert machine.threads.used == 1
 
 
@@ -189,19 +204,49 @@ def test_a_trial_without_pairs_ends() -> None:
     """A trial ends and changes nothing if each batch has another size, as with drafts."""
     machine = Machine(2, busy)
     machine.measure()
-    found = machine.run(range(1, 40))
-    assert found[:MOST_BATCHES] == [2, 1] * (MOST_BATCHES // 2)
+    found = machine.run(range(1, 60))
+    assert found[:MOST_BATCHES] == trial(2, 1) + trial(2, 1)[2 * LEAST :]
     assert set(found[MOST_BATCHES:]) == {2}
 
 
-def test_batches_with_a_pause_between_are_no_pair() -> None:
-    """Nothing is known of the machine after a request has ended in the middle of a pair."""
+def test_batches_with_a_pause_between_are_not_compared() -> None:
+    """Nothing is known of the machine after a request has ended in the middle of a trial."""
     machine = Machine(2, busy)
     machine.measure()
-    machine.run([1])
+    whole = trial(2, 1)
+    assert machine.run([1] * (len(whole) - 1)) == whole[:-1]
     machine.now += 2 * STALE
-    assert machine.run([1] * (1 + 2 * TRIALS)) == [1] + [2, 1] * TRIALS
+    again = whole[2 * LEAST :]
+    assert machine.run([1] * (1 + len(again))) == [1, *again]
     assert not machine.threads.is_trying
+    assert machine.threads.used == 1
+
+
+def test_the_first_batch_after_a_change_does_not_count() -> None:
+    """Threads that have slept find other programs on their cores at first."""
+    last = 2
+
+    def decode(threads: int) -> tuple[float, float]:
+        nonlocal last
+        woken, last = threads > last, threads
+        return ((0.05 if woken else 0.026), 1.6) if threads == 2 else (0.03, 1.0)
+
+    machine = Machine(2, decode)
+    machine.threads.used = machine.threads.next = 1
+    machine.run([1] * 30)
+    assert machine.threads.used == 2
+    for _ in range(5):
+        machine.settle()
+        machine.measure()
+        machine.run([1] * 40)
+        assert machine.threads.used == 2
+
+
+def test_a_small_gain_keeps_all_threads() -> None:
+    """Fewer threads have to be clearly faster, because a trial is short and the result holds."""
+    machine = Machine(2, lambda threads: (0.021, 1.3) if threads == 2 else (0.02, 1.0))
+    assert machine.run([1] * 2000)[-500:].count(2) > 400
+    assert machine.threads.used == 2
 
 
 def test_a_large_machine_leaves_the_cores_that_are_missing() -> None:
@@ -256,7 +301,8 @@ def test_a_prompt_beside_others_begins_a_trial(free: list[int]) -> None:
     assert machine.run([1] * 2) == [2, 2]
     free.append(1)
     assert machine.threads.known(machine.now) == 1
-    assert machine.run([1] * (2 * TRIALS + 2)) == [2] + [2, 1] * TRIALS + [1]
+    whole = trial(2, 1)
+    assert machine.run([1] * (len(whole) + 2)) == [2, *whole, 1]
 
 
 def test_a_prompt_alone_begins_no_trial(free: list[int]) -> None:
