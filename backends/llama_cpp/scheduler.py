@@ -29,7 +29,7 @@ from .sampling import DeadEnd, RowSampler, Sampler, score
 from .spinning import Spinning
 from .tasks import Run, Task, TaskChoice
 from .threads import Threads
-from .tiles import TILE
+from .tiles import MOST_APART, TILE
 from .trace import Trace
 from .vocabulary import Vocabulary
 
@@ -96,6 +96,8 @@ class Scheduler:
         self._apart = apart
         # True if the last batch had only prompts, although generated tokens were there.
         self._were_prompts = False
+        # The rounds of batches with a part of the generated tokens each, and if one has begun.
+        self._round, self._in_round = 0, False
         self._threads = Threads(context.threads)
         self._spinning = Spinning(context.threads)
         self._trace = trace
@@ -150,7 +152,7 @@ class Scheduler:
             self._see()
         runs = self._in_turn()
         if self._is_drafting and not self._were_prompts:
-            self._draft()
+            self._draft(runs)
         batch = self._fill(runs)
         if trace is not None:
             running, waiting = len(self._running), len(self._waiting)
@@ -357,29 +359,46 @@ class Scheduler:
     def _in_turn(self) -> list[Run]:
         """Return the sequences of the next batch: single tokens first, then prompts.
 
-        Where it is faster, a batch has one of the two, by turns; a new prompt is first.
+        Where it is faster, a batch has one of the two, by turns; a new prompt is first. Single
+        tokens that would fill a tile are then in several batches.
         """
         running = self._running
         single = [run for run in running if run.wanted - len(run.slot.tokens) <= 1]
         if len(single) == len(running):
-            self._were_prompts = False
-            return single
+            self._were_prompts = self._in_round = False
+            return single if len(single) < TILE else self._part(single)
         prompts = [run for run in running if run.left > 1]
         if not self._are_apart(single, prompts):
             self._were_prompts = False
             return single + prompts
-        self._were_prompts = not self._were_prompts
-        return prompts if self._were_prompts else single
+        self._were_prompts = not (self._were_prompts or self._in_round)
+        return prompts if self._were_prompts else self._part(single)
 
     def _are_apart(self, single: Sequence[Run], prompts: Sequence[Run]) -> bool:
         """Return True if single tokens and prompts are faster in batches of their own."""
         tokens = min(len(single) + sum(run.left for run in prompts), self._context.room)
-        if not 0 < len(single) < TILE <= tokens:
+        if not single or tokens < TILE:
             return False
         # Sequences share cells, and a prompt can reuse those of a sequence that is not running.
         own = sum(len(run.slot.tokens) - run.slot.reused for run in prompts)
         used = self._cache.size - self._cache.free - own
         return min(used, sum(len(run.slot.tokens) for run in single)) >= self._apart
+
+    def _part(self, single: list[Run]) -> list[Run]:
+        """Return the sequences of a batch without tiles; each is in one batch of a round."""
+        if not self._are_apart(single, ()):
+            self._in_round = False
+            return single
+        waiting = [run for run in single if run.round != self._round]
+        if not waiting:
+            self._round += 1
+            waiting = single
+        parts = math.ceil(len(waiting) / MOST_APART)
+        chosen = waiting[: math.ceil(len(waiting) / parts)]
+        self._in_round = parts > 1
+        for run in chosen:
+            run.round = self._round
+        return chosen
 
     def _fill(self, runs: Sequence[Run]) -> list[Run]:
         """Add the next tokens of some sequences to the batch, as far as there is room."""
@@ -415,10 +434,10 @@ class Scheduler:
             batch.append(run)
         return batch
 
-    def _draft(self) -> None:
+    def _draft(self, runs: Sequence[Run]) -> None:
         """Propose the next tokens of sequences: what followed before, or what a model drafts."""
         running, others = len(self._running), []
-        ready = [run for run in self._running if run.sampled and run.left == 1]
+        ready = [run for run in runs if run.sampled and run.left == 1]
         for run in ready:
             most = min(self._draft_room(0), run.choice.task.max_tokens - run.sampled - 1)
             if most <= 0:

@@ -191,6 +191,7 @@ class Run:
         draft: the tokens of its draft that were evaluated, but not yet sampled.
         source: the acceptance of the source of this draft.
         drafted, accepted: the numbers of tokens in all drafts, and of those that were accepted.
+        round: the number of its last round of batches that had a part of all sequences.
     """
 
     choice: TaskChoice
@@ -213,6 +214,7 @@ class Run:
     source: Acceptance | None = None
     drafted: int = 0
     accepted: int = 0
+    round: int = 0
 
     @property
     def left(self) -> int:

@@ -1,10 +1,10 @@
-"""Batches that have either generated tokens or prompts, where batches of both are slower.
+"""Batches that have either a few generated tokens or prompts, where larger ones are slower.
 
 With flash attention on a processor, llama.cpp computes a batch of at least 64 tokens in tiles of 64
 (`GGML_FA_TILE_Q` in ggml-cpu). A tile evaluates each cell that any of its tokens sees, for all of
 them. Tokens of one prompt see the same cells, but for the last ones. The next tokens of several
-sequences do not: in a batch with a prompt, each of them costs the cells of all. In a smaller batch
-of their own each costs only its own cells, and the weights are read once more.
+sequences do not: in a batch with a prompt, or with 64 of them, each costs the cells of all. In a
+smaller batch of their own each costs only its own cells, and the weights are read once more.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from .options import Options
 
 # The tokens of a tile, and the fewest of a batch that has tiles.
 TILE = 64
+# The largest batch of generated tokens without tiles, which may get one more (`padding.py`).
+MOST_APART = TILE - 2
 # The tokens of a prompt that take as long as to read the weights once more.
 _READ = 8
 # The cache types of which llama.cpp makes tiles.

@@ -1,11 +1,12 @@
-"""Compare a batch of generated tokens and a prompt with one batch for each.
+"""Compare a batch of generated tokens and a prompt with one batch for each, or with two halves.
 
     python tests/benchmarks/batches.py [--model 110m|demo|FILE] [--prompt 100]
         [--sequences 1 2 4 8 16 32] [--cells 64 250 1000] [--threads 2] [--repeats 5]
 
 Some sequences, each with some cells, get their next token, and another sequence the prompt. A row
 has the medians of milliseconds of `llama_decode`; both ways take turns. A ratio below 1 means that
-batches of their own are faster. The last line has the cells from which Latimer makes them.
+batches of their own are faster. The last line has the cells from which Latimer makes them. With
+`--prompt 0` there is none, and the two batches have half of the sequences each.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Sequences:
     def __init__(self, context: Context, count: int, cells: int) -> None:
         self._context = context
         self._count = count
-        self._position = cells
+        self._positions = [cells] * count
         for sequence in range(count + 1):
             context.remove(sequence)
         for sequence in range(count):
@@ -43,17 +44,16 @@ class Sequences:
                 self._add(sequence, start, min(BATCH, cells - start))
                 context.decode()
 
-    def decode(self, tokens: bool, prompt: int) -> float:
+    def decode(self, sequences: range, prompt: int) -> float:
         """Evaluate a batch; return its milliseconds.
 
         Args:
-            tokens: True to evaluate the next token of each sequence.
+            sequences: those of which the next token is evaluated.
             prompt: the tokens of a prompt, which is removed again; 0 for none.
         """
-        if tokens:
-            for sequence in range(self._count):
-                self._add(sequence, self._position, 1)
-            self._position += 1
+        for sequence in sequences:
+            self._add(sequence, self._positions[sequence], 1)
+            self._positions[sequence] += 1
         if prompt:
             self._add(self._count, 0, prompt)
         begun = time.perf_counter()
@@ -61,6 +61,15 @@ class Sequences:
         took = time.perf_counter() - begun
         self._context.remove(self._count)
         return took * 1000
+
+    def turn(self, prompt: int) -> tuple[float, float, float]:
+        """Return the milliseconds of both in one batch, and of each in its own."""
+        everything, half = range(self._count), self._count // 2
+        if prompt:
+            parts = self.decode(range(0), prompt), self.decode(everything, 0)
+        else:
+            parts = self.decode(everything[:half], 0), self.decode(everything[half:], 0)
+        return self.decode(everything, prompt), *parts
 
     def _add(self, sequence: int, start: int, count: int) -> None:
         tokens = [FIRST + (sequence * 3 + at * 13) % IDS for at in range(start, start + count)]
@@ -74,7 +83,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="110m", help="110m, demo, or a file")
     parser.add_argument("--vocabulary", type=int, default=0, help="tokens of the random model")
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt")
+    parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt; 0 for none")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--cells", type=int, nargs="+", default=[64, 250, 1000])
     parser.add_argument("--threads", type=int, default=2)
@@ -85,17 +94,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = LoadedModel(model_of(given.model, folder, given.vocabulary), options)
         context = Context(model, options, length)
-        sys.stdout.write("| cells each | sequences | together | prompt, tokens | ratio |\n")
+        parts = "prompt, tokens" if given.prompt else "halves"
+        sys.stdout.write(f"| cells each | sequences | together | {parts} | ratio |\n")
         sys.stdout.write("|--:|--:|--:|--:|--:|\n")
         for cells in given.cells:
             for count in given.sequences:
                 sequences = Sequences(context, count, cells)
                 prompt = min(given.prompt, BATCH - count)
-                turns = [
-                    [sequences.decode(True, prompt), sequences.decode(False, prompt),
-                     sequences.decode(True, 0)]
-                    for _ in range(given.repeats)
-                ]  # fmt: skip
+                turns = [sequences.turn(prompt) for _ in range(given.repeats)]
                 both, first, second = map(statistics.median, zip(*turns, strict=True))
                 sys.stdout.write(
                     f"| {cells} | {count} | {both:.0f} | {first:.0f}, {second:.0f} "

@@ -392,24 +392,94 @@ def test_generated_tokens_and_a_prompt_take_turns(apart: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("streams", "cells", "batch", "is_apart"),
-    [(1, 1, 64, True), (1, 200, 64, False), (1, 1, 60, False), (63, 1, 128, True),
-     (64, 1, 128, False)],
-    ids=["apart", "few cells", "small batch", "many streams", "streams that fill a tile"],
+    [(1, 1, 64, True), (1, 200, 64, False), (1, 1, 60, False), (70, 1, 128, True)],
+    ids=["apart", "few cells", "small batch", "streams that fill a tile"],
 )  # fmt: skip
 def test_batches_are_apart_only_with_tiles(
     streams: int, cells: int, batch: int, is_apart: bool
 ) -> None:
-    """Generated tokens that see few cells, or that fill a tile by themselves, share a batch with a
-    prompt, and so do all in batches that are too small for tiles."""
+    """Generated tokens that see few cells share a batch with a prompt, and so do all in batches
+    that are too small for tiles."""
     engine = Engine(streams + 1, 4096, apart=cells, batch=batch)
     boxes = [engine.submit("1", 30, sampling=ENDLESS)[1] for _ in range(streams)]
     for _ in range(5):
         engine.scheduler.step()
     assert all(box.events for box in boxes)
+    # A round of batches with a part of the streams each ends first.
+    while len({len(box.events) for box in boxes}) > 1:
+        engine.scheduler.step()
     engine.submit("word " * 240, 1)
     before = len(boxes[0].events)
     engine.scheduler.step()
     assert len(boxes[0].events) == before + (not is_apart)
+    engine.close()
+
+
+def many(streams: int, cells: int = 1) -> tuple[Engine, list[Box]]:
+    """Return an engine, and sequences of it that have begun."""
+    engine = Engine(streams + 1, 4096, apart=cells, batch=256)
+    boxes = [engine.submit("1", 30, sampling=ENDLESS)[1] for _ in range(streams)]
+    while not all(box.events for box in boxes):
+        engine.scheduler.step()
+    return engine, boxes
+
+
+def grown(engine: Engine, boxes: Sequence[Box]) -> list[int]:
+    """Return how many tokens each sequence gets in a step."""
+    before = [len(box.events) for box in boxes]
+    engine.scheduler.step()
+    return [len(box.events) - count for box, count in zip(boxes, before, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("streams", "parts"),
+    [(63, [63]), (64, [32, 32]), (125, [42, 42, 41])],
+    ids=["below a tile", "a tile", "two tiles"],
+)
+def test_streams_that_fill_a_tile_have_several_batches(streams: int, parts: list[int]) -> None:
+    """Every stream has one token a round, in batches below 64 tokens that are about as large."""
+    engine, boxes = many(streams)
+    while len({len(box.events) for box in boxes}) > 1:
+        engine.scheduler.step()
+    for _ in range(3):
+        steps = [grown(engine, boxes) for _ in parts]
+        assert [sum(step) for step in steps] == parts
+        assert [sum(counts) for counts in zip(*steps, strict=True)] == [1] * streams
+    engine.close()
+
+
+def test_streams_that_see_few_cells_share_a_batch() -> None:
+    """Seventy streams with less than 4,000 cells get a token in each step."""
+    engine, boxes = many(70, 4000)
+    assert grown(engine, boxes) == [1] * 70
+    engine.close()
+
+
+def test_a_prompt_waits_for_a_round_of_streams() -> None:
+    """After each batch of a prompt, every one of 70 streams gets one token."""
+    engine, boxes = many(70)
+    while len({len(box.events) for box in boxes}) > 1:
+        engine.scheduler.step()
+    _, long = engine.submit("word " * 1200, 1)
+    steps = []
+    while not long.finished:
+        steps.append(sum(grown(engine, boxes)))
+    assert steps[:6] == [0, 35, 35, 0, 35, 35]
+    engine.close()
+
+
+def test_a_prompt_is_evaluated_after_streams_have_ended() -> None:
+    """If most streams end within a round, a prompt does not wait until the others have ended."""
+    engine = Engine(71, 4096, apart=1, batch=256)
+    jobs = [engine.submit("1", 200, sampling=ENDLESS) for _ in range(70)]
+    while not all(box.events for _, box in jobs):
+        engine.scheduler.step()
+    _, long = engine.submit("word " * 1200, 1)
+    while sum(grown(engine, [box for _, box in jobs])) != 35:
+        pass
+    for task, _ in jobs[5:]:
+        task.cancelled = True
+    finish(engine, long, steps=30)
     engine.close()
 
 

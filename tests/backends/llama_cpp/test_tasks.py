@@ -19,7 +19,7 @@ class Reader:
     """A reader of a mailbox, which notes what is pushed."""
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self.pushed: list[Event] = []
+        self.pushed: list[Event | str] = []
         self.batches: list[Batch] = []
         self.takes = True
         self.error: Exception | None = None
