@@ -22,8 +22,9 @@ from pathlib import Path
 MEASURED = 0.25
 # The cores that are missing if a trial is worth its time: these, and this share of the threads.
 MISSING, MISSING_SHARE = 0.33, 0.1
-# The cores that are missing since the last trial if its result is in doubt.
-WORSE = 0.2
+# The cores that have come or gone since the last trial if other programs have changed. If they have
+# gone, its result is in doubt.
+CHANGED = 0.2
 # The batches of each number of threads in a trial: of its first two blocks, and of later ones.
 LEAST, BLOCK = 2, 6
 # A trial ends after the first two if each batch of one takes so many times as long as the other's.
@@ -216,11 +217,10 @@ class Threads:
         return cores
 
     def _compare_cores(self, cores: float, now: float) -> None:
-        """End the time of a result if more cores are missing than before, or none any more."""
-        is_worse = cores < self._cores - WORSE
-        if is_worse:
+        """End the time of a result if more cores are missing than at its trial."""
+        if cores < self._cores - CHANGED:
             self._until = now
-        if is_worse or not self._are_missing(cores):
+        if abs(cores - self._cores) > CHANGED:
             self._factor = 1.0
 
     def _are_missing(self, cores: float) -> bool:
@@ -229,7 +229,7 @@ class Threads:
     def _begin(self, cores: float) -> None:
         """Begin a trial if one may help; several possible numbers take turns."""
         used, most, others = self.used, self.most, list[int]()
-        self._free, self._cores = 0, cores
+        self._free = 0
         if used > 1 and self._are_missing(cores):
             others.append(max(int(cores), 1))
         if used < most:
@@ -237,7 +237,7 @@ class Threads:
         if others:
             self._trial = Trial(used, others[self._trials % len(others)])
             self._trials += 1
-            self.is_trying = True
+            self._cores, self.is_trying = cores, True
 
     def _try(self, trial: Trial, tokens: int, seconds: float, now: float) -> None:
         """Count a batch of a trial."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -139,6 +140,31 @@ def test_trials_that_bring_nothing_become_rare() -> None:
     each = trial(2, 1).count(1)
     assert found[:1_500].count(1) >= 3 * each
     assert found[-6_000:].count(1) <= 2 * each, "at most once in half a minute"
+
+
+def test_trials_stay_rare_while_measurements_vary(free: list[int]) -> None:
+    """Half a core that is missing more or less, and prompts that find all cores free at times,
+    begin no more trials."""
+    cores = itertools.cycle([1.55, 1.62, 1.69, 1.58])
+    machine = Machine(2, lambda count: (0.01, next(cores)) if count == 2 else (0.012, 1.0))
+    machine.run([1] * 20_000)
+    found = []
+    for _ in range(600):
+        machine.threads.known(machine.now)
+        found += machine.run([1] * 10)
+    assert free == [64]
+    assert found.count(1) <= 2 * trial(2, 1).count(1), "at most once in half a minute"
+
+
+def test_trials_are_no_longer_rare_after_a_change() -> None:
+    """A machine that was idle for a time has trials as often as at first."""
+    machine = Machine(2, lambda threads: (0.01, 1.6) if threads == 2 else (0.012, 1.0))
+    machine.run([1] * 30_000)
+    loaded, machine.decode = machine.decode, idle
+    machine.run([1] * 100)
+    machine.settle()
+    machine.decode = loaded
+    assert machine.run([1] * 1_500).count(1) >= 3 * trial(2, 1).count(1)
 
 
 def test_a_busier_machine_has_a_trial_at_once() -> None:
