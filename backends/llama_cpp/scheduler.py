@@ -468,8 +468,7 @@ class Scheduler:
         threads = self._threads
         # A draft decodes single tokens.
         is_fixed = any(_is_seeded(run.choice) for run, _ in runs)
-        count = threads.most if is_fixed else threads.known(time.perf_counter())
-        drafts = model.propose(wanted, count)
+        drafts = model.propose(wanted, threads.most if is_fixed else threads.used)
         for run, _ in runs:
             run.proposal, run.source = drafts.get(run.slot.id, []), run.guesses
 

@@ -174,14 +174,21 @@ class Threads:
     def known(self, now: float) -> int:
         """Return the number for batches that are not compared.
 
-        It is the last result of a trial or of a measurement. After its time, threads leave the
-        cores to other programs that run, and the next batches that can be compared begin a trial.
+        While a result holds by which all threads are faster, that is all. Otherwise threads leave
+        the cores to other programs that run. Without a result, the next batches that can be
+        compared then begin a trial. With one, a program may still sleep often enough for a prompt.
         """
-        if now < self._until:
-            return self.used
+        is_sure = now < self._until
+        if is_sure and self.used == self.most:
+            return self.most
         if now >= self._sure and self.most > 1:
-            self._known = self._free = free_cores(self.most)
+            self._known = free_cores(self.most)
             self._sure = now + SURE
+            if not is_sure:
+                self._free = self._known
+            elif self._known <= self.used:
+                # Another count would take its time from a prompt, to find the same program.
+                self._sure = self._until
         return self._known
 
     def add(self, tokens: int, seconds: float, on_cores: float, now: float) -> None:

@@ -103,7 +103,23 @@ def test_fewer_threads_are_used_where_they_are_faster() -> None:
     machine.measure()
     whole = trial(2, 1)
     assert machine.run([1] * (len(whole) + 20)) == whole + [1] * 20
-    assert machine.threads.known(machine.now) == 1
+
+
+def test_a_prompt_has_the_cores_that_are_free_at_times(free: list[int]) -> None:
+    """While one thread generates, a prompt has two if the other program is found asleep. Cores are
+    counted once a second, and not again for the same result if that program was found."""
+    machine = Machine(2, busy)
+    machine.measure()
+    machine.run([1] * len(trial(2, 1)))
+    assert machine.threads.known(machine.now) == 2
+    free.append(1)
+    assert machine.threads.known(machine.now + 0.9 * SURE) == 2
+    assert machine.threads.known(machine.now + 1.1 * SURE) == 1
+    free.append(2)
+    assert machine.threads.known(machine.now + 2.2 * SURE) == 1
+    assert machine.threads.next == 1
+    machine.settle()
+    assert machine.threads.known(machine.now) == 2
 
 
 def test_all_threads_are_used_again(free: list[int]) -> None:
