@@ -64,8 +64,9 @@ class Playground:
         return self.driver.execute_script(script, *arguments)
 
     def until(self, condition: Callable[[], Any], message: str = "") -> Any:
-        """Wait for a true value and return it."""
-        return WebDriverWait(self.driver, SECONDS, 0.02).until(lambda _: condition(), message)
+        """Wait for a true value and return it; an element that is replaced has none yet."""
+        waiting = WebDriverWait(self.driver, SECONDS, 0.02, [StaleElementReferenceException])
+        return waiting.until(lambda _: condition(), message)
 
     def find(self, selector: str) -> WebElement:
         """Return the first element of a CSS selector."""
@@ -109,15 +110,15 @@ class Playground:
         actions.pointer_action.move_to_location(x, y)  # type: ignore[no-untyped-call]
         actions.pointer_action.click()
         actions.perform()
-        self.until(lambda: "open" in (element.get_attribute("class") or ""))
+        # The page may have replaced it meanwhile.
+        self.until(lambda: "open" in (self.token(index).get_attribute("class") or ""))
 
     def press(self, name: str, within: str = "") -> None:
         """Click the button with this text.
 
         The page can replace a button until the pointer is on it, so a stale one is looked up again.
         """
-        waiting = WebDriverWait(self.driver, SECONDS, 0.02, [StaleElementReferenceException])
-        waiting.until(lambda _: self._press(name, within))
+        self.until(lambda: self._press(name, within))
 
     def _press(self, name: str, within: str) -> bool:
         """Return False if there is no such button now."""
