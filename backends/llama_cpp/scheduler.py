@@ -96,8 +96,8 @@ class Scheduler:
         self._apart = apart
         # True if the last batch had only prompts, although generated tokens were there.
         self._were_prompts = False
-        # The rounds of batches with a part of the generated tokens each, and if one has begun.
-        self._round, self._in_round = 0, False
+        # True if sequences are left of a round of batches with a part of all each.
+        self._in_round = False
         self._threads = Threads(context.threads)
         self._spinning = Spinning(context.threads)
         self._trace = trace
@@ -365,14 +365,17 @@ class Scheduler:
         running = self._running
         single = [run for run in running if run.wanted - len(run.slot.tokens) <= 1]
         if len(single) == len(running):
-            self._were_prompts = self._in_round = False
-            return single if len(single) < TILE else self._part(single)
+            self._were_prompts = False
+            if len(single) >= TILE:
+                return self._next_part(single)
+            self._in_round = False
+            return single
         prompts = [run for run in running if run.left > 1]
         if not self._are_apart(single, prompts):
-            self._were_prompts = False
+            self._were_prompts = self._in_round = False
             return single + prompts
         self._were_prompts = not (self._were_prompts or self._in_round)
-        return prompts if self._were_prompts else self._part(single)
+        return prompts if self._were_prompts else self._next_part(single)
 
     def _are_apart(self, single: Sequence[Run], prompts: Sequence[Run]) -> bool:
         """Return True if single tokens and prompts are faster in batches of their own."""
@@ -384,20 +387,26 @@ class Scheduler:
         used = self._cache.size - self._cache.free - own
         return min(used, sum(len(run.slot.tokens) for run in single)) >= self._apart
 
-    def _part(self, single: list[Run]) -> list[Run]:
-        """Return the sequences of a batch without tiles; each is in one batch of a round."""
+    def _next_part(self, single: list[Run]) -> list[Run]:
+        """Return the sequences of the next batch that is too small for tiles.
+
+        They are a part of a round, in which each sequence that was there at its start has one
+        token. A sequence that comes later waits for the next round. It could otherwise prolong the
+        round, or have a batch of its own before each prompt, as others came and went.
+        """
         if not self._are_apart(single, ()):
             self._in_round = False
             return single
-        waiting = [run for run in single if run.round != self._round]
-        if not waiting:
-            self._round += 1
-            waiting = single
-        parts = math.ceil(len(waiting) / MOST_APART)
-        chosen = waiting[: math.ceil(len(waiting) / parts)]
+        due = [run for run in single if run.is_due] if self._in_round else []
+        if not due:
+            due = single
+            for run in single:
+                run.is_due = True
+        parts = math.ceil(len(due) / MOST_APART)
+        chosen = due[: math.ceil(len(due) / parts)]
         self._in_round = parts > 1
         for run in chosen:
-            run.round = self._round
+            run.is_due = False
         return chosen
 
     def _fill(self, runs: Sequence[Run]) -> list[Run]:
@@ -436,7 +445,7 @@ class Scheduler:
 
     def _draft(self, runs: Sequence[Run]) -> None:
         """Propose the next tokens of sequences: what followed before, or what a model drafts."""
-        running, others = len(self._running), []
+        batch, others = len(runs), []
         ready = [run for run in runs if run.sampled and run.left == 1]
         for run in ready:
             most = min(self._draft_room(0), run.choice.task.max_tokens - run.sampled - 1)
@@ -444,20 +453,24 @@ class Scheduler:
                 continue
             if run.lookup is not None:
                 cost = self._cost_for(run)
-                run.proposal = run.lookup.propose(run.history, cost, running, most)
+                run.proposal = run.lookup.propose(run.history, cost, batch, most)
                 run.source = run.lookup.acceptance
             if not run.proposal and run.guesses is not None:
                 others.append((run, most))
         if others and self._draft_model is not None:
-            self._let_draft(self._draft_model, others)
+            self._let_draft(self._draft_model, others, batch)
 
-    def _let_draft(self, model: DraftModel, runs: Sequence[tuple[Run, int]]) -> None:
-        """Propose what a model drafts for sequences, each with the largest number of tokens."""
+    def _let_draft(self, model: DraftModel, runs: Sequence[tuple[Run, int]], batch: int) -> None:
+        """Propose what a model drafts for sequences, each with the largest number of tokens.
+
+        Args:
+            batch: the number of sequences in the batch.
+        """
         wanted = []
         for run, most in runs:
             assert run.guesses is not None
             cost = self._cost_for(run)
-            count = min(run.guesses.worth(cost, len(self._running), model.seconds), most)
+            count = min(run.guesses.worth(cost, batch, model.seconds), most)
             if not count:
                 run.guesses.doubt()
             else:

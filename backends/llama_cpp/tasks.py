@@ -191,7 +191,7 @@ class Run:
         draft: the tokens of its draft that were evaluated, but not yet sampled.
         source: the acceptance of the source of this draft.
         drafted, accepted: the numbers of tokens in all drafts, and of those that were accepted.
-        round: the number of its last round of batches that had a part of all sequences.
+        is_due: True if a round of batches with a part of all sequences has left it for later.
     """
 
     choice: TaskChoice
@@ -214,7 +214,7 @@ class Run:
     source: Acceptance | None = None
     drafted: int = 0
     accepted: int = 0
-    round: int = 0
+    is_due: bool = False
 
     @property
     def left(self) -> int:

@@ -34,7 +34,7 @@ GAIN = 0.9
 # The batches after which a trial ends without a result, because too few had the same size.
 MOST_BATCHES = 2 * LEAST + 4 * (BLOCK + 1)
 # The seconds until the next trial: this many times what the last one has lost, between two bounds.
-# After each trial that has only shown that all threads are faster, twice as many.
+# After each trial that leaves all threads in use, twice as many.
 HOLD, LEAST_HOLD, MOST_HOLD = 100.0, 1.0, 60.0
 # The seconds between two batches of a trial, after which the first one is too old.
 STALE = 0.1
@@ -159,7 +159,8 @@ class Threads:
     _trials: int = 0
     # The time from which on the last result is in doubt.
     _until: float = 0.0
-    # The cores before the last trial, and the factor of the time until the next one.
+    # The cores measured before the last trial or first after it, and the factor of the time until
+    # the next one.
     _cores: float = 0.0
     _factor: float = 1.0
     # The number of a measurement or of a count, and the time from which on it is in doubt.
@@ -205,7 +206,7 @@ class Threads:
         if cores is not None and self.used == self.most:
             self._compare_cores(cores, now)
         if now >= self._until and (cores is not None or free):
-            self._begin(float(free) if cores is None else cores)
+            self._begin(float(free) if cores is None else cores, is_counted=cores is None)
 
     def measure(self, seconds: float, on_cores: float, now: float) -> float | None:
         """Count a batch of any kind that `used` threads have decoded; see `add`.
@@ -225,6 +226,7 @@ class Threads:
 
     def _compare_cores(self, cores: float, now: float) -> None:
         """End the time of a result if more cores are missing than at its trial."""
+        self._cores = self._cores or cores
         if cores < self._cores - CHANGED:
             self._until = now
         if abs(cores - self._cores) > CHANGED:
@@ -233,8 +235,12 @@ class Threads:
     def _are_missing(self, cores: float) -> bool:
         return self.used - cores >= max(MISSING, MISSING_SHARE * self.used)
 
-    def _begin(self, cores: float) -> None:
-        """Begin a trial if one may help; several possible numbers take turns."""
+    def _begin(self, cores: float, is_counted: bool) -> None:
+        """Begin a trial if one may help; several possible numbers take turns.
+
+        Args:
+            is_counted: True if the cores were counted. They are then more or less than measured.
+        """
         used, most, others = self.used, self.most, list[int]()
         self._free = 0
         if used > 1 and self._are_missing(cores):
@@ -244,7 +250,7 @@ class Threads:
         if others:
             self._trial = Trial(used, others[self._trials % len(others)])
             self._trials += 1
-            self._cores, self.is_trying = cores, True
+            self._cores, self.is_trying = 0.0 if is_counted else cores, True
 
     def _try(self, trial: Trial, tokens: int, seconds: float, now: float) -> None:
         """Count a batch of a trial."""
@@ -252,7 +258,9 @@ class Threads:
         if result is None:
             self.next = trial.next
             if trial.count >= MOST_BATCHES:
-                self._end(trial, now)
+                if self.used == self.most:
+                    self._factor *= 2
+                self._end(trial, now, factor)
             return
         if result != self.used:
             self.used, self._factor = result, 1.0

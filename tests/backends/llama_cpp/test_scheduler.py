@@ -473,6 +473,28 @@ def test_a_prompt_waits_for_a_round_of_streams() -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("max_tokens", [2, 3, 8])
+def test_streams_go_on_while_short_ones_come_and_go(max_tokens: int) -> None:
+    """Each of 70 streams has a token in every fourth step at least, which are a prompt and a round,
+    although a new prompt is there at all times."""
+    engine = Engine(90, 4096, apart=1, batch=256)
+    boxes = [engine.submit("1", 200, sampling=ENDLESS)[1] for _ in range(70)]
+    while not all(box.events for box in boxes):
+        engine.scheduler.step()
+    short: list[Box] = []
+    last, longest = [0] * 70, 0
+    for step in range(1, 81):
+        short = [box for box in short if not box.finished]
+        while len(short) < 20:
+            short.append(engine.submit(f"word {step} " * 4, max_tokens, sampling=ENDLESS)[1])
+        for index, count in enumerate(grown(engine, boxes)):
+            if count:
+                longest = max(longest, step - last[index])
+                last[index] = step
+    assert max(longest, 80 - min(last)) <= 4
+    engine.close()
+
+
 def test_a_prompt_is_evaluated_after_streams_have_ended() -> None:
     """If most streams end within a round, a prompt does not wait until the others have ended."""
     engine = Engine(71, 4096, apart=1, batch=256)

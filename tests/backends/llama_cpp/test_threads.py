@@ -172,6 +172,26 @@ def test_trials_stay_rare_while_measurements_vary(free: list[int]) -> None:
     assert found.count(1) <= 2 * trial(2, 1).count(1), "at most once in half a minute"
 
 
+def test_trials_without_a_result_become_rare() -> None:
+    """Batches whose sizes never come again cannot be compared, so trials of them become rare."""
+    machine = Machine(2, lambda threads: (0.01, 1.6) if threads == 2 else (0.012, 1.0))
+    sizes = itertools.count(1)
+    found = machine.run(itertools.islice(sizes, 30_000))
+    assert found[-6_000:].count(1) <= 2 * MOST_BATCHES
+
+
+def test_a_count_of_cores_is_no_measurement(free: list[int]) -> None:
+    """A trial that a prompt begins, because it has found a program awake, keeps later ones rare."""
+    machine = Machine(2, lambda threads: (0.01, 1.6) if threads == 2 else (0.012, 1.0))
+    machine.run([1] * 20_000)
+    found = []
+    for _ in range(2_400):
+        free[:] = [1]
+        machine.threads.known(machine.now)
+        found += machine.run([1] * 10)
+    assert found.count(1) <= 6 * trial(2, 1).count(1), "in four minutes"
+
+
 def test_trials_are_no_longer_rare_after_a_change() -> None:
     """A machine that was idle for a time has trials as often as at first."""
     machine = Machine(2, lambda threads: (0.01, 1.6) if threads == 2 else (0.012, 1.0))
