@@ -15,6 +15,7 @@ from collections import deque
 from pathlib import Path
 
 _CLOCKS = ("cpu_us", "event_loop_cpu_us", "process_cpu_us")
+_WAIT, _DELIVER = "wait for the event loop", "deliver"
 
 
 class Trace:
@@ -34,6 +35,9 @@ class Trace:
         self._file.write("[\n")
         self._events: deque[tuple[str, int, int, int, dict[str, int]]] = deque()
         self._clock = time.pthread_getcpuclockid(loop)
+        self._waits = 0
+        # The names of the threads, by their identifiers.
+        self._threads: dict[int, str] = {}
         self._last = self._now()
 
     def mark(self, name: str, **counts: int) -> None:
@@ -45,21 +49,36 @@ class Trace:
 
     def deliver(self, posted: int, begun: int) -> None:
         """Note that the event loop has received what a step posted at some nanosecond."""
-        self._add("wait for the event loop", posted, begun, {})
-        self._add("deliver", begun, time.perf_counter_ns(), {})
+        self._add(_WAIT, posted, begun, {})
+        self._add(_DELIVER, begun, time.perf_counter_ns(), {})
 
     def write(self) -> None:
         """Write the spans that ended."""
         for _ in range(len(self._events)):
             name, begun, ended, thread, found = self._events.popleft()
-            event = {"name": name, "ph": "X", "ts": begun / 1000, "dur": (ended - begun) / 1000,
-                     "pid": os.getpid(), "tid": thread, "args": found}  # fmt: skip
-            self._file.write(json.dumps(event) + ",\n")
+            event: dict[str, object] = {"name": name, "pid": os.getpid(), "tid": thread}
+            if name == _WAIT:
+                # Waits overlap, which the spans of a thread must not.
+                self._waits += 1
+                event |= {"cat": "hand over", "id": self._waits}
+                self._put(event | {"ph": "b", "ts": begun / 1000})
+                self._put(event | {"ph": "e", "ts": ended / 1000})
+                continue
+            self._threads[thread] = "event loop" if name == _DELIVER else "engine"
+            span = {"ph": "X", "ts": begun / 1000, "dur": (ended - begun) / 1000, "args": found}
+            self._put(event | span)
+
+    def _put(self, event: dict[str, object]) -> None:
+        self._file.write(json.dumps(event) + ",\n")
 
     def close(self) -> None:
-        """Write the rest, and close the file."""
+        """Write the rest and the names of the threads, and close the file."""
         self.write()
-        self._file.write("{}]\n")
+        own = {"ph": "M", "pid": os.getpid()}
+        for thread, name in self._threads.items():
+            self._put({**own, "name": "thread_name", "tid": thread, "args": {"name": name}})
+        last = {**own, "name": "process_name", "args": {"name": "latimer"}}
+        self._file.write(f"{json.dumps(last)}]\n")
         self._file.close()
 
     def _add(self, name: str, begun: int, ended: int, found: dict[str, int]) -> None:

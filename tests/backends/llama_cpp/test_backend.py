@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -163,15 +164,26 @@ async def test_a_stop_of_the_reader_needs_the_events(backend: LlamaCpp) -> None:
 
 
 async def test_a_trace_opens_in_perfetto(tmp_path: Path) -> None:
-    """The trace is a JSON list of spans with the steps' parts and their CPU time."""
+    """The trace is a JSON list of spans with the steps' parts and their CPU time. Those of a thread
+    do not overlap, and its threads have names."""
     path = tmp_path / "trace.json"
     made = LlamaCpp(context=512, trace=path)
     await run(made, Generation(Prompt(COUNT), 8, sampling=GREEDY))
     await made.aclose()
-    spans = [span for span in json.loads(path.read_text()) if span]
+    events = json.loads(path.read_text())
+    spans = [event for event in events if event["ph"] == "X"]
     names = {"between steps", "admit and fill", "decode", "sample", "hand over", "deliver"}
     assert names <= {span["name"] for span in spans}
-    assert all(span["ph"] == "X" and span["dur"] >= 0 for span in spans)
+    assert all(span["dur"] >= 0 for span in spans)
+    threads = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert sorted(threads.values()) == ["engine", "event loop"]
+    for thread in threads:
+        own = sorted((span["ts"], span["dur"]) for span in spans if span["tid"] == thread)
+        # A double has fractions of a microsecond here.
+        assert all(ts + dur <= after + 0.01 for (ts, dur), (after, _) in itertools.pairwise(own))
+    waits = [event["ph"] for event in events if event["name"] == "wait for the event loop"]
+    assert waits
+    assert waits.count("b") == waits.count("e") == len(waits) / 2
     decodes = [span["args"] for span in spans if span["name"] == "decode"]
     assert len(decodes) == 8
     assert all(one["sequences"] == 1 and one["tokens"] >= 1 for one in decodes)
