@@ -363,19 +363,17 @@ class Scheduler:
         tokens that would fill a tile are then in several batches.
         """
         running = self._running
+        in_round, self._in_round = self._in_round, False
         single = [run for run in running if run.wanted - len(run.slot.tokens) <= 1]
         if len(single) == len(running):
             self._were_prompts = False
-            if len(single) >= TILE:
-                return self._next_part(single)
-            self._in_round = False
-            return single
+            return single if len(single) < TILE else self._next_part(single, in_round)
         prompts = [run for run in running if run.left > 1]
         if not self._are_apart(single, prompts):
-            self._were_prompts = self._in_round = False
+            self._were_prompts = False
             return single + prompts
-        self._were_prompts = not (self._were_prompts or self._in_round)
-        return prompts if self._were_prompts else self._next_part(single)
+        self._were_prompts = not (self._were_prompts or in_round)
+        return prompts if self._were_prompts else self._next_part(single, in_round)
 
     def _are_apart(self, single: Sequence[Run], prompts: Sequence[Run]) -> bool:
         """Return True if single tokens and prompts are faster in batches of their own."""
@@ -387,7 +385,7 @@ class Scheduler:
         used = self._cache.size - self._cache.free - own
         return min(used, sum(len(run.slot.tokens) for run in single)) >= self._apart
 
-    def _next_part(self, single: list[Run]) -> list[Run]:
+    def _next_part(self, single: list[Run], in_round: bool) -> list[Run]:
         """Return the sequences of the next batch that is too small for tiles.
 
         They are a part of a round, in which each sequence that was there at its start has one
@@ -395,9 +393,8 @@ class Scheduler:
         round, or have a batch of its own before each prompt, as others came and went.
         """
         if not self._are_apart(single, ()):
-            self._in_round = False
             return single
-        due = [run for run in single if run.is_due] if self._in_round else []
+        due = [run for run in single if run.is_due] if in_round else []
         if not due:
             due = single
             for run in single:

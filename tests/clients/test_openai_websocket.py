@@ -69,8 +69,7 @@ def test_lanes_of_a_session(responses_sdk: OpenAI) -> None:
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
         tools.send({**body, "input": [output], "tools": [WEATHER], "previous_response_id": made.id})
         assert tools.get_final_response(timeout=30).status == "completed"
-        # What shares a batch of llama-server changes last digits, and with them later tokens.
-        assert text.get_final_response(timeout=30).output_text.startswith("1, 2, 3, 4, 5")
+        assert text.get_final_response(timeout=30).output_text == "1, 2, 3, 4, 5, 6, 7."
         text.send({**body, "input": "Hi", "temperature": 5})
         with pytest.raises(ResponsesWebSocketError) as refused:
             text.get_final_response(timeout=30)
