@@ -32,7 +32,7 @@ from ..grammar.gbnf import UnsupportedSchema
 from ..grammar.regex import repetitions
 from ..grammar.schema import path_to, target_of
 from ..offload import DeepThreads, Memo
-from .trial import STACK
+from .grammar_trial import STACK
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 _PLACE = re.compile(r"^at 1\(\d+\): ")
 
 
-_TRIAL = Path(__file__).with_name("trial.py")
+_SCRIPT = Path(__file__).with_name("grammar_trial.py")
 # The number of trials that run in parallel: a slow one must not block the others.
 AT_ONCE = 4
 # The real time that a trial may take as a multiple of its CPU time, because other processes use the
@@ -212,8 +212,8 @@ class Candidates:
         return int(entry.id) if entry.logit > -np.inf else None
 
 
-class Trials:
-    """Trial compilations in processes with limits (`trial`), cached by the grammar's text.
+class GrammarTrials:
+    """Trial compilations in processes with limits (`grammar_trial`), cached by the grammar's text.
 
     Args:
         limits: the arguments of `llguidance.LLParserLimits`.
@@ -224,7 +224,7 @@ class Trials:
         self._limits = json.dumps(limits)
         self._seconds = seconds
         # These threads only wait for processes.
-        self._threads = ThreadPoolExecutor(AT_ONCE, "latimer-trials")
+        self._threads = ThreadPoolExecutor(AT_ONCE, "latimer-grammar-trials")
         self._tried: Memo[str, bool] = Memo(_KEPT, lambda text, _: 64 + len(text), self._threads)
 
     async def check(self, text: str) -> None:
@@ -249,7 +249,7 @@ class Trials:
         wait = PATIENCE * self._seconds
         try:
             ended = sandbox.run(
-                _TRIAL, text.encode(), self._limits, cpu=self._seconds, memory=memory, wait=wait
+                _SCRIPT, text.encode(), self._limits, cpu=self._seconds, memory=memory, wait=wait
             )
         except OSError:
             # No process can be started, so the grammar is accepted without a trial.
@@ -266,7 +266,7 @@ class Grammars:
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._executor = DeepThreads(1, "latimer-grammars")
         self._compiled: Memo[Grammar, Constraint] = Memo(_CACHED, _size, self._executor)
-        self._trials = Trials(_LIMITS)
+        self._trials = GrammarTrials(_LIMITS)
 
     async def compile(self, grammar: Grammar) -> Constraint:
         """Return a constraint at the start of a grammar; copy it before advancing.

@@ -234,12 +234,12 @@ class Call:
     async def _read_careful(self, events: list[dict[str, Any]]) -> Batch:
         """Read events of a job with stop sequences; the last one may need the vocabulary."""
         stream = self._stream
-        batch: list[Event] = stream.feed(events[:-1])
-        for event in events[-1:]:
-            if stream.needs_vocabulary(event):
-                stream.vocabulary = (await self._server.facts()).vocabulary
-            batch += stream.feed([event])
-        return batch
+        # A faulty server sends more after its last event, which `feed` rejects.
+        last = next((at for at, event in enumerate(events) if event["stop"]), len(events) - 1)
+        batch: list[Event] = stream.feed(events[:last])
+        if last == len(events) - 1 and stream.needs_vocabulary(events[last]):
+            stream.vocabulary = (await self._server.facts()).vocabulary
+        return batch + stream.feed(events[last:])
 
     async def _prepare_tokens(self, model: Model) -> NativePrompt:
         server, job = self._server, self._job

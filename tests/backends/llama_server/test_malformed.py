@@ -191,6 +191,15 @@ async def test_counts_that_cannot_be_are_an_engine_error(name: str, read: str) -
         await run(RecordedServer({"/completion": chunks()}).backend, job)
 
 
+async def test_data_after_a_stop_sequence_is_an_engine_error() -> None:
+    """Events after a last one that cut the text raise an engine error, also in one chunk."""
+    stop = {**FINAL, "stop_type": "word", "stopping_word": "b", "tokens_predicted": 2}
+    data = _stream(_token(1), {**_token(2), "content": ""}, stop, _token(3))
+    job = Generation(Prompt(Text("a")), 4, stops=Stops(("b",)))
+    with pytest.raises(EngineError, match="data after its last event"):
+        await run(RecordedServer({"/completion": data}).backend, job)
+
+
 @pytest.mark.parametrize("is_joined", [False, True])
 @pytest.mark.parametrize("wrong", [{"content": 5}, {"content": None}, {"tokens_predicted": "1"}])
 async def test_odd_texts_are_an_engine_error(wrong: dict[str, Any], is_joined: bool) -> None:

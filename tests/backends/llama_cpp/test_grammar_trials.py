@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import llguidance
 import pytest
 from latimer.backends.grammar.gbnf import WrongGrammar
-from latimer.backends.llama_cpp.grammars import Trials
+from latimer.backends.llama_cpp.grammars import GrammarTrials
 
 READ = llguidance.LLMatcher.grammar_from_lark
 PATTERNS = [{"type": "string", "pattern": f"a.{{{count}}}b"} for count in range(40)]
@@ -24,15 +24,15 @@ EASY = READ("start: /[a-z]+/")
 
 
 @pytest.fixture
-async def trials() -> AsyncIterator[Trials]:
+async def trials() -> AsyncIterator[GrammarTrials]:
     """Trials with a limit of one second."""
-    made = Trials({"max_items_in_row": 20_000}, seconds=1)
+    made = GrammarTrials({"max_items_in_row": 20_000}, seconds=1)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("name", HARD)
-async def test_what_takes_too_long_is_refused(trials: Trials, name: str) -> None:
+async def test_what_takes_too_long_is_refused(trials: GrammarTrials, name: str) -> None:
     """A grammar beyond the limit is rejected, and an easy one does not wait for it."""
     start = time.monotonic()
     hard = asyncio.ensure_future(trials.check(HARD[name]))
@@ -44,7 +44,7 @@ async def test_what_takes_too_long_is_refused(trials: Trials, name: str) -> None
     assert time.monotonic() - start < 10
 
 
-async def test_who_leaves_ends_the_trial(trials: Trials) -> None:
+async def test_who_leaves_ends_the_trial(trials: GrammarTrials) -> None:
     """Cancelling the callers ends their trials and frees all places."""
     tasks = [asyncio.ensure_future(trials.check(HARD["rows"] + " " * n)) for n in range(8)]
     await asyncio.sleep(0.2)
