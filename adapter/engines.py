@@ -67,6 +67,11 @@ NO_PROGRAM = (
     "There is no llama-server on the PATH. Install llama.cpp, or its server as a Python package "
     "with pip install xllamacpp."
 )
+NO_ENGINE = (
+    "No engine is installed. In a clone of Latimer, run pip install '.[prebuilt]' for llama.cpp's "
+    "server, which needs no compiler, or pip install '.[llama-cpp]' for llama.cpp in process. Or "
+    "name the URL of a running engine, such as latimer serve http://127.0.0.1:8080"
+)
 # What `latimer check` shows of an engine that is not loaded yet.
 ON_DEMAND = "loads on demand"
 # Seconds before a download that failed is tried again.
@@ -123,7 +128,7 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         make = partial(_llama_server, settings, build_of(program))
         return child_of(settings, program, file, make)
     if not all(map(find_spec, EXTRA)):
-        raise WrongSetup(MISSING)
+        raise WrongSetup(NO_ENGINE if settings.backend == "auto" else MISSING)
     try:
         arguments = settings.arguments("llama-cpp")
         return LlamaCpp(DEMO_MODEL if model is None else model, **arguments, progress=progress)

@@ -88,7 +88,9 @@ def child_of(
 
 # What llama-server's errors advise, in options of Latimer, which has started it.
 _ADVICE = {
-    EMBEDDINGS_OFF: "Start Latimer with --embeddings.",
+    EMBEDDINGS_OFF: (
+        "Start Latimer with --embeddings; also with --pooling mean if it is no embedding model."
+    ),
     NOT_POOLED: (
         "Its embeddings are not pooled. Start Latimer with --pooling mean (or cls, or last)."
     ),

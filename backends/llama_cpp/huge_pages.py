@@ -1,7 +1,7 @@
 """Weights and saved sequences in huge pages, on Linux.
 
 To decode a token, the processor reads the weights of each layer. If they are in pages of 4 KiB, it
-also has to find each of these in the page table (docs/performance.md#huge-pages). llama.cpp has no
+also has to find each of these in the page table (docs/measurements.md#huge-pages). llama.cpp has no
 option for larger ones, and Linux has none for a file that is mapped.
 
 numpy asks for huge pages for its own large arrays, which is fast for a sequence that is saved. But

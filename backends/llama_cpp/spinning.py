@@ -3,7 +3,7 @@
 libgomp's threads spin for some milliseconds before they sleep. Nothing is faster if each has a
 core. With other programs, a thread spins on the core that the one it waits for could have. Most
 batches then get fewer threads (`threads.py`). A lone sequence whose numbers must not change keeps
-all, so its threads sleep soon instead (docs/performance.md#threads-on-a-busy-machine).
+all, so its threads sleep soon instead (docs/measurements.md#threads-on-a-busy-machine).
 
 libgomp has two counts: 300,000 turns, and 100 while it has more threads than there are cores. It
 has no function that chooses one, but a team of threads that sleep is enough for the second.

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.adapter import OpenAIAdapter
+from latimer.adapter import OpenAIAdapter, engines
 from latimer.adapter.engines import WrongSetup, backend_of, describe, starts_engines, unused
 from latimer.adapter.request_log import RequestLog
 from latimer.adapter.settings import Settings
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_server import command
 from support.clients import adapting, client_of
 from support.embeddings import ENGINES, MODELS, embedding
 from support.engines.koboldcpp import FakeKoboldcpp
@@ -69,6 +70,15 @@ def test_a_folder_is_no_model(tmp_path: Path) -> None:
     """A folder as the model is an error that says so."""
     with pytest.raises(WrongSetup, match=r"is a directory\. Specify a GGUF file"):
         backend_of(Settings.load(None, model=str(tmp_path)))
+
+
+def test_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an engine, the error names a way that needs no compiler, and a URL."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with pytest.raises(WrongSetup, match=r"'\.\[prebuilt\]' .* no compiler, .* URL of a running"):
+        backend_of(Settings.load(None))
 
 
 def test_backends_that_do_not_fit() -> None:

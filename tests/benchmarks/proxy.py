@@ -114,7 +114,8 @@ def latency(
         direct = quantile(times["direct"], share)
         for name in servers:
             own = quantile(times[name], share)
-            found[name][f"{label}, ms"] = own if name == "direct" else own - direct
+            shown = own if name == "direct" else own - direct
+            found[name][f"{label} of direct, or added to it, ms"] = shown
     return found
 
 
