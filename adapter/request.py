@@ -84,6 +84,10 @@ TRACE_PARENT = b"traceparent"
 _PAIR = re.compile(r"([^\[]+)\[(.*)\]", re.DOTALL)
 
 
+# The `recent` requests of one whose body was not read.
+_ALONE: dict[Exchange, asyncio.Task[Any] | None] = {}
+
+
 class NotJson(InvalidRequest):
     """The error for a body that JSON does not allow, that has no object, or that is too deep."""
 
@@ -140,6 +144,8 @@ class Exchange(Request):
             WebSocket whose response passes through no middleware; None for other requests.
         sends_whole: True if a response may be one message (`WHOLE`), because the server takes it,
             and no middleware is between.
+        recent: this request, and others of the event loop whose bodies were read in the same
+            `WATCH_AFTER`. It gives way to them (`offload.give_way`).
         pushes: True if `push` is there as soon as the response has started, for the same reasons.
         push: sends a part of the body at once. It returns False if the client reads too slowly:
             this part is sent, but `chunk` or `write` must send the next one, as they wait. None if
@@ -170,7 +176,7 @@ class Exchange(Request):
     _stream_consumed = _is_disconnected = False
     _form = None
     _parts: list[bytes] | None = None
-    _awaiting: dict[Exchange, asyncio.Task[Any] | None] | None = None
+    recent: dict[Exchange, asyncio.Task[Any] | None] = _ALONE
     _watcher: asyncio.Task[None] | None = None
 
     def __init__(
@@ -353,16 +359,15 @@ class Exchange(Request):
         if watched is None:
             watched = _watched[loop] = {}
             loop.call_later(WATCH_AFTER, _start_watchers, loop)
-        self._awaiting = watched
+        self.recent = watched
         watched[self] = asyncio.current_task(loop)
 
     def unwatch(self) -> None:
         """Stop watching."""
-        awaiting, self._awaiting = self._awaiting, None
-        if awaiting is not None:
-            # Until the timer, it would keep all that the request has made. The next requests would
-            # then find no memory that is in the processor's cache.
-            awaiting.pop(self, None)
+        recent, self.recent = self.recent, _ALONE
+        # Until the timer, it would keep all that the request has made. The next requests would then
+        # find no memory that is in the processor's cache.
+        recent.pop(self, None)
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             # The watcher's traceback refers to this object. A reference back would make a cycle

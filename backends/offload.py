@@ -1,4 +1,6 @@
-"""Threads for work that would block the event loop; work that nobody awaits is cancelled.
+"""Threads for work that would block the event loop, and turns of the loop.
+
+Work in a thread that nobody awaits is cancelled.
 
 `PyThreadState_SetAsyncExc` raises `Abandoned` in the thread, so grammars, templates and validation
 need no checks for cancellation. It does not interrupt a call into C, so the input of such a call
@@ -12,8 +14,9 @@ import ctypes
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from types import coroutine
 from typing import Any, Generic, TypeVar
 
 from ..schemas import limits
@@ -78,6 +81,17 @@ async def importing(load: Callable[..., T], *arguments: str) -> T:
             return load(*arguments)
 
     return await asyncio.to_thread(run)
+
+
+@coroutine
+def give_way() -> Generator[None, None, None]:
+    """Let the other tasks that are ready run first, as `asyncio.sleep(0)` in one call less.
+
+    A request that gives way at a few points does each part of its work right after the same part of
+    others. Its code is then in the processor's caches: of 32 requests at once, a chat request takes
+    0.80 of the CPU time (docs/performance.md). A request without others does not give way.
+    """
+    yield
 
 
 class DeepThreads(ThreadPoolExecutor):

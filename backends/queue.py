@@ -246,12 +246,15 @@ class AdmissionQueue:
     Args:
         limit: the largest number of waiting requests; others are rejected. None means no limit.
         places: the number of calls that the engine runs at a time.
+
+    Attributes:
+        taken: the number of places that are taken.
     """
 
     def __init__(self, limit: int | None, places: int = 1) -> None:
         self._limit = limit
         self._places = places
-        self._taken = 0
+        self.taken = 0
         self._waiting: FairQueue[_Call] = FairQueue()
         self._moved = 0.0
         self._seconds = 1.0
@@ -259,14 +262,9 @@ class AdmissionQueue:
     def resize(self, places: int) -> None:
         """Change the number of places; new places go to waiting requests."""
         self._places = places
-        while self._waiting.requests and self._taken < places:
-            self._taken += 1
+        while self._waiting.requests and self.taken < places:
+            self.taken += 1
             self._pass_on()
-
-    @property
-    def taken(self) -> int:
-        """The number of places that are taken."""
-        return self._taken
 
     @property
     def waiting(self) -> int:
@@ -276,11 +274,11 @@ class AdmissionQueue:
     @property
     def is_full(self) -> bool:
         """True if a call has to wait for a place."""
-        return self._taken >= self._places or bool(self._waiting.requests)
+        return self.taken >= self._places or bool(self._waiting.requests)
 
     def check(self, party: Ticket | None = None) -> None:
         """Raise `Busy` if the queue is full, unless the request was admitted before."""
-        if self._limit is None or self._taken < self._places:
+        if self._limit is None or self.taken < self._places:
             return
         waiting = len(self._waiting.requests)
         # OpenAI's clients do not retry after a delay of more than two minutes (contract 1.5).
@@ -288,9 +286,9 @@ class AdmissionQueue:
 
     def try_take(self, party: Ticket | None = None) -> bool:
         """Take a place if one is free and no request waits; return True if taken."""
-        if self._taken >= self._places or self._waiting.requests:
+        if self.taken >= self._places or self._waiting.requests:
             return False
-        self._taken += 1
+        self.taken += 1
         if party is not None:
             party.admitted = True
         return True
@@ -325,10 +323,10 @@ class AdmissionQueue:
 
     def release(self) -> None:
         """Give a place back; it goes to the next request."""
-        if self._waiting.requests and self._taken <= self._places:
+        if self._waiting.requests and self.taken <= self._places:
             self._pass_on()
         else:
-            self._taken -= 1
+            self.taken -= 1
 
     async def __aenter__(self) -> None:
         await self.take()
@@ -349,4 +347,4 @@ class AdmissionQueue:
             call.party.note_wait(call.since)
             call.place.set_result(None)
             return
-        self._taken -= 1
+        self.taken -= 1

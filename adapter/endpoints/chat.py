@@ -123,6 +123,8 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         files: Sequence[str] = ()
         if not is_plain and list in map(type, map(_CONTENT, turn.messages)):
             turn, files = await _with_files(turn)
+        if len(exchange.recent) > 1:
+            await offload.give_way()
         chat = prepare_plain(turn, served) or await prepare(turn, served)
     except LatimerError as error:
         raise in_chat(error) from None

@@ -186,6 +186,8 @@ class JsonSink(Sink):
             reply = await offload.run(cost, answer.whole, results, usage)
         if store is not None:
             await store(reply)
+        if len(self._exchange.recent) > 1:
+            await offload.give_way()
         body = orjson.dumps(reply) if is_small else await offload.run(cost, orjson.dumps, reply)
         await self._exchange.reply(200, body)
         return reply

@@ -102,6 +102,8 @@ class Call:
         self._context, self._begun = model.context, False
         if job.grammar is not None:
             job = await with_gbnf(job)
+        if server.turns.taken:
+            await offload.give_way()
         self._payload = own_fields(job, self._choice, prompt, model.context)
         if isinstance(prompt, str) and len(prompt) <= offload.SMALL:
             data = encoded(self._payload)

@@ -208,7 +208,7 @@ async def test_no_place_is_lost_by_leaving() -> None:
         for task in chance.sample(tasks, min(2, len(tasks))):
             task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert (running, turns._taken, len(turns._waiting)) == (0, 0, 0)
+    assert (running, turns.taken, len(turns._waiting)) == (0, 0, 0)
     await asyncio.wait_for(held(turns, 3), 1)
 
 
