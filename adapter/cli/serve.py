@@ -157,7 +157,7 @@ async def _made_from(settings: Settings) -> _Made:
         backend = backend_of(placed, progress)
         for line in unused(settings):
             say(line, START)
-    writer = Writer()
+    writer = Writer(form=form_of(settings.log_format, has_requests=True))
     sdk = otel.start(settings)
     observers = [*_logs(settings, writer), *([] if sdk is None else [sdk.observer])]
     try:

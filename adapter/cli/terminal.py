@@ -88,7 +88,9 @@ def _print(line: str, level: str, event: str, fields: Mapping[str, Any]) -> None
         from ..request_log import json_line
 
         text = json_line(line, level, event, fields)
-    click.echo(text, err=True)
+    # A full disk must not end what the server does.
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 def end_at_once() -> None:
