@@ -27,8 +27,10 @@ from ..backends.llama_server import LlamaServer
 from ..backends.llama_server.command import build_of, find_program, shown_program
 from ..backends.llama_server.identity import OTHER_SERVER
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
-from .errors import printable
+from .errors import LimitsUnavailable, printable
 from .hub.names import PREFIX, is_name, parse
+from .limits.config import AdmissionConfig, store_of
+from .limits.leases import LimitsError
 from .option import Need
 from .settings import BackendName, Settings
 from .settings_file import reason_of
@@ -553,6 +555,30 @@ async def describe_store(place: StoreConfig | None) -> tuple[bool, tuple[str, st
     except (StoreError, StoreUnavailable) as error:
         return False, ("store", f"no: {where}: {in_words(error)}")
     return True, ("store", where if exists else f"{where}, new")
+
+
+# What to do about a store of the limits that cannot be used.
+LIMITS_ADVICE = "Correct the URL in admission.store, or the user in that database."
+
+
+async def describe_limits(admission: AdmissionConfig) -> tuple[str, tuple[str, str]]:
+    """Return what to do about a store of limits, empty if it works, and its row of the table.
+
+    Nothing is changed.
+    """
+    where = admission.describe()
+    try:
+        store = store_of(admission)
+        try:
+            await store.look()
+        finally:
+            await store.aclose()
+    except LimitsError as error:
+        return LIMITS_ADVICE, ("limits", f"no: {where}: {error}")
+    except LimitsUnavailable as error:
+        advice = "Start its database, or correct admission.store."
+        return advice, ("limits", f"no: {where}: {error.detail}")
+    return "", ("limits", where)
 
 
 def store_advice(place: StoreConfig | None, setting: str) -> str:

@@ -229,6 +229,13 @@ EVICTIONS = _own(
 STORE_QUEUE = _own("store_queue_objects", "gauge", "Objects that wait for the store.", ())
 STORE_LOST = _own("store_lost_objects", "counter", "Objects that the store has not kept.", ())
 STORE_UP = _own("store_up", "gauge", "1 if the store works.", (), merge=min)
+LIMITS_UP = _own(
+    "limits_up",
+    "gauge",
+    "1 if the store of the limits answers, as one in memory does.",
+    (),
+    merge=min,
+)
 BUILD = _own("build_info", "gauge", "Latimer's version.", ("version",), merge=max)
 
 # The names of `prometheus_client`, which all programs in Python have.
@@ -257,7 +264,7 @@ _PROCESS = (
 ROWS: tuple[Row, ...] = (
     RUNNING, WAITING, CACHE, STATE, *OF_STREAMS, BETWEEN, *OF_ALL, MOST_TOKENS, *TOKENS.values(),
     PREEMPTIONS, FINISHED, REQUESTS, GONE, REFUSED, AFFINITY, RETRIES, EJECTIONS, LOADS, EVICTIONS,
-    STORE_QUEUE, STORE_LOST, STORE_UP, BUILD, *_PROCESS,
+    STORE_QUEUE, STORE_LOST, STORE_UP, LIMITS_UP, BUILD, *_PROCESS,
 )  # fmt: skip
 
 # The states of an engine in `Values` are the indices of this list, so that the worst is the most.

@@ -27,6 +27,7 @@ from .metric_rows import (
     FINISHED,
     FROM_BEST,
     GONE,
+    LIMITS_UP,
     LOADS,
     MOST_TOKENS,
     OF_ALL,
@@ -296,7 +297,8 @@ class Metrics(Observer):
             for failure, count in model.pool.retries.items()
         }
         requests, gone, refused = {**self._requests}, {**self._gone}, {**self._refused}
-        return Snapshot(copies, requests, gone, refused, states, store, retries, http)
+        limits = service.limits.is_up()
+        return Snapshot(copies, requests, gone, refused, states, store, limits, retries, http)
 
     async def _count_running(self, service: Service) -> None:
         """Add the times between the tokens of streams that run, at most some at a time."""
@@ -342,6 +344,7 @@ class Snapshot:
     refused: Mapping[str, int]
     states: States
     store: Status | None
+    limits_up: bool
     retries: Mapping[tuple[str, str, str], int]
     http: Http | None = None
 
@@ -361,6 +364,7 @@ class Snapshot:
             yield STORE_QUEUE, {(): waiting}
             yield STORE_LOST, {(): lost}
             yield STORE_UP, {(): int(state == "ok")}
+        yield LIMITS_UP, {(): int(self.limits_up)}
         yield BUILD, {(_version("latimer"),): 1}
 
     def _of_series(self) -> Iterator[tuple[Row, dict[Labels, list[float]]]]:

@@ -6,7 +6,6 @@ does not delay requests.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import queue
@@ -35,6 +34,8 @@ Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 # The bytes of lines that wait for a slow reader; more are dropped, and counted.
 MOST_WAITING = 2**22
+# Seconds between attempts to say that lines were lost, while no others are written.
+_AGAIN = 5.0
 # Seconds for the last lines at the end.
 _LAST = 1.0
 # The bytes that one call writes without those of others between them.
@@ -49,15 +50,24 @@ class Writer:
 
     Several processes can write to the same pipe or socket. There each write has whole lines only,
     and few bytes, so that no line begins inside another one.
+
+    Lines that cannot be written, such as on a full disk, are lost. When writing works again, a line
+    says how many.
+
+    Args:
+        form: that of the line about lost ones.
     """
 
-    def __init__(self, descriptor: int = 2) -> None:
+    def __init__(self, descriptor: int = 2, form: Format = "json") -> None:
         self._descriptor = descriptor
+        self._form: Format = form
         mode = os.fstat(descriptor).st_mode
         self._is_shared = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # The bytes that were given, and those that the thread has written.
         self._given = self._written = 0
+        # The lines that could not be written, the reason, and if the last one is there in part.
+        self._lost, self._reason, self._is_cut = 0, "", False
         self._thread = threading.Thread(target=self._run, name="latimer-log", daemon=True)
         self._thread.start()
 
@@ -80,13 +90,42 @@ class Writer:
         self._thread.join(_LAST)
 
     def _run(self) -> None:
-        while (data := self._queue.get()) is not None:
-            # An error means that nobody reads it.
-            with contextlib.suppress(OSError):
-                for part in parts(data, _ATOMIC) if self._is_shared else (memoryview(data),):
-                    while part:
-                        part = part[os.write(self._descriptor, part) :]
+        while (data := self._next()) is not None:
+            self._put(data)
             self._written += len(data)
+        if self._lost:
+            self._put(b"")
+
+    def _next(self) -> bytes | None:
+        """Return the next lines, or none of them if it is time to try again; None at the end."""
+        try:
+            return self._queue.get(timeout=_AGAIN if self._lost else None)
+        except queue.Empty:
+            return b""
+
+    def _put(self, data: bytes) -> None:
+        """Write lines, after one about those that were lost before."""
+        lost, first = self._lost, b""
+        if lost:
+            first = b"\n" * self._is_cut + lost_line(lost, self._form, self._reason)
+            data = first + data
+        done = self._sent(data)
+        if done:
+            self._is_cut = data[done - 1 : done] != b"\n"
+        self._lost = data.count(b"\n", max(done, len(first))) + (lost if done < len(first) else 0)
+
+    def _sent(self, data: bytes) -> int:
+        """Write lines; return how many bytes could be written."""
+        done = 0
+        try:
+            for part in parts(data, _ATOMIC) if self._is_shared else (memoryview(data),):
+                while part:
+                    count = os.write(self._descriptor, part)
+                    part = part[count:]
+                    done += count
+        except OSError as error:
+            self._reason = f"the log could not be written: {error.strerror}"
+        return done
 
 
 def parts(data: bytes, size: int) -> Iterator[memoryview]:
@@ -99,6 +138,15 @@ def parts(data: bytes, size: int) -> Iterator[memoryview]:
 
 
 _LINE = orjson.OPT_APPEND_NEWLINE
+
+
+def lost_line(count: int, form: Format, reason: str) -> bytes:
+    """Return a line that says how many lines of requests were lost, and why."""
+    what = "1 line of requests is" if count == 1 else f"{count} lines of requests are"
+    text = f"{what} missing, because {reason}."
+    if form == "json":
+        text = json_line(text, "warning", "log_lost", {"lines": count})
+    return f"{text}\n".encode()
 
 
 def json_line(message: str, level: str, event: str, fields: Mapping[str, Any]) -> str:
@@ -202,10 +250,8 @@ class RequestLog(Observer):
         """Write lines, after one that says how many could not be written before."""
         lost, first = self._lost, b""
         if lost:
-            text = f"{lost} lines of requests are missing, because the log is read too slowly."
-            if self._is_json:
-                text = json_line(text, "warning", "log_lost", {"lines": lost})
-            first = f"{text}\n".encode()
+            form: Format = "json" if self._is_json else "text"
+            first = lost_line(lost, form, "the log is read too slowly")
         self._lost = 0
         if self._write(first + lines) is False:
             self._lost = lost + lines.count(b"\n")

@@ -35,7 +35,8 @@ def read_file(file: Path) -> dict[str, Any]:
             raise WrongSettings(
                 f"{file} is too large for settings; at most {MOST_FILE} bytes are allowed."
             )
-        return tomllib.loads(data.decode())
+        # Editors of Windows begin a file with a byte order mark.
+        return tomllib.loads(data.decode("utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise WrongSettings(f"{file} is not valid TOML: {error}.") from None
     except RecursionError:

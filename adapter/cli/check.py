@@ -57,7 +57,7 @@ def check(settings: Settings, as_json: bool, report: bool) -> None:
     """Show what an engine supports, the memory of a model, and the store, as a table.
 
     Each row that failed has a line that says what to do. The exit code is 1 if the engine cannot be
-    reached, or the store cannot be opened.
+    reached, or a store cannot be used.
 
     \b
     Examples:
@@ -136,6 +136,7 @@ async def _rows_of(settings: Settings) -> list[Row]:
     """
     rows = await _fleet(settings) if settings.engines else await _single(settings)
     rows.append(await _store(settings))
+    rows += await _limits(settings)
     rows += await _workers(settings)
     rows += _telemetry(settings)
     rows += await _speech(settings)
@@ -231,6 +232,18 @@ async def _store(settings: Settings) -> Row:
         return Row(name=name, value=value)
     advice = store_advice(place, settings.source_of("store"))
     return Row(name=name, value=value, status="failed", advice=advice)
+
+
+async def _limits(settings: Settings) -> Iterable[Row]:
+    """Return a row for the store of the limits, if the server uses one that processes share."""
+    from ..engines import describe_limits
+    from ..limits.config import kind_of
+
+    if not settings.keys or kind_of(settings.admission.store) == "memory":
+        return ()
+    advice, (name, value) = await describe_limits(settings.admission)
+    status: Status = "failed" if advice else "ok"
+    return (Row(name=name, value=value, status=status, advice=advice),)
 
 
 async def _workers(settings: Settings) -> Iterable[Row]:

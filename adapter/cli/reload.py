@@ -28,6 +28,8 @@ log = logging.getLogger("latimer")
 
 # Seconds between looks at the file.
 _LOOK = 2.0
+# The looks in a row without a file after which a line says that it is gone.
+_GONE = 2
 # The settings that engines and models without their own get again with the file.
 _FOLLOWED = {*OF_ENGINE, *OF_MODEL, "queue"}
 
@@ -37,15 +39,19 @@ async def follow(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter, do
     file = settings.file
     assert file is not None
     asked = door.reloads()
-    seen = _stamp(file)
+    seen, missed = _stamp(file), 0
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), _LOOK)
         now = _stamp(file)
-        if now == seen and not asked.is_set():
-            continue
         if now is None and not asked.is_set():
-            # An editor replaces the file.
+            # An editor replaces the file, which takes less than two looks.
+            missed += 1
+            if missed == _GONE:
+                _miss(file)
+            continue
+        missed = 0
+        if now == seen and not asked.is_set():
             continue
         asked.clear()
         seen = now
@@ -101,6 +107,17 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
     if fixed:
         say(f"Start the server again to change: {', '.join(fixed)}.")
     return new
+
+
+def _miss(file: Path) -> None:
+    """Say that the file is gone; the server could not start with it."""
+    reason = f"{file} does not exist any more."
+    say(
+        f"Latimer keeps its settings: {reason} The next start needs the file.",
+        "reload",
+        "error",
+        reason=reason,
+    )
 
 
 def _kept(settings: Settings, reason: str) -> Settings:

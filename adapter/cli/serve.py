@@ -19,6 +19,7 @@ from ...backends.base import Backend, EmbeddingModel, Model
 from ...backends.errors import LatimerError, shortened
 from ..app import OpenAIAdapter
 from ..engines import (
+    LIMITS_ADVICE,
     backend_of,
     is_elsewhere,
     starts_engines,
@@ -156,7 +157,7 @@ async def _made_from(settings: Settings) -> _Made:
         backend = backend_of(placed, progress)
         for line in unused(settings):
             say(line, START)
-    writer = Writer()
+    writer = Writer(form=form_of(settings.log_format, has_requests=True))
     sdk = otel.start(settings)
     observers = [*_logs(settings, writer), *([] if sdk is None else [sdk.observer])]
     try:
@@ -270,7 +271,8 @@ async def _open_store(app: OpenAIAdapter, settings: Settings) -> asyncio.Task[No
     except StoreUnavailable as error:
         if place.kind == "sqlite" or place.required:
             fail(f"{where}: {in_words(error)} {advice}")
-        say(f"The store is not available yet: {where}: {in_words(error)}")
+        line = f"The store is not available yet: {where}: {in_words(error)}"
+        say(line, level="warning")
         return asyncio.create_task(_open_later(app, where))
     say(_stores(where), START)
     return None
@@ -291,12 +293,13 @@ async def _open_limits(app: OpenAIAdapter, settings: Settings) -> None:
     try:
         await app.open_limits()
     except LimitsError as error:
-        fail(f"admission.store: {where}: {error}")
+        fail(f"admission.store: {where}: {error}. {LIMITS_ADVICE}")
     except LimitsUnavailable as error:
         until = (
             "this process counts alone" if admission.unavailable == "admit" else "keys get a 503"
         )
-        say(f"The store of the limits is not available yet, so {until}: {where}: {error.detail}")
+        line = f"The store of the limits is not available yet, so {until}: {where}: {error.detail}"
+        say(line, level="warning")
     else:
         say(f"Latimer counts the limits of keys in {where}.", START)
 

@@ -29,6 +29,7 @@ EXIT_CHECK, EXIT_START = 1, 3
 UNFINISHED = ".unfinished"
 # The bytes that a writable pipe accepts in one write (POSIX: PIPE_BUF is at least 512).
 _PIECE = 512
+_END = ord("\n")
 # Seconds between two updates of a progress on a terminal, and between two lines elsewhere.
 TERMINAL, ELSEWHERE = 0.2, 5.0
 
@@ -164,20 +165,38 @@ class _Dropping(io.FileIO):
 class _Impatient(_Dropping):
     """A file that drops the data that it cannot write immediately.
 
-    A stopped terminal, or a full pipe that nobody reads, would block the event loop.
+    A stopped terminal, or a full pipe that nobody reads, would block the event loop. After a line
+    that is there in part, such as on a full disk, the next one begins on a line of its own.
     """
 
+    # True after data of which only the beginning was written; the bytes that are left to write.
+    _is_cut, _left = False, 0
+
+    def write(self, data: object) -> int:
+        """Write all of the data, or drop the rest of it."""
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+        whole = memoryview(b"\n" + view.tobytes()) if self._is_cut else view
+        self._left = len(whole)
+        with contextlib.suppress(OSError):
+            self._write(whole)
+        done = len(whole) - self._left
+        if done:
+            self._is_cut = self._left > 0 and whole[done - 1] != _END
+        return len(view)
+
     def _write(self, view: memoryview) -> None:
-        if not hasattr(select, "poll"):
-            super()._write(view)
-            return
-        poll = select.poll()
-        poll.register(self.fileno(), select.POLLOUT)
+        poll = select.poll() if hasattr(select, "poll") else None
+        if poll is not None:
+            poll.register(self.fileno(), select.POLLOUT)
         while view:
-            if not poll.poll(0):
+            if poll is not None and not poll.poll(0):
                 return
-            super()._write(view[:_PIECE])
-            view = view[_PIECE:]
+            # The method of the file itself, which raises.
+            count = io.FileIO.write(self, view[:_PIECE]) or 0
+            if not count:
+                return
+            self._left -= count
+            view = view[count:]
 
 
 @contextlib.contextmanager

@@ -249,6 +249,10 @@ def fetch(url: str, key: str | None) -> str:
     """
     status, body = ask("GET", url, key, _PATIENCE)
     if status == 401:
+        if key:
+            raise Unreachable(
+                "the API key is wrong: send one of the server's with --api-key or LATIMER_API_KEY"
+            )
         raise Unreachable("the server needs an API key: send one with --api-key")
     if status == 403:
         raise Unreachable("the API key may use some models only: send one for all")

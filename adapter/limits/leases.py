@@ -323,6 +323,14 @@ class LeaseStore(Protocol):
         """
         ...
 
+    async def look(self) -> None:
+        """Check the same, and change nothing in the store; see `open`."""
+        await self.open()
+
+    def is_up(self) -> bool:
+        """Return True unless the store has a database that does not answer."""
+        return True
+
     async def aclose(self) -> None:
         """Write what is left, and close the connections."""
         ...

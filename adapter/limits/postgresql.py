@@ -17,8 +17,9 @@ from psycopg import Connection
 from typing_extensions import override
 
 from ..errors import LimitsUnavailable
+from ..postgresql_errors import reason_of
 from .leases import NO_RATES, LimitsError, Refusal, SharedAccount
-from .shared import LEASE_SECONDS, Renew, Settle, SharedLease, SharedLimits, Step
+from .shared import LEASE_SECONDS, Refused, Renew, Settle, SharedLease, SharedLimits, Step
 
 T = TypeVar("T")
 
@@ -61,8 +62,16 @@ class PostgresLimits(SharedLimits):
         self._connection: Connection[Any] | None = None
 
     @override
-    async def open(self) -> None:
+    async def _connect(self) -> None:
         await self._in_thread(self._ready)
+
+    @override
+    async def _reach(self) -> None:
+        await self._in_thread(lambda: self._connected().close())
+
+    @override
+    async def _ping(self) -> None:
+        await self._in_thread(self._answered)
 
     @override
     async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
@@ -99,25 +108,22 @@ class PostgresLimits(SharedLimits):
             with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as one:
                 one.shutdown(socket.SHUT_RDWR)
 
+    def _answered(self) -> None:
+        """Ask a trivial question, on a new connection if the database was started again."""
+        connection = self._connection
+        if connection is not None:
+            with suppress(psycopg.Error), connection.transaction():
+                connection.execute("SELECT 1")
+                return
+            self._connection = None
+            connection.close()
+        self._ready()
+
     def _ready(self) -> Connection[Any]:
         """Return the connection; a new one makes the table if it is missing."""
         if self._connection is not None:
             return self._connection
-        options: dict[str, Any] = {
-            "application_name": "latimer",
-            "connect_timeout": _CONNECT_SECONDS,
-            "tcp_user_timeout": _DEAD_SECONDS * 1000,
-            "keepalives_idle": _DEAD_SECONDS // 2,
-            "keepalives_interval": 1,
-            "keepalives_count": _DEAD_SECONDS // 2,
-        }
-        try:
-            connection = psycopg.connect(self._url, **options)
-        except psycopg.ProgrammingError:
-            # Its message has the value of a wrong option.
-            raise LimitsError("the URL is wrong") from None
-        except psycopg.Error as error:
-            raise LimitsUnavailable(_in_words(error)) from None
+        connection = self._connected()
         try:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -130,9 +136,27 @@ class PostgresLimits(SharedLimits):
             connection.commit()
         except psycopg.Error as error:
             connection.close()
-            raise LimitsUnavailable(_in_words(error)) from None
+            raise _unavailable(error) from None
         self._connection = connection
         return connection
+
+    def _connected(self) -> Connection[Any]:
+        """Return a new connection."""
+        options: dict[str, Any] = {
+            "application_name": "latimer",
+            "connect_timeout": _CONNECT_SECONDS,
+            "tcp_user_timeout": _DEAD_SECONDS * 1000,
+            "keepalives_idle": _DEAD_SECONDS // 2,
+            "keepalives_interval": 1,
+            "keepalives_count": _DEAD_SECONDS // 2,
+        }
+        try:
+            return psycopg.connect(self._url, **options)
+        except psycopg.ProgrammingError:
+            # Its message has the value of a wrong option.
+            raise LimitsError("the URL is wrong") from None
+        except psycopg.Error as error:
+            raise _unavailable(error) from None
 
     def _transact(self, steps: Sequence[Step]) -> list[Any]:
         """Do steps in one transaction, and return their results."""
@@ -143,7 +167,7 @@ class PostgresLimits(SharedLimits):
         except psycopg.Error as error:
             self._connection = None
             connection.close()
-            raise LimitsUnavailable(_in_words(error)) from None
+            raise _unavailable(error) from None
 
     def _done(self, connection: Connection[Any], steps: Sequence[Step]) -> list[Any]:
         names = sorted({step.grant.name for step in steps})
@@ -195,9 +219,12 @@ def _state(account: SharedAccount) -> str:
     return orjson.dumps(state).decode()
 
 
-def _in_words(error: Exception) -> str:
-    """Return the first line of a message of the database, which shows no password."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+def _unavailable(error: Exception) -> LimitsUnavailable:
+    """Return an error with the first line of the database's message, which shows no password."""
+    reason = reason_of(error)
+    if reason.is_refusal:
+        return Refused(f"{reason.words} ({reason.line})")
+    return LimitsUnavailable(f"{type(error).__name__}: {reason.line}")
 
 
 def _ignore(running: asyncio.Future[Any]) -> None:

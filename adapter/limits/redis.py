@@ -11,7 +11,13 @@ from typing import Any, TypeAlias
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
 from typing_extensions import override
 
 from ..errors import LimitsUnavailable
@@ -19,6 +25,7 @@ from .leases import KINDS, Grant, LimitsError, Refusal
 from .shared import (
     ANSWER_SECONDS,
     LEASE_SECONDS,
+    Refused,
     Reserve,
     Settle,
     SharedLease,
@@ -132,7 +139,11 @@ class RedisLimits(SharedLimits):
         self._made: Redis | None = None
 
     @override
-    async def open(self) -> None:
+    async def _connect(self) -> None:
+        await self._ping()
+
+    @override
+    async def _ping(self) -> None:
         client = self._client()
         try:
             with _errors():
@@ -234,5 +245,11 @@ def _command(step: Step) -> _Command:
 def _errors() -> Iterator[None]:
     try:
         yield
+    except (AuthenticationError, NoPermissionError) as error:
+        raise Refused(f"the database refused the user ({error})") from None
+    except ResponseError as error:
+        if "DB index" not in str(error):
+            raise LimitsUnavailable(f"{type(error).__name__}: {error}") from None
+        raise Refused(f"the database does not exist ({error})") from None
     except (RedisError, OSError) as error:
         raise LimitsUnavailable(f"{type(error).__name__}: {error}") from None

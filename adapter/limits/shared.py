@@ -7,13 +7,14 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import LimitsUnavailable
-from .leases import Grant, Lease, LeaseStore, Refusal
+from ..probe import PATIENCE, Probe
+from .leases import Grant, Lease, LeaseStore, LimitsError, Refusal
 from .memory import MemoryLimits
 
 log = logging.getLogger("latimer")
@@ -29,6 +30,10 @@ GRACE = 0.05
 MOST_STEPS = 256
 
 LATE = "it did not answer in time"
+
+
+class Refused(LimitsUnavailable):
+    """A database that answers and refuses, until its operator changes it or the settings."""
 
 
 class SharedLease(Lease):
@@ -111,6 +116,26 @@ class SharedLimits(LeaseStore):
         self._waiting: list[tuple[Step, asyncio.Future[Any]]] = []
         self._working: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
+        # A database can be lost, and come back, while no key with limits is used.
+        self._probe = Probe(self._ask, self._heard)
+
+    @abstractmethod
+    async def _connect(self) -> None:
+        """Connect, and make what the steps need.
+
+        Raises:
+            LimitsError: the URL is wrong.
+            Refused: the database refuses the user, the password, or the name of the database.
+            LimitsUnavailable: it does not answer.
+        """
+
+    @abstractmethod
+    async def _ping(self) -> None:
+        """Ask a trivial question; connect first if that is necessary; see `_connect`."""
+
+    async def _reach(self) -> None:
+        """Connect, and change nothing; see `_connect`."""
+        await self._ping()
 
     @abstractmethod
     async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
@@ -123,6 +148,27 @@ class SharedLimits(LeaseStore):
     @abstractmethod
     async def _close(self) -> None:
         """Close the connection."""
+
+    async def open(self) -> None:
+        """See `LeaseStore.open`; from then on, an idle database is asked whether it answers."""
+        try:
+            with _refusing():
+                await self._connect()
+        except LimitsUnavailable:
+            # The caller says so.
+            self._is_down = True
+            self._probe.start()
+            raise
+        self._probe.start()
+
+    async def look(self) -> None:
+        """See `LeaseStore.look`."""
+        with _refusing():
+            await self._reach()
+
+    def is_up(self) -> bool:
+        """See `LeaseStore.is_up`; as far as the last step or probe has shown."""
+        return not self._is_down
 
     async def reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
         """See `LeaseStore.reserve`."""
@@ -149,6 +195,7 @@ class SharedLimits(LeaseStore):
 
     async def aclose(self) -> None:
         """See `LeaseStore.aclose`."""
+        self._probe.cancel()
         # The event loop of the tasks may have ended.
         with suppress(RuntimeError, ValueError):
             if self._renewing is not None:
@@ -198,19 +245,18 @@ class SharedLimits(LeaseStore):
             else:
                 for (_, done), result in zip(batch, results, strict=True):
                     done.set_result(result)
+                self._probe.used_at = time.monotonic()
                 if self._is_down:
-                    self._is_down = False
-                    log.warning("the store of the limits answers again")
+                    self._heard(None)
 
     def _fail(self, error: Exception, batch: Sequence[tuple[Step, asyncio.Future[Any]]]) -> None:
         """Ask the database no more for a moment; the log says so once."""
         self._down_until = time.monotonic() + DOWN_SECONDS
         if not isinstance(error, LimitsUnavailable):
             error = LimitsUnavailable(f"{type(error).__name__}: {error}")
-        if not self._is_down:
-            self._is_down = True
-            result = "this process counts alone" if self._admits else "requests are refused"
-            log.error("the store of the limits does not answer, so %s: %s", result, error.detail)
+        self._heard(error)
+        # It may come back without another step.
+        self._probe.start()
         for step, done in batch:
             if isinstance(step, Reserve):
                 done.set_exception(error)
@@ -218,6 +264,22 @@ class SharedLimits(LeaseStore):
                 done.exception()
             else:
                 done.set_result(None)
+
+    async def _ask(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self._ping()
+
+    def _heard(self, error: Exception | None) -> None:
+        """Note if the database answers; the log says once that it does not, and that it does."""
+        if error is None:
+            if self._is_down:
+                self._is_down, self._down_until = False, 0.0
+                log.warning("the store of the limits answers again")
+        elif not self._is_down:
+            self._is_down = True
+            detail = LATE if isinstance(error, TimeoutError) else getattr(error, "detail", error)
+            result = "this process counts alone" if self._admits else "requests are refused"
+            log.error("the store of the limits does not answer, so %s: %s", result, detail)
 
     async def _keep(self) -> None:
         """Renew the leases of this process until it has none."""
@@ -228,6 +290,15 @@ class SharedLimits(LeaseStore):
                 leases.setdefault(lease.grant, []).append(lease.id)
             for grant, ids in leases.items():
                 self._add(Renew(grant, ids))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn a refusal into `LimitsError`, because waiting does not help."""
+    try:
+        yield
+    except Refused as error:
+        raise LimitsError(error.detail) from None
 
 
 def _end(asking: asyncio.Future[SharedLease | Refusal]) -> None:

@@ -347,19 +347,20 @@ class Database:
 
     def _run(self, work: Callable[[Connection], T], writes: bool) -> T:
         engine = self._ready()
+        pool = engine.pool
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with errors(), engine.connect() as connection:
                     connection = connection.execution_options(writes=writes)
                     with connection.begin():
-                        result = work(connection)
-                    if self._is_closed:
-                        # Its pool is not used any more.
-                        connection.invalidate()
-                    return result
+                        return work(connection)
             except Deadlock:
                 if attempt == ATTEMPTS:
                     raise StoreUnavailable("other processes write the same rows") from None
+            finally:
+                if self._is_closed:
+                    # A connection that was given back after the end would stay open.
+                    pool.dispose()
         raise AssertionError
 
     def _vacuum(self) -> None:

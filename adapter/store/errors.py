@@ -5,13 +5,13 @@ A message of a database goes to the log, so it must not show stored text.
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import StoreUnavailable as StoreUnavailable
+from ..postgresql_errors import SILENT, first_line, reason_of
 
 # The reason for clients when there is no answer within seconds.
 LATE = "the database does not answer in time"
@@ -54,23 +54,6 @@ _SQLITE = {
 }
 DAMAGED = _SQLITE["SQLITE_CORRUPT"]
 WRONG = "stored data is damaged"
-SILENT = "the database does not answer"
-# PostgreSQL's errors and classes of errors.
-_POSTGRESQL = {
-    "28": "the database refused the user",
-    "3D": "the database does not exist",
-    "42501": "the user has no permission",
-    "53": "the database has no space or no connection left",
-}
-# Those that only an operator can mend.
-_REFUSED = ("28", "3D", "42501")
-# The driver has no code of an error while it connects, only the server's message.
-_CONNECTING = (
-    (re.compile(r"no pg_hba\.conf entry|no password supplied|authentication failed"), "28000"),
-    (re.compile(r'FATAL: +role ".*" (does not exist|is not permitted to log in)'), "28000"),
-    (re.compile(r'FATAL: +database ".*" does not exist'), "3D000"),
-    (re.compile(r"FATAL: +permission denied for database"), "42501"),
-)
 # Errors of rows: of their values, their keys, and their sizes.
 _OF_ROWS = ("22", "23", "54")
 # A deadlock, and a transaction that cannot be put in an order with another one.
@@ -116,7 +99,7 @@ def errors() -> Iterator[None]:
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise _translated(error) from None
     except OSError as error:
-        raise StoreUnavailable("the disk or the network failed", _first_line(error)) from None
+        raise StoreUnavailable("the disk or the network failed", first_line(error)) from None
 
 
 def _translated(error: Exception) -> Exception:
@@ -125,7 +108,7 @@ def _translated(error: Exception) -> Exception:
     from sqlalchemy.exc import DataError, IntegrityError
 
     original = getattr(error, "orig", None) or error
-    state, line = getattr(original, "sqlstate", None) or "", _first_line(original)
+    state, line = getattr(original, "sqlstate", None) or "", first_line(original)
     if isinstance(error, IntegrityError | DataError) or state.startswith(_OF_ROWS):
         return Rejected(type(original).__name__)
     if state in _CONFLICTS:
@@ -137,27 +120,8 @@ def _translated(error: Exception) -> Exception:
             return StoreUnavailable(DAMAGED, type(original).__name__)
         known = next((words for key, words in _SQLITE.items() if name.startswith(key)), None)
         return StoreUnavailable(known or SILENT, f"{name}: {line}")
-    if not state:
-        state, line = _connecting(original) or (state, line)
-    reason = _POSTGRESQL.get(state) or _POSTGRESQL.get(state[:2], SILENT)
-    return (Refused if state.startswith(_REFUSED) else StoreUnavailable)(reason, line)
-
-
-def _connecting(error: BaseException) -> tuple[str, str] | None:
-    """Return the code and the line of a refusal in the message of a driver, or None.
-
-    The message has a line for each address that was tried.
-    """
-    for line in str(error).splitlines():
-        for words, state in _CONNECTING:
-            if words.search(line):
-                return state, line.strip(" \t-")
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the message of a driver; PostgreSQL shows values of rows in the lines after it."""
-    return str(error).strip().partition("\n")[0]
+    reason = reason_of(original)
+    return (Refused if reason.is_refusal else StoreUnavailable)(reason.words, reason.line)
 
 
 @contextmanager

@@ -143,7 +143,10 @@ class Writer:
             raise
 
     def hurry(self) -> None:
-        """Try again soon what an attempt could not write, because the database answers others."""
+        """Try again soon what an attempt could not write, because the database answers others.
+
+        Without such an object, the database is available again.
+        """
         self._pause = 0.0
         if self._has_failed and self._timer is not None:
             loop = asyncio.get_running_loop()
@@ -151,6 +154,12 @@ class Writer:
             if self._timer.when() > soon:
                 self._timer.cancel()
                 self._timer = loop.call_at(soon, self._start)
+        elif self._has_failed and self._task is None:
+            self._recover()
+
+    def fail(self, error: StoreUnavailable) -> None:
+        """Count the database as one that does not answer, until it answers somebody."""
+        self._report(error)
 
     async def aclose(self) -> None:
         """Write what waits, in one last attempt of a few seconds."""
@@ -238,15 +247,19 @@ class Writer:
         for record in rejected:
             record.is_rejected = True
             self.lose(1, "the database cannot take them", record)
+        self._recover()
+        for target, done in self._flushes:
+            if target <= self._done and not done.done():
+                done.set_result(None)
+        self._flushes = [one for one in self._flushes if not one[1].done()]
+
+    def _recover(self) -> None:
+        """Count the database as one that answers, and log that once."""
         if self._has_failed:
             what = _objects(self.lost, "was", "were")
             log.warning("the store is available again; %s lost", what)
         self._has_failed = self._is_full = False
         self._pause = 0.0
-        for target, done in self._flushes:
-            if target <= self._done and not done.done():
-                done.set_result(None)
-        self._flushes = [one for one in self._flushes if not one[1].done()]
 
     async def _pack(self) -> None:
         """Let objects that have to wait take less memory."""

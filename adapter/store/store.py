@@ -18,6 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...backends.single_flight import OnceCell
+from ..postgresql_errors import SILENT
+from ..probe import Probe
 from .config import StoreConfig
 from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
 from .queue import DELAY, MEMORY_DELAY, QUIET, Writer
@@ -66,6 +68,9 @@ class Store:
         self._can_open = True
         # The time until which an answer that failed counts, and that of the next line about one.
         self._fails_until = self._silent_until = 0.0
+        # A database on a server can be lost while nobody uses it.
+        is_remote = place.kind == "postgresql"
+        self._probe = Probe(self._ask_nothing, self._heard) if is_remote else None
         self._tidying: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -82,10 +87,14 @@ class Store:
         database = await asyncio.to_thread(_database, self.place)
         try:
             await database.open()
-        except (StoreError, StoreUnavailable):
+        except (StoreError, StoreUnavailable) as error:
             self._can_open = False
+            if self._probe is not None and isinstance(error, StoreUnavailable):
+                self._probe.start()
             raise
         self._can_open = True
+        if self._probe is not None:
+            self._probe.start()
         if self.place.age is not None:
             self._tidy()
         return database
@@ -161,8 +170,13 @@ class Store:
             try:
                 async with asyncio.timeout(COMMIT_SECONDS):
                     await self._writer.flush()
+                    if self._probe is not None and self._writer.state != "ok":
+                        # Nothing waits: a probe has found it lost, and it may be back.
+                        self._heard(await self._probe.now())
             except TimeoutError:
                 raise StoreUnavailable(LATE) from None
+            if self._writer.state != "ok":
+                raise StoreUnavailable(SILENT)
 
     async def get(self, owner: str, kind: str, id: str, whole: bool = False) -> Stored | None:
         """Return an object of an owner, or None.
@@ -327,6 +341,8 @@ class Store:
 
     async def aclose(self) -> None:
         """Write what waits, and close the database; this takes a few seconds at most."""
+        if self._probe is not None:
+            self._probe.cancel()
         await self._writer.aclose()
         if self._timer is not None:
             self._timer.cancel()
@@ -359,6 +375,7 @@ class Store:
                 # Its response has said that it is not stored.
                 await self._withdraw(database, record)
         self._fails_until = 0.0
+        self._note_use()
         return rejected
 
     async def _withdraw(self, database: Database, record: Record) -> None:
@@ -447,6 +464,7 @@ class Store:
             error = known
         else:
             self._fails_until = 0.0
+            self._note_use()
             self._writer.hurry()
             return found
         now = time.monotonic()
@@ -456,6 +474,26 @@ class Store:
             self._silent_until = now + QUIET
         self._fails_until = now + FAILING_SECONDS
         raise error
+
+    def _note_use(self) -> None:
+        """Let the probe ask later, because the database has answered."""
+        if self._probe is not None:
+            self._probe.used_at = time.monotonic()
+
+    async def _ask_nothing(self) -> None:
+        """Ask the database whether it answers; one that is not open yet is opened."""
+        database = await self._open_to_answer()
+        await database.read(lambda connection: connection.exec_driver_sql("SELECT 1").one())
+
+    def _heard(self, error: Exception | None) -> None:
+        """Note what a probe has found."""
+        if error is None:
+            if self._writer.state != "ok":
+                self._fails_until = 0.0
+            self._writer.hurry()
+        elif self._can_open:
+            late = StoreUnavailable(LATE)
+            self._writer.fail(error if isinstance(error, StoreUnavailable) else late)
 
     def _tidy(self) -> None:
         """Delete the objects that are too old, now and from time to time."""

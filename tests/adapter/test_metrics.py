@@ -18,6 +18,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import KeyConfig, digest_of
+from latimer.adapter.limits.memory import MemoryLimits
 from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
 from latimer.adapter.metrics import Metrics, Series
 from latimer.adapter.request_log import RequestLog
@@ -411,7 +412,9 @@ async def test_the_sum_of_times_between_tokens_never_falls() -> None:
     """The order in which times are added changes no sum that a scrape has shown."""
     series = Series()
     shown = []
-    service: Any = SimpleNamespace(observe=lambda: None, running=set(), store=None)
+    service: Any = SimpleNamespace(
+        observe=lambda: None, running=set(), store=None, limits=MemoryLimits()
+    )
     metrics = Metrics()
     metrics._series["m", "e"] = series
     facts = {"count": 1, "counted": 0, "party": None, "engine": "e"}
@@ -437,7 +440,9 @@ async def test_a_scrape_during_long_streams_lets_others_run() -> None:
     facts = {"count": 1, "counted": 0, "party": None, "engine": "e"}
     record: Any = SimpleNamespace(arrivals=arrivals[:15_000], **facts)
     running = [SimpleNamespace(record=record, model="m")]
-    service: Any = SimpleNamespace(observe=lambda: None, running=running, store=None)
+    service: Any = SimpleNamespace(
+        observe=lambda: None, running=running, store=None, limits=MemoryLimits()
+    )
 
     async def count() -> None:
         nonlocal turns

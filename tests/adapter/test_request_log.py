@@ -7,12 +7,14 @@ import json
 import logging
 import os
 import re
+import resource
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -468,6 +470,90 @@ def test_lines_of_several_writers_are_whole() -> None:
     reader.join()
     os.close(read)
     assert found == line * (256 * 8)
+
+
+@contextmanager
+def no_room_beyond(size: int) -> Iterator[None]:
+    """Let no file grow beyond some bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def settled(writer: Writer) -> None:
+    """Wait until a writer has tried to write everything."""
+    end = time.monotonic() + 10
+    while writer.waiting:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_lines_that_a_full_disk_loses_are_a_line(tmp_path: Path, form: Any) -> None:
+    """After a full disk, a new line says how many lines were lost, and the next one is whole."""
+    file = tmp_path / "log"
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    writer = Writer(descriptor, form)
+    with no_room_beyond(25):
+        # The second line is there in part, and nothing of the others.
+        writer.write(b'{"number": 1}\n{"number": 2}\n')
+        writer.write(b'{"number": 3}\n')
+        writer.write(b'{"number": 4}\n{"number": 5}\n')
+        settled(writer)
+    writer.write(b'{"number": 6}\n')
+    writer.write(b'{"number": 7}\n')
+    writer.close()
+    os.close(descriptor)
+    first, cut, lost, *rest = file.read_bytes().splitlines()
+    assert (first, cut) == (b'{"number": 1}', b'{"number": ')
+    assert rest == [b'{"number": 6}', b'{"number": 7}']
+    words = "4 lines of requests are missing, because the log could not be written: File too large."
+    if form == "text":
+        assert lost == words.encode()
+    else:
+        found = json.loads(lost)
+        assert (found["event"], found["lines"], found["message"]) == ("log_lost", 4, words)
+
+
+def test_a_line_about_lost_ones_that_is_lost_is_written_later(tmp_path: Path) -> None:
+    """The number grows while the disk is full, and is written without another request."""
+    file = tmp_path / "log"
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    writer = Writer(descriptor)
+    writer.write(b"{}\n")
+    settled(writer)
+    for size in (3, 20):
+        # The second time, the line about lost ones is there in part.
+        with no_room_beyond(size):
+            writer.write(b"{}\n{}\n")
+            settled(writer)
+    writer.close()
+    os.close(descriptor)
+    _, cut, lost = file.read_bytes().splitlines()
+    assert len(cut) == 17
+    assert json.loads(lost)["lines"] == 4
+
+
+def test_lost_lines_are_reported_while_no_request_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server without requests says what a full disk has lost, some seconds after it has room."""
+    monkeypatch.setattr("latimer.adapter.request_log._AGAIN", 0.05)
+    file = tmp_path / "log"
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    writer = Writer(descriptor)
+    with no_room_beyond(1):
+        writer.write(b"{}\n")
+        settled(writer)
+    end = time.monotonic() + 10
+    while b"log_lost" not in file.read_bytes():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    writer.close()
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize("form", ["json", "text"])

@@ -223,6 +223,12 @@ def test_a_value_in_a_table_is_checked(file: Path, table: str, said: str) -> Non
     assert said in complaint(file)
 
 
+def test_a_file_can_begin_with_a_byte_order_mark(file: Path) -> None:
+    """A file of an editor that writes a byte order mark first is read as without it."""
+    file.write_bytes(b"\xef\xbb\xbfport = 1234\n")
+    assert Settings.load(file).port == 1234
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     """A folder as `--config` is an error that says so."""
     assert complaint(tmp_path) == "FILE cannot be read: Is a directory."

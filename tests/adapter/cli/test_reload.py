@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli import terminal
-from latimer.adapter.cli.reload import reload
+from latimer.adapter.cli.reload import follow, reload
 from latimer.adapter.fleet import Fleet
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.settings import Settings
@@ -77,6 +79,52 @@ async def test_a_file_that_is_not_used_is_an_error(
     line = orjson.loads(capsys.readouterr().err)
     assert (line["level"], line["event"]) == ("error", "reload")
     assert line["message"] == f"Latimer keeps its settings: {line['reason']}"
+    await app.aclose()
+
+
+class Doorway:
+    """A door through which nobody asks for a reload."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.reloaded = 0
+
+    def reloads(self) -> asyncio.Event:
+        """Return the event that asks for a reload."""
+        return self.asked
+
+    def has_reloaded(self) -> None:
+        """Count a reload."""
+        self.reloaded += 1
+
+
+async def test_a_file_that_is_deleted_is_an_error_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A settings file that is gone is one line of the log, and is followed when it is back."""
+    monkeypatch.setattr(terminal, "_is_json", True)
+    monkeypatch.setattr("latimer.adapter.cli.reload._LOOK", 0.02)
+    file = tmp_path / "latimer.toml"
+    file.write_text(key("one"))
+    settings = Settings.load(file)
+    app = OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), keys=settings.keys)
+    door: Any = Doorway()
+    following = asyncio.create_task(follow(settings, None, app, door))
+    for name in ("two", "three"):
+        await asyncio.sleep(0.2)
+        file.unlink()
+        await asyncio.sleep(0.3)
+        (line,) = map(orjson.loads, capsys.readouterr().err.splitlines())
+        assert (line["level"], line["event"]) == ("error", "reload")
+        assert line["reason"] == f"{file} does not exist any more."
+        before = door.reloaded
+        (tmp_path / "new").write_text(key(name))
+        (tmp_path / "new").rename(file)
+        async with asyncio.timeout(10):
+            while door.reloaded == before:
+                await asyncio.sleep(0.02)
+        assert f"key {name} added" in capsys.readouterr().err
+    following.cancel()
     await app.aclose()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 CODE = """
 import sys
@@ -29,3 +30,26 @@ def test_a_log_that_nobody_reads_is_dropped() -> None:
         logged = process.stderr.read()
     assert logged.startswith(b"x" * 99 + b"\n" + b"y" * 1000)
     assert len(logged) < 1_000_000
+
+
+FULL = """
+import resource, sys
+from latimer.adapter.cli import terminal
+terminal.secure()
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+print("one", file=sys.stderr)
+resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))
+print("two is cut", file=sys.stderr)
+print("three is lost", file=sys.stderr)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+print("four", file=sys.stderr)
+print("five", file=sys.stderr)
+"""
+
+
+def test_a_line_after_a_full_disk_is_whole(tmp_path: Path) -> None:
+    """The first line after a full disk is not joined with one that is there in part."""
+    file = tmp_path / "log"
+    with file.open("ab") as log:
+        subprocess.run([sys.executable, "-c", FULL], stderr=log, check=True, timeout=30)
+    assert file.read_text() == "one\ntw\nfour\nfive\n"

@@ -181,7 +181,8 @@ def test_a_table_of_a_server(server: str) -> None:
 def test_the_key_is_sent(closed: str) -> None:
     """A server with a key answers one, from the flag or the environment, with vLLM's names."""
     assert top(closed, "--once").returncode == 1
-    assert "--api-key" in top(closed, "--once").stderr
+    assert "the server needs an API key: send one with --api-key" in top(closed, "--once").stderr
+    assert "the API key is wrong" in top(closed, "--once", "--api-key", "other").stderr
     assert top(closed, "--once", "--api-key", "secret").returncode == 0
     done = top(closed, "--once", LATIMER_API_KEY="secret,other")
     assert "demo" in done.stdout

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from latimer.adapter import probe
 from latimer.adapter.errors import LimitsUnavailable
 from latimer.adapter.limits import postgresql as own_postgresql
 from latimer.adapter.limits import redis as own_redis
@@ -304,6 +305,31 @@ async def test_a_database_that_starts_again(kind: str) -> None:
                 await lease_of(store, grant)
         finally:
             await store.aclose()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_a_database_that_nobody_uses_is_asked(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a request, a store notices that its server is gone, and that it is back."""
+    monkeypatch.setattr(probe, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(probe, "LOST_SECONDS", 0.1)
+    with own_server(kind) as server:
+        store = store_of(AdmissionConfig(store=address_of(server)))
+        try:
+            await store.open()
+            for change, is_up in ((server.stop, False), (server.start, True)):
+                await asyncio.sleep(0.5)
+                assert store.is_up() is not is_up
+                change()
+                async with asyncio.timeout(10):
+                    while store.is_up() is not is_up:
+                        await asyncio.sleep(0.02)
+        finally:
+            await store.aclose()
+    assert [one.levelname for one in caplog.records if one.name == "latimer"] == [
+        "ERROR", "WARNING",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])

@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter import probe as probes
 from latimer.adapter.store import database as databases
 from latimer.adapter.store import queue
 from latimer.adapter.store import store as stores
@@ -21,6 +24,9 @@ from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.records import Key, Query
 from latimer.adapter.store.store import Store
 from support import postgresql
+from support.clients import client_of
+from support.engines.echo import Echo
+from support.prometheus import scrape
 from support.stored import KIND, PIXEL, opened, record, same, store_at
 
 SECRET = "Rumpelstiltskin"
@@ -58,6 +64,9 @@ async def recovered(store: Store) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(probes, "LOST_SECONDS", 0.1)
+    monkeypatch.setattr(probes, "PATIENCE", 0.3)
     monkeypatch.setattr(queue, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(queue, "LONGEST_PAUSE", 0.1)
     monkeypatch.setattr(queue, "PATIENCE", 0.3)
@@ -114,6 +123,101 @@ async def test_a_postgresql_that_is_stopped_gets_everything_later(
     server.start()
     assert await listed(remote) == [old, new.id]
     assert remote.status()._asdict() == {"state": "ok", "waiting": 0, "lost": 0}
+
+
+async def state_of(store: Store, wanted: str) -> None:
+    """Wait some seconds until the store says that it has a state, without using the store."""
+    async with asyncio.timeout(10):
+        while store.status().state != wanted:
+            await asyncio.sleep(0.02)
+
+
+async def test_an_idle_postgresql_that_is_stopped_is_noticed(
+    remote: Store, server: postgresql.PostgreSQL, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without any request, the store says that its server is gone and that it is back, once."""
+    old = await kept(remote)
+    await asyncio.sleep(0.5)
+    assert remote.status().state == "ok"
+    server.stop()
+    await state_of(remote, "unavailable")
+    with pytest.raises(StoreUnavailable):
+        await remote.check()
+    await asyncio.sleep(0.5)
+    server.start()
+    await state_of(remote, "ok")
+    await remote.check()
+    lines = [one.getMessage() for one in caplog.records if "available" in one.getMessage()]
+    assert [line.partition(":")[0] for line in lines] == [
+        "the store is not available",
+        "the store is available again; 0 objects were lost",
+    ]
+    assert await listed(remote) == [old]
+
+
+async def test_an_idle_postgresql_that_is_silent_is_noticed(
+    remote: Store, server: postgresql.PostgreSQL
+) -> None:
+    """A server that keeps its connections and answers nothing is lost until it continues."""
+    await kept(remote)
+    with server.paused():
+        await state_of(remote, "unavailable")
+    await state_of(remote, "ok")
+
+
+async def test_a_required_store_that_is_back_takes_the_next_request(
+    remote: Store, server: postgresql.PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request asks a lost database again, and does not wait for the next probe."""
+    await kept(remote)
+    server.stop()
+    await state_of(remote, "unavailable")
+    monkeypatch.setattr(probes, "LOST_SECONDS", 60.0)
+    await asyncio.sleep(0.5)
+    server.start()
+    await remote.check()
+    assert remote.status().state == "ok"
+
+
+async def test_the_paths_for_operators_notice_an_idle_postgresql_that_is_lost(
+    server: postgresql.PostgreSQL,
+) -> None:
+    """`/ready`, `/health` and the metrics follow a required store that nobody uses."""
+    with server.database() as url:
+        app = OpenAIAdapter(Echo(), store=url, store_required=True)
+        await app.open_store()
+        store = app.service.store
+        assert store is not None
+        async with client_of(app) as client:
+            assert await _seen(client) == (200, 200, 1)
+            server.stop()
+            await state_of(store, "unavailable")
+            assert await _seen(client) == (503, 503, 0)
+            server.start()
+            await state_of(store, "ok")
+            assert await _seen(client) == (200, 200, 1)
+        await app.aclose()
+
+
+async def _seen(client: httpx2.AsyncClient) -> tuple[int, int, float]:
+    """Return the statuses of `/ready` and `/health`, and the metric of the store."""
+    found = [(await client.get(path)).status_code for path in ("/ready", "/health")]
+    return found[0], found[1], (await scrape(client)).sum("latimer_store_up")
+
+
+async def test_a_postgresql_that_refuses_later_is_opened_by_its_probe(
+    server: postgresql.PostgreSQL,
+) -> None:
+    """A store whose server was down at the first attempt is opened without a request."""
+    with server.database() as url:
+        store = store_at(url)
+        server.stop()
+        with pytest.raises(StoreUnavailable):
+            await store.open()
+        assert store.status().state == "unavailable"
+        server.start()
+        await state_of(store, "ok")
+        await store.aclose()
 
 
 async def test_a_postgresql_that_is_silent_holds_nobody(
