@@ -29,7 +29,6 @@ from ...schemas import limits
 from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..admission import admitted
-from ..chat.templates import without_bos
 from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import Echo
 from ..generation.frames import CompletionEncoder, in_stream
@@ -246,9 +245,9 @@ def _prompts(
         # Without a prompt the model begins a new document.
         return [_text(request, model, prompt or "")]
     if isinstance(prompt[0], int):
-        return [_ids(prompt, encoding)]
+        return [_ids(prompt, encoding, model)]
     return [
-        _text(request, model, one) if isinstance(one, str) else _ids(one, encoding)
+        _text(request, model, one) if isinstance(one, str) else _ids(one, encoding, model)
         for one in prompt
     ]
 
@@ -258,11 +257,21 @@ def _text(request: CompletionRequest, model: Model, prompt: str) -> Text:
     check_length(size, limits.TOKEN_SIZE.maximum, model.context, request.max_tokens)
     if request.parse_special is False:
         return Text(prompt, False)
-    return Text(without_bos(prompt, model) if model.adds_bos else prompt)
+    return _without_bos(prompt, model) if model.adds_bos else Text(prompt)
 
 
-def _ids(prompt: Sequence[Any], encoding: Encoding | None) -> Content:
-    return tuple(prompt) if encoding is None else to_text(encoding, prompt)
+def _without_bos(prompt: str, model: Model) -> Text:
+    """Return a prompt without the BOS at its start, which the engine adds, but which counts."""
+    if model.bos_token and prompt.startswith(model.bos_token):
+        return Text(prompt[len(model.bos_token) :], bos=model.bos_token)
+    return Text(prompt)
+
+
+def _ids(prompt: Sequence[Any], encoding: Encoding | None, model: Model) -> Content:
+    if encoding is None:
+        return tuple(prompt)
+    text = to_text(encoding, prompt)
+    return _without_bos(text.text, model) if model.adds_bos else text
 
 
 def _each(job: Generation, contents: Sequence[Content]) -> list[Generation]:
@@ -311,7 +320,7 @@ async def _echo(request: CompletionRequest, job: Generation, backend: Backend) -
     if job.prompt.logprobs is not None:
         return Echo(keep_end=True)
     prompt = job.prompt.content
-    data = prompt.text.encode() if isinstance(prompt, Text) else await backend.detokenize(prompt)
+    data = prompt.spelled.encode() if isinstance(prompt, Text) else await backend.detokenize(prompt)
     return Echo(data) if request.echo else Echo(base=len(data.decode(errors="replace")))
 
 

@@ -48,7 +48,8 @@ INSIDE = (
 
 def _hidden(job: Generation, model: Model) -> int:
     """Return the number of prompt tokens that are not from the client: a BOS."""
-    added = isinstance(job.prompt.content, Text) or job.prompt.suffix is not None
+    content = job.prompt.content
+    added = not content.bos if isinstance(content, Text) else job.prompt.suffix is not None
     return job.prompt.bos_count or int(model.adds_bos and added)
 
 
