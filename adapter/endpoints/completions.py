@@ -24,7 +24,7 @@ from ...backends.base import (
     Stops,
     Text,
 )
-from ...backends.errors import LatimerError, Unsupported, check_length
+from ...backends.errors import LatimerError, UnknownToken, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
@@ -132,7 +132,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     if request.echo or request.logprobs is not None:
         echoes = await _echoes(request, jobs, served.backend)
     plan = Plan(jobs, candidates, usage_of, echoes)
-    if job.logprobs is not None:
+    if job.logprobs is not None or len(jobs) > 1:
         plan.translate = partial(_translate, request)
     head = {
         "id": f"cmpl-{random.getrandbits(96):024x}",
@@ -184,8 +184,14 @@ def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | Non
 def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
     """Return an error that names the request's own field.
 
-    An error about `logprobs` names `best_of` if only the ranking of candidates needs them.
+    An error about `logprobs` names `best_of` if only the ranking of candidates needs them. One
+    about a token id of one of several prompts names that prompt.
     """
+    if isinstance(error, UnknownToken) and error.param == "prompt":
+        prompts = request.prompt if _prompt_count(request.prompt) > 1 else ()
+        for index, prompt in enumerate(prompts or ()):
+            if isinstance(prompt, list) and error.token in prompt:
+                return UnknownToken(f"prompt[{index}]", error.size, error.token)
     if isinstance(error, Unsupported) and error.param in ("logprobs", "top_logprobs"):
         own = "best_of" if request.logprobs is None else "logprobs"
         return Unsupported(own, error.engine, error.hint)
@@ -195,11 +201,12 @@ def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
 def _count(request: CompletionRequest) -> tuple[int, int | None]:
     """Return the number of choices per prompt, and the number to keep (None keeps all).
 
-    Contract 2.1 and 2.8: `best_of` must not be smaller than `n`, nor larger in a stream.
+    Contract 2.1 and 2.8: `best_of` must not be smaller than `n`, nor larger in a stream. If it is
+    equal, all candidates are kept, best first, but a stream cannot rank them.
     """
     count = request.n or 1
     best_of = request.best_of
-    if best_of is None or best_of == count:
+    if best_of is None or (best_of == count and (count == 1 or request.stream)):
         return count, None
     if best_of < count:
         raise InvalidRequest(

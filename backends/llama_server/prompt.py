@@ -74,6 +74,17 @@ async def check_biases(server: Server, job: Generation) -> None:
     check_ids("logit_bias", ids, await server.vocabulary_size())
 
 
+async def check_prompt(server: Server, job: Generation) -> None:
+    """Name the id of a prompt that the server has rejected, which its own error does not.
+
+    Raises:
+        UnknownToken: an id is not in the vocabulary.
+    """
+    content = job.prompt.content
+    if not isinstance(content, Text):
+        check_ids("prompt", content, await server.vocabulary_size())
+
+
 async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
     """Return the ids of a prompt that fits, and how many of them are the client's own."""
     prompt = job.prompt.content
