@@ -23,10 +23,23 @@ GrammarKind: TypeAlias = Literal["gbnf", "json_schema", "regex", "lark"]
 
 
 class Text(NamedTuple):
-    """Prompt text; `parse_special` is True if control tokens spelled in it are parsed as such."""
+    """Prompt text.
+
+    Args:
+        text: the text, without a BOS that the engine adds.
+        parse_special: True if control tokens spelled in it are parsed as such.
+        bos: the spelling of the BOS with which the client began the text, or empty. The BOS that
+            the engine adds then counts as the client's own.
+    """
 
     text: str
     parse_special: bool = True
+    bos: str = ""
+
+    @property
+    def spelled(self) -> str:
+        """The text as the client wrote it."""
+        return self.bos + self.text
 
 
 TokenIds: TypeAlias = tuple[int, ...]

@@ -24,12 +24,11 @@ from ...backends.base import (
     Stops,
     Text,
 )
-from ...backends.errors import LatimerError, Unsupported, check_length
+from ...backends.errors import LatimerError, UnknownToken, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
 from ..admission import admitted
-from ..chat.templates import without_bos
 from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import Echo
 from ..generation.frames import CompletionEncoder, in_stream
@@ -133,7 +132,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     if request.echo or request.logprobs is not None:
         echoes = await _echoes(request, jobs, served.backend)
     plan = Plan(jobs, candidates, usage_of, echoes)
-    if job.logprobs is not None:
+    if job.logprobs is not None or len(jobs) > 1:
         plan.translate = partial(_translate, request)
     head = {
         "id": f"cmpl-{random.getrandbits(96):024x}",
@@ -185,8 +184,14 @@ def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | Non
 def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
     """Return an error that names the request's own field.
 
-    An error about `logprobs` names `best_of` if only the ranking of candidates needs them.
+    An error about `logprobs` names `best_of` if only the ranking of candidates needs them. One
+    about a token id of one of several prompts names that prompt.
     """
+    if isinstance(error, UnknownToken) and error.param == "prompt":
+        prompts = request.prompt if _prompt_count(request.prompt) > 1 else ()
+        for index, prompt in enumerate(prompts or ()):
+            if isinstance(prompt, list) and error.token in prompt:
+                return UnknownToken(f"prompt[{index}]", error.size, error.token)
     if isinstance(error, Unsupported) and error.param in ("logprobs", "top_logprobs"):
         own = "best_of" if request.logprobs is None else "logprobs"
         return Unsupported(own, error.engine, error.hint)
@@ -196,11 +201,12 @@ def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
 def _count(request: CompletionRequest) -> tuple[int, int | None]:
     """Return the number of choices per prompt, and the number to keep (None keeps all).
 
-    Contract 2.1 and 2.8: `best_of` must not be smaller than `n`, nor larger in a stream.
+    Contract 2.1 and 2.8: `best_of` must not be smaller than `n`, nor larger in a stream. If it is
+    equal, all candidates are kept, best first, but a stream cannot rank them.
     """
     count = request.n or 1
     best_of = request.best_of
-    if best_of is None or best_of == count:
+    if best_of is None or (best_of == count and (count == 1 or request.stream)):
         return count, None
     if best_of < count:
         raise InvalidRequest(
@@ -246,9 +252,9 @@ def _prompts(
         # Without a prompt the model begins a new document.
         return [_text(request, model, prompt or "")]
     if isinstance(prompt[0], int):
-        return [_ids(prompt, encoding)]
+        return [_ids(prompt, encoding, model)]
     return [
-        _text(request, model, one) if isinstance(one, str) else _ids(one, encoding)
+        _text(request, model, one) if isinstance(one, str) else _ids(one, encoding, model)
         for one in prompt
     ]
 
@@ -258,11 +264,21 @@ def _text(request: CompletionRequest, model: Model, prompt: str) -> Text:
     check_length(size, limits.TOKEN_SIZE.maximum, model.context, request.max_tokens)
     if request.parse_special is False:
         return Text(prompt, False)
-    return Text(without_bos(prompt, model) if model.adds_bos else prompt)
+    return _without_bos(prompt, model) if model.adds_bos else Text(prompt)
 
 
-def _ids(prompt: Sequence[Any], encoding: Encoding | None) -> Content:
-    return tuple(prompt) if encoding is None else to_text(encoding, prompt)
+def _without_bos(prompt: str, model: Model) -> Text:
+    """Return a prompt without the BOS at its start, which the engine adds, but which counts."""
+    if model.bos_token and prompt.startswith(model.bos_token):
+        return Text(prompt[len(model.bos_token) :], bos=model.bos_token)
+    return Text(prompt)
+
+
+def _ids(prompt: Sequence[Any], encoding: Encoding | None, model: Model) -> Content:
+    if encoding is None:
+        return tuple(prompt)
+    text = to_text(encoding, prompt)
+    return _without_bos(text.text, model) if model.adds_bos else text
 
 
 def _each(job: Generation, contents: Sequence[Content]) -> list[Generation]:
@@ -311,7 +327,7 @@ async def _echo(request: CompletionRequest, job: Generation, backend: Backend) -
     if job.prompt.logprobs is not None:
         return Echo(keep_end=True)
     prompt = job.prompt.content
-    data = prompt.text.encode() if isinstance(prompt, Text) else await backend.detokenize(prompt)
+    data = prompt.spelled.encode() if isinstance(prompt, Text) else await backend.detokenize(prompt)
     return Echo(data) if request.echo else Echo(base=len(data.decode(errors="replace")))
 
 

@@ -29,7 +29,7 @@ from .regex import (
     only,
 )
 
-# A space, or a line break and spaces, as in llama.cpp's own rule.
+# A space, or a line break and spaces or tabs, as in llama.cpp's own rule.
 WS = '(" " | "\\n" [ \\t]{0,20})?'
 
 

@@ -84,15 +84,16 @@ def check_text(text: str) -> None:
 
 
 async def counted(server: Server, job: Generation, model: Model) -> tuple[str, int, int]:
-    """Return the prompt as text, and its number of tokens with a BOS and without.
+    """Return the prompt as text, its number of tokens, and how many are the client's own.
 
     koboldcpp silently cuts the beginning of a prompt that does not fit, so its tokens are counted
     first.
     """
-    content = job.prompt.content
+    content, is_own = job.prompt.content, False
     if isinstance(content, Text):
         if not content.parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
+        is_own = bool(content.bos)
         text = await offload.run(len(content.text), with_media, job, content.text)
     else:
         text = await _text_of(server, content)
@@ -103,8 +104,8 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
         raise EmptyPrompt
     wanted = 0 if job.clips else job.max_tokens or 0
     if count + wanted > model.context or count >= model.context:
-        raise ContextExceeded(model.context, tokens, job.max_tokens or 0)
-    return text, count, tokens
+        raise ContextExceeded(model.context, tokens + is_own, job.max_tokens or 0)
+    return text, count, tokens + is_own
 
 
 async def _text_of(server: Server, ids: TokenIds) -> str:
@@ -151,7 +152,7 @@ class Run:
     """The consecutive calls of a job; each choice takes a turn in the queue.
 
     Args:
-        prompt_tokens: their number without a BOS; None to take it from the whole response.
+        prompt_tokens: their number without an added BOS; None to take it from the whole response.
     """
 
     def __init__(
@@ -366,8 +367,9 @@ class Run:
 
     def _without_bos(self, prompt_tokens: Any) -> int:
         """Return the number of the prompt's tokens from a reported one, which has an added BOS."""
-        bos = self.model.bos_token
+        bos, content = self.model.bos_token, self._job.prompt.content
         has_bos = bool(bos) and self._prompt.startswith(bos)
+        has_bos = has_bos or (isinstance(content, Text) and bool(content.bos))
         return whole_of(prompt_tokens) - (self.model.adds_bos and not has_bos)
 
     async def _is_own(self, call: Call, text: str) -> bool:

@@ -209,7 +209,7 @@ class LlamaCpp(Backend):
             size_of(job), prompt_of, job, engine.vocabulary, parts, engine.model.context
         )
         task, mailbox = self._task(job, engine, constraint, prompt)
-        if task.max_tokens == 0 and job.prompt.logprobs is None:
+        if task.max_tokens == 0 and task.job.prompt.logprobs is None:
             yield end_at_once(job, task.prompt_tokens)
             return
         with self._let_in(task.party):

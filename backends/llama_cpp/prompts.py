@@ -70,7 +70,7 @@ def prompt_of(
         found = _infill(job, vocabulary)
     elif isinstance(text, Text):
         ids = vocabulary.tokenize(text.text, add_special=True, parse_special=text.parse_special)
-        found = TokenizedPrompt(ids, len(ids) - vocabulary.adds_bos, {})
+        found = TokenizedPrompt(ids, len(ids) - (vocabulary.adds_bos and not text.bos), {})
     else:
         check_ids("prompt", text, vocabulary.size)
         found = TokenizedPrompt(text, len(text) - job.prompt.bos_count, {})
@@ -81,7 +81,7 @@ def prompt_of(
         found = found._replace(prediction=ahead[:context])
     if job.prompt.logprobs is None:
         return found
-    data = text.text.encode() if isinstance(text, Text) else None
+    data = text.spelled.encode() if isinstance(text, Text) else None
     shown = vocabulary.shown(found.ids[len(found.ids) - found.own_count :], data)
     return found._replace(shown=shown)
 
@@ -98,7 +98,7 @@ def _with_media(
         runs += [
             vocabulary.tokenize(text, add_special=False, parse_special=special) for text in others
         ]
-        bos_count = int(vocabulary.adds_bos)
+        bos_count = int(vocabulary.adds_bos and not prompt.bos)
     else:
         runs = [tuple(run) for run in _split(prompt, MEDIA_ID)]
         bos_count = job.prompt.bos_count
@@ -141,4 +141,7 @@ def _infill(job: Generation, vocabulary: Vocabulary) -> TokenizedPrompt:
         check_ids("prompt", prompt, vocabulary.size)
         prefix = prompt
     ids = (before, *prefix, after, *tokenize(job.prompt.suffix or ""), gap)
-    return TokenizedPrompt((vocabulary.bos_id, *ids) if vocabulary.adds_bos else ids, len(ids), {})
+    if not vocabulary.adds_bos:
+        return TokenizedPrompt(ids, len(ids), {})
+    is_own = isinstance(prompt, Text) and bool(prompt.bos)
+    return TokenizedPrompt((vocabulary.bos_id, *ids), len(ids) + is_own, {})

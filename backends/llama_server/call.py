@@ -24,7 +24,7 @@ from ..errors import (
 )
 from ..grammar import with_gbnf
 from ..http import Connection
-from .prompt import check_biases, native_prompt, prompt_ids, text_prompt
+from .prompt import check_biases, check_prompt, native_prompt, prompt_ids, text_prompt
 from .scoring import score, speculative
 from .server import Server
 from .tokens import TokenStream, pieces_of
@@ -48,7 +48,8 @@ INSIDE = (
 
 def _hidden(job: Generation, model: Model) -> int:
     """Return the number of prompt tokens that are not from the client: a BOS."""
-    added = isinstance(job.prompt.content, Text) or job.prompt.suffix is not None
+    content = job.prompt.content
+    added = not content.bos if isinstance(content, Text) else job.prompt.suffix is not None
     return job.prompt.bos_count or int(model.adds_bos and added)
 
 
@@ -123,7 +124,10 @@ class Call:
         self._response = response
         if response.status != 200:
             try:
-                raise to_error(response.status, await response.aread(), job)
+                body = await response.aread()
+                if response.status == 400:
+                    await check_prompt(server, job)
+                raise to_error(response.status, body, job)
             finally:
                 await self.__aexit__()
         source = response.stream

@@ -74,6 +74,17 @@ async def check_biases(server: Server, job: Generation) -> None:
     check_ids("logit_bias", ids, await server.vocabulary_size())
 
 
+async def check_prompt(server: Server, job: Generation) -> None:
+    """Name the id of a prompt that the server has rejected, which its own error does not.
+
+    Raises:
+        UnknownToken: an id is not in the vocabulary.
+    """
+    content = job.prompt.content
+    if not isinstance(content, Text):
+        check_ids("prompt", content, await server.vocabulary_size())
+
+
 async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
     """Return the ids of a prompt that fits, and how many of them are the client's own."""
     prompt = job.prompt.content
@@ -83,7 +94,7 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
         ids = await server.tokenize(
             prompt.text, add_special=True, parse_special=prompt.parse_special
         )
-        count = len(ids) - model.adds_bos
+        count = len(ids) - (model.adds_bos and not prompt.bos)
     else:
         ids, count = prompt, len(prompt) - job.prompt.bos_count
     if not ids:
@@ -96,13 +107,14 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
 
 
 async def _filling(server: Server, job: Generation, model: Model) -> tuple[TokenIds, int]:
-    """Return the ids of an infill prompt, and their number without a BOS."""
+    """Return the ids of an infill prompt, and how many of them are the client's own."""
     markers = await _markers(server, model)
-    prefix = job.prompt.content
+    prefix, is_own = job.prompt.content, False
     if isinstance(prefix, Text):
+        is_own = bool(prefix.bos)
         prefix = await server.plain(prefix.text)
     ids = markers.around(prefix, await server.plain(job.prompt.suffix or ""))
-    return ((await server.ids("")) + ids if model.adds_bos else ids), len(ids)
+    return ((await server.ids("")) + ids if model.adds_bos else ids), len(ids) + is_own
 
 
 async def _markers(server: Server, model: Model) -> InfillTokens:

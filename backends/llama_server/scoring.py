@@ -210,7 +210,7 @@ async def prompt_tokens(
         return ()
     vocabulary, bos_count = facts.vocabulary, len(ids) - count
     own = ids[bos_count:]
-    text = job.prompt.content.text.encode() if isinstance(job.prompt.content, Text) else None
+    text = job.prompt.content.spelled.encode() if isinstance(job.prompt.content, Text) else None
     # The first token gets no score (contract 2.6.1), even if a BOS before it would allow one.
     scores = await score(server, ids, bos_count + 1, job.prompt.logprobs or 0, job.party)
 

@@ -159,6 +159,21 @@ async def test_a_list_of_one(client: httpx2.AsyncClient) -> None:
     assert [choice["text"] for choice in one["choices"]] == ["1, 2,"]
 
 
+async def test_an_unknown_id_is_named_with_its_prompt(scorer: httpx2.AsyncClient) -> None:
+    """An id that the vocabulary lacks is named, with the index of its prompt if there are
+    several."""
+    cases = (([5, 99999], "prompt"), ([[5, 99999]], "prompt"), ([[5], [5, 99999]], "prompt[1]"))
+    for prompt, param in cases:
+        body = {"model": "m", "prompt": prompt, "max_tokens": 1}
+        reply = await scorer.post("/v1/completions", json=body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
+        assert error["message"].startswith(
+            f"Invalid '{param}': 99999 is not a token id of this model. "
+            "Expected an id from 0 to 1023."
+        )
+
+
 async def test_token_ids(client: httpx2.AsyncClient) -> None:
     """A list of ids is one prompt, lists of ids are several, and all are used unchanged."""
     ids = [1, 288, 201, 37, 505, 298, 223, 515, 16, 2, 201, 1, 285, 201]

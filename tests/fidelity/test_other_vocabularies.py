@@ -116,30 +116,75 @@ async def test_tokens_are_the_same(engines: tuple[Backend, Backend]) -> None:
             assert await local.detokenize(ids) == await remote.detokenize(ids)
 
 
-async def test_a_bos_is_added_once_and_never_counted(
+async def test_a_bos_is_added_once_and_counted_if_it_is_the_clients(
     engines: tuple[Backend, Backend],
     clients: tuple[httpx2.AsyncClient, httpx2.AsyncClient],
 ) -> None:
-    """A BOS spelled in the prompt is not added twice, and no BOS is counted."""
+    """No BOS is added to a prompt that spells one, and only a spelled BOS is counted."""
     model = await engines[0].model()
     for client in clients:
         plain = await complete(client, prompt="Hello", max_tokens=8)
-        if model.adds_bos:
-            assert await complete(client, prompt=model.bos_token + "Hello", max_tokens=8) == plain
         ids = await engines[0].tokenize("Hello", add_special=False, parse_special=True)
         assert plain[1]["prompt_tokens"] == len(ids)
+        if model.adds_bos:
+            spelled = model.bos_token + "Hello"
+            choices, usage = await complete(client, prompt=spelled, max_tokens=8)
+            assert choices == plain[0]
+            assert usage["prompt_tokens"] == len(ids) + 1
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+@pytest.mark.parametrize("text", PROMPTS)
+async def test_a_spelled_bos_is_echoed(
+    engines: tuple[Backend, Backend],
+    clients: tuple[httpx2.AsyncClient, httpx2.AsyncClient],
+    ban: dict[str, int],
+    text: str,
+    limit: int,
+) -> None:
+    """A prompt that spells the BOS has the entries, offsets and usage of the same token ids."""
+    model = await engines[0].model()
+    bos = model.bos_token if model.adds_bos else ""
+    ids = list(await engines[0].tokenize(text, add_special=True, parse_special=True))
+    body = {"max_tokens": limit, "logit_bias": ban}
+    for client in clients:
+        (found,), usage = await complete(client, prompt=bos + text, echo=True, logprobs=1, **body)
+        (exact,), exact_usage = await complete(client, prompt=ids, echo=True, logprobs=1, **body)
+        assert usage == exact_usage
+        assert usage["prompt_tokens"] == len(ids)
+        assert found["text"].startswith(bos + text)
+        arrays, others = found["logprobs"], exact["logprobs"]
+        assert len(arrays["tokens"]) == len(ids) + limit
+        if bos:
+            assert arrays["tokens"][0] == bos
+            assert arrays["text_offset"][1] == len(bos)
+        assert arrays["token_logprobs"][0] is None
+        assert arrays["token_logprobs"][1:] == pytest.approx(others["token_logprobs"][1:], abs=1e-3)
+        (plain,), _ = await complete(client, prompt=bos + text, echo=True, **body)
+        assert plain["text"] == found["text"]
+        (after,), _ = await complete(client, prompt=bos + text, logprobs=0, **body)
+        assert after["logprobs"]["text_offset"] == [len(bos + text)] * limit
 
 
 async def test_an_empty_prompt_starts_from_the_bos(
     engines: tuple[Backend, Backend],
     clients: tuple[httpx2.AsyncClient, httpx2.AsyncClient],
 ) -> None:
-    """An empty prompt starts from the BOS, and is a 400 for a model without one."""
+    """An empty prompt starts from the BOS, has no tokens, and is a 400 for a model without one."""
     adds_bos = (await engines[0].model()).adds_bos
     for client in clients:
         reply = await client.post("/v1/completions", json={"model": "m", "max_tokens": 2})
         assert reply.status_code == (200 if adds_bos else 400)
         if adds_bos:
             assert reply.json()["usage"]["prompt_tokens"] == 0
+            choices, usage = await complete(client, max_tokens=0, echo=True, logprobs=1)
+            assert choices[0]["text"] == ""
+            assert choices[0]["finish_reason"] == "length"
+            assert set(map(len, choices[0]["logprobs"].values())) == {0}
+            assert usage["completion_tokens"] == 0
+            bos = (await engines[0].model()).bos_token
+            choices, usage = await complete(client, prompt=bos, max_tokens=0, echo=True, logprobs=0)
+            assert choices[0]["logprobs"]["tokens"] == [bos]
+            assert usage["prompt_tokens"] == 1
         else:
             assert reply.json()["error"]["param"] == "prompt"

@@ -85,6 +85,17 @@ async def test_echo_shows_the_prompt_only(clients: list[httpx2.AsyncClient]) -> 
         assert "".join(c["choices"][0]["text"] for c in chunks_in(reply)) == text
 
 
+async def test_a_spelled_bos_counts(clients: list[httpx2.AsyncClient]) -> None:
+    """A BOS that the prompt spells is not added again, but it is echoed and counted."""
+    bos = "<|begin_of_text|>"
+    for client in clients:
+        body = {"suffix": " of", "echo": True}
+        plain = await fill(client, prompt="Hello the", **body)
+        own = await fill(client, prompt=f"{bos}Hello the", **body)
+        assert own["choices"][0]["text"] == bos + plain["choices"][0]["text"]
+        assert own["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + 1
+
+
 async def test_a_model_that_cannot_fill_is_refused(
     demo: httpx2.AsyncClient, client: httpx2.AsyncClient
 ) -> None:

@@ -15,10 +15,12 @@ import httpx2
 import pytest
 import tiktoken
 import tiktoken.registry
+from conftest import MODELS
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.generation import token_ids as vocabularies
 from latimer.adapter.generation.token_ids import forget, load, loaded, to_text
 from latimer.backends.errors import EngineError, RequestError, Unsupported
+from latimer.backends.llama_cpp import LlamaCpp
 from support.recordings import DEMO_CHATML
 
 WORDS = [b" Paris", b" Lisbon", b"The", b" capital", b"\xe6\xbc", b" Parisian", b" river"]
@@ -102,6 +104,20 @@ async def test_prompts_of_ids_are_read_in_that_vocabulary(scorer: httpx2.AsyncCl
     reply = await complete(scorer, prompt=ids, logit_bias_vocabulary=NAME)
     assert reply.json()["choices"] == (await complete(scorer)).json()["choices"]
     assert reply.json()["usage"]["prompt_tokens"] == 15
+
+
+async def test_a_bos_in_that_vocabulary_is_not_added_again(client_of: Any) -> None:
+    """A prompt of ids that spell the model's BOS gives the same answer as its text."""
+    backend = LlamaCpp(MODELS / "spm.gguf")
+    app = OpenAIAdapter(backend, any_model=True)
+    text = (await backend.model()).bos_token + "Hello"
+    body = {"logit_bias_vocabulary": NAME, "echo": True, "logprobs": 0, "max_tokens": 0}
+    async with client_of(app) as client:
+        found = (await complete(client, prompt=list(text.encode()), **body)).json()
+        plain = (await complete(client, prompt=text, **body)).json()
+        assert found["choices"][0]["text"] == text
+        assert (found["choices"], found["usage"]) == (plain["choices"], plain["usage"])
+    await app.aclose()
 
 
 @pytest.mark.parametrize(

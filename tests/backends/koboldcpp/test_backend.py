@@ -28,6 +28,7 @@ from latimer.backends.errors import (
 )
 from latimer.backends.http import ConnectionPool
 from latimer.backends.koboldcpp import KoboldCpp
+from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.recorded import RecordedKoboldcpp
 from support.engines.replay import Replay
 from support.jobs import run
@@ -238,6 +239,20 @@ async def test_koboldcpp_work_ends_when_its_client_leaves(
     if replay is not None:
         assert replay.ended
     await backend.aclose()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_bos_of_the_client_counts(streamed: bool) -> None:
+    """The engine's count of a prompt includes its BOS only if the client wrote that BOS."""
+    async with FakeKoboldcpp() as fake:
+        backend = KoboldCpp(fake.url)
+        assert (await backend.model()).adds_bos
+        counts = []
+        for text in (Text("echo:a"), Text("echo:a", bos="<|endoftext|>")):
+            job = Generation(Prompt(text), 5, sampling=GREEDY, streamed=streamed)
+            counts.append((await run(backend, job))[1][0].prompt_tokens)
+        assert counts == [len("echo:a"), len("echo:a") + 1]
+        await backend.aclose()
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])

@@ -56,6 +56,17 @@ async def test_a_bias_of_an_unknown_id_is_an_error(backend: LlamaServer) -> None
         assert (caught.value.param, caught.value.token) == ("logit_bias", size)
 
 
+async def test_an_unknown_id_of_a_prompt_is_named(backend: LlamaServer) -> None:
+    """An id of a prompt that the vocabulary lacks is named with the size of the vocabulary."""
+    size = len(await backend.token_bytes())
+    await run(backend, Generation(Prompt((5, size - 1)), 1, sampling=GREEDY))
+    for token in (size, 2**31 - 1):
+        with pytest.raises(UnknownToken) as caught:
+            await run(backend, Generation(Prompt((5, token)), 1, sampling=GREEDY))
+        assert (caught.value.param, caught.value.token) == ("prompt", token)
+        assert caught.value.size == size
+
+
 async def test_held_characters_of_several_tokens_are_not_lost(backend: LlamaServer) -> None:
     """Text that the server holds back for a stop sequence is restored at the length limit."""
     grammar = Grammar("gbnf", 'root ::= "Zoë 漢"', "grammar")
