@@ -74,7 +74,9 @@ class Options(TypedDict, total=False):
         admission: the store of these limits (`limits.config.AdmissionConfig`); memory by default.
         share_prefixes: share the prompt cache of the in-process engine across API keys. A client
             can then infer other clients' prompts from response times.
-        cors_origins: the web pages that may read responses in a browser; by default all.
+        cors_origins: the web pages of other origins that may read responses in a browser, `*` for
+            all. By default the adapter sends no CORS headers, so that those of an app around it
+            hold; only pages of the same host may open a WebSocket.
         local_rules: the rules of `latimer serve` without a key (`origins.LocalRules`), instead of
             `cors_origins`. They reject requests from other pages, and requests to unknown host
             names. By default there are none.
@@ -126,7 +128,7 @@ class Options(TypedDict, total=False):
     keys: Mapping[str, KeyConfig | Mapping[str, Any]]
     admission: AdmissionConfig | Mapping[str, Any]
     share_prefixes: bool
-    cors_origins: Sequence[str]
+    cors_origins: Sequence[str] | None
     local_rules: LocalRules | None
     max_body: int
     strict: bool
@@ -169,12 +171,13 @@ _KEYWORDS = _keywords()
 # An option, and its value in the texts of errors. llama-server has some of these options, too.
 _OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
 
-# The defaults of `latimer serve`, without rules for local pages and without the playground.
+# The defaults of `latimer serve`, without rules for pages and without the playground.
 DEFAULTS = cast(
     "Options",
     {
         "local_rules": None,
         **Settings.model_construct().arguments("adapter"),
+        "cors_origins": None,
         "playground": False,
         "speaker": None,
         "transcriber": None,

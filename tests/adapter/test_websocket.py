@@ -145,6 +145,8 @@ def test_a_key_that_was_taken_back_is_refused_in_an_open_connection() -> None:
         ({"local_rules": LocalRules(["https://chat.example"])}, 101),
         ({"cors_origins": ["https://other.example"]}, 403),
         ({"cors_origins": ["*"]}, 101),
+        ({}, 403),
+        ({"api_keys": ["sk-team"]}, 403),
     ],
 )
 def test_a_page_that_may_not_read_responses_opens_no_websocket(
@@ -159,6 +161,28 @@ def test_a_page_that_may_not_read_responses_opens_no_websocket(
         return
     found, error = refusal(app, headers=headers)
     assert (found, error["code"]) == (403, "origin_not_allowed")
+
+
+@pytest.mark.parametrize("options", [{}, {"cors_origins": ["https://other.example"]}])
+def test_pages_of_the_same_host_may_open_a_websocket(options: dict[str, Any]) -> None:
+    """An app's own pages need no `cors_origins`, also behind a proxy that ends TLS."""
+    app = OpenAIAdapter(Echo(), **options)
+    for origin, host in (
+        ("https://app.example", "app.example"),
+        ("http://App.example:8000", "app.example:8000"),
+        ("http://[::1]:80", "[::1]"),
+    ):
+        with connected(app, headers={"origin": origin, "host": host}) as socket:
+            assert text_of(answer(socket)) == "Hi"
+    for origin, host in (
+        ("http://app.example:3000", "app.example:8000"),
+        ("https://app.example.evil.example", "app.example"),
+        ("app://app.example", "app.example"),
+        ("null", "null"),
+    ):
+        status, error = refusal(app, headers={"origin": origin, "host": host})
+        assert (status, error["code"]) == (403, "origin_not_allowed")
+        assert error["message"].endswith(" To allow it, add it to cors_origins.")
 
 
 def test_a_foreign_host_name_opens_no_websocket() -> None:
