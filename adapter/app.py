@@ -25,6 +25,7 @@ from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
 from .auth import Keys
+from .base_urls import advice_for
 from .chat.instruct import FORMATS
 from .errors import (
     InvalidRequest,
@@ -542,22 +543,22 @@ class OpenAIAdapter(Router):
 
     async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for an unknown path, or a handshake of a WebSocket."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" and self.serves(scope):
             # A client knows by this answer that it can use HTTP.
             raise WebSocketRefused(scope["path"])
-        path = _path_in(scope)
-        if scope["method"] == "HEAD" and path in _PROBED:
+        path, method = _path_in(scope), scope.get("method", "GET")
+        if method == "HEAD" and path in _PROBED:
             exchange: Exchange = scope[EXCHANGE]
             await exchange.reply(200, b"")
             return
-        asked = shortened(f"{scope['method']} {scope['path']}")
+        asked = shortened(f"{method} {scope['path']}")
         raise InvalidRequest(f"Invalid URL ({asked}){self._hint_at(path, scope)}", status=404)
 
     def _hint_at(self, path: str, scope: Scope) -> str:
-        """Return what else there is, for the base URL of the API; empty for other paths."""
+        """Return what else there is, for the base URL of the API, or for a wrong one."""
         prefix, root = path.strip("/"), scope.get("root_path", "")
         if prefix not in self._starts:
-            return ""
+            return advice_for(path, scope, self._starts)
         base = f"{root}/{prefix}".rstrip("/")
         page = f" The playground is at {root}/." if self._has_page else ""
         return f". This is the base URL of the API: GET {base}/models lists the models.{page}"

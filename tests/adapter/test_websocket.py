@@ -76,6 +76,19 @@ def test_a_connection_answers_frames(path: str) -> None:
             assert not any("stream_id" in one for one in found)
 
 
+def test_an_unknown_frame_gets_a_list_of_those_that_are_known() -> None:
+    """The error for a frame of another type lists all types, also that without an answer."""
+    with connected(OpenAIAdapter(Echo("Hello."))) as socket:
+        socket.send_json({"type": "response.processed"})
+        socket.send_json({"type": "response.cancel"})
+        error = socket.receive_json()["error"]
+        assert (error["param"], error["code"]) == ("type", "invalid_value")
+        assert error["message"] == (
+            "Invalid value: 'response.cancel'. Supported values are: 'response.create' and "
+            "'response.processed'."
+        )
+
+
 @pytest.mark.parametrize("lane", [{}, {"stream_id": "a"}])
 def test_the_first_frame_has_the_notes_of_a_response(lane: dict[str, str]) -> None:
     """The first event has the headers that list ignored fields, and no other event has them."""
@@ -199,6 +212,19 @@ def test_where_there_is_no_websocket_clients_use_http(path: str, options: Any) -
     """A handshake is a 426 if WebSockets are off, and at other paths."""
     status, error = refusal(OpenAIAdapter(Echo(), **options), path)
     assert (status, error["code"]) == (426, "unsupported_endpoint")
+
+
+def test_an_unknown_path_of_a_websocket_is_unknown() -> None:
+    """A handshake at a path that no method has is the 404 of HTTP, with its advice."""
+    app = OpenAIAdapter(Echo())
+    for mounted, root in ((app, ""), (Router([Mount("/ai", app)]), "/ai")):
+        status, error = refusal(mounted, f"{root}/v1/nope")
+        assert (status, error["message"]) == (404, f"Invalid URL (GET {root}/v1/nope)")
+        status, error = refusal(mounted, f"{root}/v1/v1/responses")
+        assert (status, error["message"].partition("API ")[2]) == (
+            404,
+            f"ends in {root}/v1: they add the path of an endpoint.",
+        )
 
 
 @pytest.mark.parametrize("mounted", [True, False])
