@@ -522,6 +522,7 @@ class OpenAIAdapter(Router):
             if route is not None:
                 scope["router"], scope["route"] = self, route
                 return route.handle(scope, receive, send)
+            send = scope[EXCHANGE].named_by(send)
         return super().app(scope, receive, send)
 
     def _index(self) -> None:
