@@ -33,7 +33,13 @@ def advice_for(path: str, scope: Scope, prefixes: Sequence[str]) -> str:
         path: the path of the request below the place where the app is mounted.
         prefixes: those of the paths of the API, without slashes around them.
     """
-    root = scope.get("root_path", "")
+    root: str = scope.get("root_path", "")
+    if path == scope["path"] and root != scope.get("app_root_path", root):
+        # The app is mounted, but its path is not below its root path.
+        return (
+            f". The path does not begin with the root path {root}. If a proxy strips a prefix, "
+            "start the server with it (--root-path) instead of setting the root path of the app."
+        )
     prefix = next((f"/{one}" for one in prefixes if one), "")
     base = f"{root}{prefix}"
     path = path.rstrip("/")

@@ -76,6 +76,20 @@ async def test_other_paths_get_no_advice(path: str) -> None:
     assert await message_of(OpenAIAdapter(Echo()), "POST", path) == ""
 
 
+async def test_a_root_path_that_a_proxy_strips_is_named() -> None:
+    """The 404 of a mount whose root path is not in the path says how to set it."""
+    inner = Starlette(routes=[Mount("/ai", OpenAIAdapter(Echo()))])
+
+    async def proxied(scope: Any, receive: Any, send: Any) -> None:
+        # FastAPI's `root_path` does the same.
+        await inner({**scope, "root_path": "/proxy"}, receive, send)
+
+    said = await message_of(proxied, "GET", "/ai/v1/models")
+    assert said.startswith(". The path does not begin with the root path /proxy/ai.")
+    async with client_of(proxied) as client:
+        assert (await client.get("/proxy/ai/v1/models")).status_code == 200
+
+
 async def test_the_advice_has_the_prefix_that_is_served() -> None:
     """The base URL has the prefix of the API, and Anthropic's clients get none without `/v1`."""
     app = OpenAIAdapter(Echo(), ("/llm",))
