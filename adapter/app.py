@@ -25,6 +25,7 @@ from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
 from .auth import Keys
+from .base_urls import advice_for
 from .chat.instruct import FORMATS
 from .errors import (
     InvalidRequest,
@@ -74,7 +75,9 @@ class Options(TypedDict, total=False):
         admission: the store of these limits (`limits.config.AdmissionConfig`); memory by default.
         share_prefixes: share the prompt cache of the in-process engine across API keys. A client
             can then infer other clients' prompts from response times.
-        cors_origins: the web pages that may read responses in a browser; by default all.
+        cors_origins: the web pages of other origins that may read responses in a browser, `*` for
+            all. By default the adapter sends no CORS headers, so that those of an app around it
+            hold; only pages of the same host may open a WebSocket.
         local_rules: the rules of `latimer serve` without a key (`origins.LocalRules`), instead of
             `cors_origins`. They reject requests from other pages, and requests to unknown host
             names. By default there are none.
@@ -126,7 +129,7 @@ class Options(TypedDict, total=False):
     keys: Mapping[str, KeyConfig | Mapping[str, Any]]
     admission: AdmissionConfig | Mapping[str, Any]
     share_prefixes: bool
-    cors_origins: Sequence[str]
+    cors_origins: Sequence[str] | None
     local_rules: LocalRules | None
     max_body: int
     strict: bool
@@ -169,12 +172,13 @@ _KEYWORDS = _keywords()
 # An option, and its value in the texts of errors. llama-server has some of these options, too.
 _OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
 
-# The defaults of `latimer serve`, without rules for local pages and without the playground.
+# The defaults of `latimer serve`, without rules for pages and without the playground.
 DEFAULTS = cast(
     "Options",
     {
         "local_rules": None,
         **Settings.model_construct().arguments("adapter"),
+        "cors_origins": None,
         "playground": False,
         "speaker": None,
         "transcriber": None,
@@ -518,6 +522,7 @@ class OpenAIAdapter(Router):
             if route is not None:
                 scope["router"], scope["route"] = self, route
                 return route.handle(scope, receive, send)
+            send = scope[EXCHANGE].named_by(send)
         return super().app(scope, receive, send)
 
     def _index(self) -> None:
@@ -539,22 +544,22 @@ class OpenAIAdapter(Router):
 
     async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for an unknown path, or a handshake of a WebSocket."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" and self.serves(scope):
             # A client knows by this answer that it can use HTTP.
             raise WebSocketRefused(scope["path"])
-        path = _path_in(scope)
-        if scope["method"] == "HEAD" and path in _PROBED:
+        path, method = _path_in(scope), scope.get("method", "GET")
+        if method == "HEAD" and path in _PROBED:
             exchange: Exchange = scope[EXCHANGE]
             await exchange.reply(200, b"")
             return
-        asked = shortened(f"{scope['method']} {scope['path']}")
+        asked = shortened(f"{method} {scope['path']}")
         raise InvalidRequest(f"Invalid URL ({asked}){self._hint_at(path, scope)}", status=404)
 
     def _hint_at(self, path: str, scope: Scope) -> str:
-        """Return what else there is, for the base URL of the API; empty for other paths."""
+        """Return what else there is, for the base URL of the API, or for a wrong one."""
         prefix, root = path.strip("/"), scope.get("root_path", "")
         if prefix not in self._starts:
-            return ""
+            return advice_for(path, scope, self._starts)
         base = f"{root}/{prefix}".rstrip("/")
         page = f" The playground is at {root}/." if self._has_page else ""
         return f". This is the base URL of the API: GET {base}/models lists the models.{page}"

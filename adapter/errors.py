@@ -378,9 +378,11 @@ def in_responses(error: LatimerError, names: Mapping[str, str] = _NO_NAMES) -> L
         )
         return InvalidRequest(message, "max_output_tokens", "context_length_exceeded")
     if isinstance(error, ContextExceeded):
+        more = "at least " if error.at_least else ""
         message = (
-            f"{_chat_context(error)} Your input exceeds the context window of this model. Please "
-            "adjust your input and try again."
+            f"This model's maximum context length is {error.context} tokens. However, your input "
+            f"resulted in {more}{error.prompt_tokens} tokens. Your input exceeds the context "
+            "window of this model. Please adjust your input and try again."
         )
         return InvalidRequest(message, "input", "context_length_exceeded")
     if isinstance(error, UnknownModel):

@@ -188,6 +188,15 @@ def _origin(text: str) -> Origin | None:
     return scheme, parts[0], _PORTS[scheme] if parts[1] is None else parts[1]
 
 
+def _is_of_host(origin: str, host: str) -> bool:
+    """Return True if a page of this `Origin` comes from this `Host`.
+
+    A proxy that ends TLS hides the scheme, so that of the origin counts.
+    """
+    parts = _origin(origin)
+    return parts is not None and parts[0] in _PORTS and parts == _origin(f"{parts[0]}://{host}")
+
+
 def _authority(text: str) -> tuple[str, int | None] | None:
     """Split `host`, `host:port` or `[::1]:port` into host, in lower case, and port.
 
@@ -261,19 +270,21 @@ class OriginMiddleware(CORSMiddleware):
 
     Args:
         origins: the origins of pages that may read responses; `*` for all. Requests of other
-            origins get responses too, but the browser withholds these from the page.
+            origins get responses too, but the browser withholds these from the page. None adds no
+            headers and passes preflights on: an app around this one has its own rules.
         rules: the rules of a server without a key, instead of `origins`; requests that they do
             not allow are rejected.
     """
 
     def __init__(
-        self, app: ASGIApp, origins: Iterable[str] = (), rules: LocalRules | None = None
+        self, app: ASGIApp, origins: Iterable[str] | None = (), rules: LocalRules | None = None
     ) -> None:
+        self._is_silent = origins is None and rules is None
         if rules is not None:
             origins = [ANY] if rules.any_origin else []
         super().__init__(
             app,
-            allow_origins=frozenset(origins),
+            allow_origins=frozenset(origins or ()),
             allow_methods=METHODS,
             allow_headers=["*"],
             allow_private_network=True,
@@ -293,9 +304,9 @@ class OriginMiddleware(CORSMiddleware):
     @override
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
         # Most clients of a server with a key, or inside another app, are not browsers.
-        if scope["type"] == "http" and (
-            self._rules is not None or b"origin" in scope[EXCHANGE].named
-        ):
+        if scope["type"] == "http":
+            if self._is_silent or (self._rules is None and b"origin" not in scope[EXCHANGE].named):
+                return self.app(scope, receive, send)
             verdict = self.judge(scope["method"], scope.get("scheme", "http"), scope["headers"])
             if verdict is not None:
                 exchange: Exchange = scope[EXCHANGE]
@@ -312,15 +323,19 @@ class OriginMiddleware(CORSMiddleware):
         """Raise the error for a page that may not open a WebSocket.
 
         A browser lets every page do that, and shows it what arrives. So a page that may not read
-        responses is rejected here.
+        responses is rejected here. Without `rules`, pages of the same host may always read them.
         """
         verdict = self.judge("GET", scheme_of(scope), scope["headers"])
         if verdict is None:
             return
         if verdict.error is not None:
             raise verdict.error
-        origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
-        if self._rules is None and not self.is_allowed_origin(origin):
+        if self._rules is not None:
+            return
+        found = dict(scope["headers"])
+        origin = found.get(b"origin", b"").decode("latin-1")
+        host = found.get(b"host", b"").decode("latin-1")
+        if not self.is_allowed_origin(origin) and not _is_of_host(origin, host):
             raise _origin_error(origin, is_keyless=False)
 
     def judge(self, method: str, scheme: str, headers: Sequence[Header]) -> Verdict | None:
@@ -402,8 +417,7 @@ def _origin_error(origin: str, is_keyless: bool) -> InvalidRequest:
         )
     else:
         message = (
-            f"The origin '{as_ascii(origin)}' is not allowed. To allow it, add it to cors_origins "
-            "(--cors-origin)."
+            f"The origin '{as_ascii(origin)}' is not allowed. To allow it, add it to --cors-origin."
         )
     return InvalidRequest(message, code="origin_not_allowed", status=403)
 

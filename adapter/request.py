@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..backends import offload
 from ..backends.errors import LatimerError, RequestError
@@ -498,6 +498,24 @@ class Exchange(Request):
                 self.push = message.get(PUSH)  # type: ignore[assignment]
         else:
             await self._send({"type": WHOLE, "status": status, "headers": head, "body": whole})
+
+    def named_by(self, send: Send) -> Send:
+        """Return a `send` that adds the id of the request to a response without one.
+
+        Routes of users send their responses themselves.
+        """
+        if self.is_named:
+            return send
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers") or ())
+                if all(name.lower() != b"x-request-id" for name, _ in headers):
+                    headers.append((b"x-request-id", self.request_id.encode()))
+                message = {**message, "headers": headers}
+            await send(message)
+
+        return send_named
 
     def chunk(self, data: bytes, more: bool = True) -> Awaitable[None]:
         """Send a part of the body.

@@ -326,6 +326,7 @@ async def notes(
     dropped: Sequence[str] = (),
     unserved: Sequence[str] = (),
     harmless: Sequence[str] = (),
+    shown: Callable[[str], str] = str,
 ) -> None:
     """Name ignored and inexact fields in headers; under `strict`, reject the request.
 
@@ -334,6 +335,7 @@ async def notes(
         dropped: fields that have no effect on this model.
         unserved: paths in the request that this server has no use for.
         harmless: fields that are never rejected, because they do not change the response.
+        shown: returns a path as the errors of the request's API have it.
 
     Raises:
         InvalidRequest: a field is unknown, under `strict`.
@@ -369,10 +371,10 @@ async def notes(
         approximated = {draft.names.get(name, name) for name in approximated}
         ignored += draft.ignored
     if ignored or dropped or unserved or harmless:
-        ignored = sorted((*ignored, *dropped, *unserved, *harmless))
+        ignored = sorted(map(shown, (*ignored, *dropped, *unserved, *harmless)))
         exchange.response_headers.append((b"x-latimer-ignored", _listed(ignored)))
     if approximated:
-        note_inexact(exchange, approximated, capabilities, strict)
+        note_inexact(exchange, map(shown, approximated), capabilities, strict)
 
 
 def note_unknown(exchange: Exchange, request: Request, strict: bool) -> None:

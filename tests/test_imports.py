@@ -59,10 +59,10 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "admission", "auth", "form", "handshake", "hosted", "metric_rows", "metrics", "origins",
-            "readiness", "record", "request", "request_log", "responses/background",
-            "responses/lanes", "responses/register", "responses/sealed", "service", "traces",
-            "validation", "vllm_metrics",
+            "admission", "auth", "base_urls", "form", "handshake", "hosted", "metric_rows",
+            "metrics", "origins", "readiness", "record", "request", "request_log",
+            "responses/background", "responses/lanes", "responses/register", "responses/sealed",
+            "service", "traces", "validation", "vllm_metrics",
         )
     ),
     ("adapter/generation/*.py",),

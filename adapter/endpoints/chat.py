@@ -75,6 +75,8 @@ _COMBINED = frozenset(
 Aloud: TypeAlias = Callable[[Plan, Answer, Mapping[str, Any], bool], Awaitable[None]]
 # Fields that change the way to the engine, and its speed.
 _FOR_ENGINE = frozenset({"prediction", "prompt_cache_key", "service_tier"})
+# No engine has a setting for the length of an answer; and the values that ask for none.
+_VERBOSITY, _USUAL, _NOTHING = ("verbosity",), (None, "medium"), ()
 
 
 async def create_chat_completion(exchange: Exchange, service: Service) -> None:
@@ -133,9 +135,10 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         spoken.check_spoken(turn.answer)
         aloud = partial(spoken.answer_aloud, exchange, service, served, request, manner, chat.shape)
         inexact += () if manner.voice.is_exact else (spoken.VOICE,)
-    found = inexact, chat.dropped
+    unserved = _NOTHING if request.verbosity in _USUAL else _VERBOSITY
+    found = inexact, chat.dropped, unserved
     if not is_plain or has_notes(exchange, request, sampling, capabilities, strict, found):
-        await notes(exchange, request, sampling, capabilities, strict, inexact, chat.dropped)
+        await notes(exchange, request, sampling, capabilities, strict, *found)
     if not _FOR_ENGINE.isdisjoint(fields):
         _pass_on(exchange, request, chat.job)
     if request.oai_compat is False:

@@ -21,7 +21,7 @@ from ..chat.tools import ToolSet
 from ..generation.run import Plan
 from ..generation.sinks import Answer, detailed_usage_of, respond
 from ..generation.token_ids import in_model_vocabulary
-from ..messages.errors import NAMES, error_event, in_messages
+from ..messages.errors import NAMES, dotted, error_event, in_messages
 from ..messages.input import Conversation, conversation_of, plain_conversation
 from ..messages.message import Draft, MessageEncoder
 from ..messages.output import Shape
@@ -166,6 +166,7 @@ async def _drafted(
             [NAMES.get(name, name) for name in approximated],
             [NAMES.get(name, name) for name in chat.dropped],
             unserved,
+            shown=dotted,
         )
     return _Drafted(served, chat, thinking, conversation.names)
 

@@ -100,7 +100,9 @@ def create_of(frame: dict[str, Any], size: int, lane: str, turns: Turns) -> Crea
     if kind != _SERVED:
         shown = kind if isinstance(kind, str) and len(kind) <= 64 else "…"
         raise InvalidRequest(
-            f"Invalid value: '{shown}'. Supported values are: '{_SERVED}'.", "type", "invalid_value"
+            f"Invalid value: '{shown}'. Supported values are: '{_SERVED}' and '{_SILENT}'.",
+            "type",
+            "invalid_value",
         )
     body.pop("stream_id", None)
     generates = body.pop("generate", None)

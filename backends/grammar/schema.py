@@ -30,7 +30,17 @@ from .dialects import (
 )
 from .gbnf import UnsupportedSchema
 from .notation import JSON, Notation, by_name, counted, matching, primitives
-from .regex import MOST_TIMES, Range, any_of, complement, holds, integers, literal, numbers
+from .regex import (
+    MOST_DIGITS,
+    MOST_TIMES,
+    Range,
+    any_of,
+    complement,
+    holds,
+    integers,
+    literal,
+    numbers,
+)
 
 MOST_DEEP = limits.SCHEMA_DEPTH.maximum
 MOST_VISITS = limits.SCHEMA_VISITS.maximum
@@ -405,10 +415,10 @@ class _Converter:
         lows += [math.floor(schema[key]) + 1 for key in ("exclusiveMinimum",) if key in schema]
         highs = [math.floor(schema[key]) for key in ("maximum",) if key in schema]
         highs += [math.ceil(schema[key]) - 1 for key in ("exclusiveMaximum",) if key in schema]
-        make = integers if kind == "integer" else numbers
-        found = make(max(lows, default=None), min(highs, default=None))
+        low, high = max(lows, default=None), min(highs, default=None)
+        found = (integers if kind == "integer" else numbers)(low, high)
         if found is None:
-            raise UnsupportedSchema("a range is enforced only if it contains an integer", path)
+            raise UnsupportedSchema(_without_value(kind, low, high), path)
         return self._rule(found)
 
     def _rule(self, body: str) -> str:
@@ -430,6 +440,22 @@ class _Converter:
             for needed in notation.needs(kind):
                 self._primitive(needed)
         return name
+
+
+def _without_value(kind: str, low: int | None, high: int | None) -> str:
+    """Return the reason for which a range is rejected, and what to send.
+
+    Args:
+        low: the first integer that its lower bound allows; `high` is the last of the upper one.
+    """
+    if low is None or high is None or low <= high:
+        return f"a range is enforced up to {MOST_DIGITS} digits"
+    if kind == "integer" or low - high > 1:
+        return f"no {kind} is in its range"
+    return (
+        "decimals are enforced only between integers, and its range contains none. Send "
+        f"'minimum': {high} and 'maximum': {low} ('ge' and 'le' in pydantic) instead"
+    )
 
 
 def _says_nothing(keyword: str, value: Any) -> bool:

@@ -132,6 +132,8 @@ Input = Annotated[
 
 
 def _check_conversation(value: object) -> object:
+    if not isinstance(value, str | dict | None):
+        raise wrong_type(value, "one of a string or object")
     return {"id": value} if isinstance(value, str) else value
 
 

@@ -15,6 +15,7 @@ from latimer.backends.errors import Busy, EngineError, EngineSilent, EngineUnava
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
@@ -189,7 +190,7 @@ async def test_browsers_may_call_it(backend: LlamaCpp) -> None:
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,content-type",
     }
-    async with client_of(OpenAIAdapter(backend, any_model=True)) as client:
+    async with client_of(OpenAIAdapter(backend, any_model=True, cors_origins=["*"])) as client:
         reply = await client.options("/v1/chat/completions", headers=preflight)
         assert reply.status_code == 200
         assert reply.headers["access-control-allow-origin"] == "*"
@@ -215,6 +216,55 @@ async def test_browsers_may_call_it(backend: LlamaCpp) -> None:
         reply = await client.options("/v1/models", headers=preflight)
         assert reply.status_code == 403
         assert reply.json()["error"]["code"] == "origin_not_allowed"
+
+
+GOOD = "https://good.example"
+
+
+def with_rule(how: str, **options: Any) -> Any:
+    """Return an app with its own rule for the pages of one origin, around an adapter."""
+    app = FastAPI()
+    if how == "middleware":
+        app.add_middleware(OpenAIMiddleware, backend=Echo(), **options)
+    else:
+        app.mount("/ai", OpenAIAdapter(Echo(), **options))
+    app.add_middleware(CORSMiddleware, allow_origins=[GOOD], allow_methods=["*"])
+    return app
+
+
+@pytest.mark.parametrize("how", ["mounted", "middleware"])
+async def test_the_cors_rule_of_an_app_holds(how: str) -> None:
+    """Replies and errors have the CORS headers of the app around the adapter, and no others."""
+    root = "/ai" if how == "mounted" else ""
+    async with client_of(with_rule(how, any_model=True)) as client:
+        for origin, allowed in ((GOOD, GOOD), ("https://evil.example", None), ("null", None)):
+            headers = {"origin": origin}
+            for reply, status in (
+                (await client.post(f"{root}/v1/chat/completions", json=HI, headers=headers), 200),
+                (await client.post(f"{root}/v1/chat/completions", json={}, headers=headers), 400),
+                (await client.get(f"{root}/v1/responses", headers=headers), 200),
+            ):
+                assert reply.status_code == status
+                assert reply.headers.get("access-control-allow-origin") == allowed
+                assert "access-control-expose-headers" not in reply.headers
+            asked = {**headers, "access-control-request-method": "POST"}
+            reply = await client.options(f"{root}/v1/chat/completions", headers=asked)
+            assert reply.status_code == (200 if allowed else 400)
+            assert reply.headers.get("access-control-allow-origin") == allowed
+
+
+async def test_an_adapter_has_no_cors_headers_by_default() -> None:
+    """Without `cors_origins`, no reply has a CORS header, and a preflight is not answered."""
+    for app in (OpenAIAdapter(Echo()), OpenAIMiddleware(Starlette(), Echo())):
+        async with client_of(app) as client:
+            headers = {"origin": GOOD, "access-control-request-method": "POST"}
+            for reply, status in (
+                (await client.get("/v1/models", headers=headers), 200),
+                (await client.options("/v1/models", headers=headers), 405),
+            ):
+                assert reply.status_code == status
+                assert not [name for name in reply.headers if name.startswith("access-control-")]
+                assert "vary" not in reply.headers
 
 
 async def test_a_mounted_app_has_any_host(backend: LlamaCpp) -> None:

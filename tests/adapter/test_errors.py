@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from support.clients import adapting
+from support.engines.echo import Echo
 from support.wrong_requests import BASE, CASES, C, H, body_of
 
 
@@ -121,7 +122,7 @@ async def test_fields_without_effect_are_accepted(echo: httpx2.AsyncClient) -> N
         "safety_identifier": "s",
         "prompt_cache_key": "k",
         "prediction": {"type": "content", "content": "x"},
-        "verbosity": "low",
+        "verbosity": "medium",
         "service_tier": "auto",
         "store": False,
         "modalities": ["text"],
@@ -133,6 +134,23 @@ async def test_fields_without_effect_are_accepted(echo: httpx2.AsyncClient) -> N
     assert reply.status_code == 200, reply.text
     assert reply.json()["service_tier"] == "default"
     assert "x-latimer-ignored" not in reply.headers
+
+
+@pytest.mark.parametrize("verbosity", ["low", "high"])
+async def test_a_verbosity_without_effect_is_listed(
+    echo: httpx2.AsyncClient, verbosity: str
+) -> None:
+    """A `verbosity` other than `medium` is listed as ignored, and a strict server rejects it."""
+    for stream in (False, True):
+        reply = await echo.post(H, json={**BASE[H], "verbosity": verbosity, "stream": stream})
+        assert reply.status_code == 200
+        assert reply.headers["x-latimer-ignored"] == "verbosity"
+    async with adapting(Echo(), strict=True) as client:
+        reply = await client.post(H, json={**BASE[H], "verbosity": verbosity})
+        error = reply.json()["error"]
+        assert (error["param"], error["code"]) == ("verbosity", "unsupported_parameter")
+        reply = await client.post(H, json={**BASE[H], "verbosity": "medium"})
+        assert reply.status_code == 200
 
 
 async def test_unknown_fields_are_listed(echo: httpx2.AsyncClient) -> None:

@@ -111,6 +111,15 @@ def test_the_rules_of_a_server_without_a_key_apply() -> None:
     assert client.get("/", headers={"host": "localhost"}).status_code == 200
 
 
+def test_a_page_in_an_app_calls_its_own_origin() -> None:
+    """The page's requests are accepted in an app, where the adapter sends no CORS headers."""
+    client = client_of("/ai", playground=True)
+    headers = {"origin": "http://testserver", "sec-fetch-site": "same-origin"}
+    assert client.get("/ai/", headers=headers).status_code == 200
+    reply = client.post("/ai/v1/completions", json={"prompt": "Hi"}, headers=headers)
+    assert reply.status_code == 200
+
+
 PURE = """
 import assert from "node:assert";
 const tokens = await import("./tokens.js");

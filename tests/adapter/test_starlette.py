@@ -94,6 +94,25 @@ def test_routes_can_be_added() -> None:
         assert client.post(f"/{CHAT}/", json=HI).is_success
 
 
+def test_responses_of_users_name_the_request() -> None:
+    """A response of a route has one `x-request-id`: its own, or that of the adapter."""
+
+    async def own(_request: Request) -> Response:
+        return PlainTextResponse("own", headers={"X-Request-Id": "mine"})
+
+    routes = [Route("/v1/usage", home), Route("/own", own), Mount("/inner", adapter())]
+    for options in ({}, {"middleware": [Middleware(Noted, [])]}):
+        app = adapter(routes=routes, api_keys=["sk-one"], **options)
+        with TestClient(Starlette(routes=[Mount("/ai", app)])) as client:
+            for path, status in (("/v1/usage", 200), ("/inner/v1/models/m", 200), ("/x", 404)):
+                reply = client.get(f"/ai{path}", headers=KEY)
+                assert reply.status_code == status
+                (name,) = reply.headers.get_list("x-request-id")
+                assert name.startswith("req_")
+            assert client.get("/ai/own").headers.get_list("x-request-id") == ["mine"]
+            assert client.put("/ai/own").headers["x-request-id"].startswith("req_")
+
+
 def test_a_websocket_can_be_added() -> None:
     """A `WebSocketRoute` of the user is served."""
 

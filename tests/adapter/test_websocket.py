@@ -76,6 +76,19 @@ def test_a_connection_answers_frames(path: str) -> None:
             assert not any("stream_id" in one for one in found)
 
 
+def test_an_unknown_frame_gets_a_list_of_those_that_are_known() -> None:
+    """The error for a frame of another type lists all types, also that without an answer."""
+    with connected(OpenAIAdapter(Echo("Hello."))) as socket:
+        socket.send_json({"type": "response.processed"})
+        socket.send_json({"type": "response.cancel"})
+        error = socket.receive_json()["error"]
+        assert (error["param"], error["code"]) == ("type", "invalid_value")
+        assert error["message"] == (
+            "Invalid value: 'response.cancel'. Supported values are: 'response.create' and "
+            "'response.processed'."
+        )
+
+
 @pytest.mark.parametrize("lane", [{}, {"stream_id": "a"}])
 def test_the_first_frame_has_the_notes_of_a_response(lane: dict[str, str]) -> None:
     """The first event has the headers that list ignored fields, and no other event has them."""
@@ -145,6 +158,8 @@ def test_a_key_that_was_taken_back_is_refused_in_an_open_connection() -> None:
         ({"local_rules": LocalRules(["https://chat.example"])}, 101),
         ({"cors_origins": ["https://other.example"]}, 403),
         ({"cors_origins": ["*"]}, 101),
+        ({}, 403),
+        ({"api_keys": ["sk-team"]}, 403),
     ],
 )
 def test_a_page_that_may_not_read_responses_opens_no_websocket(
@@ -161,6 +176,28 @@ def test_a_page_that_may_not_read_responses_opens_no_websocket(
     assert (found, error["code"]) == (403, "origin_not_allowed")
 
 
+@pytest.mark.parametrize("options", [{}, {"cors_origins": ["https://other.example"]}])
+def test_pages_of_the_same_host_may_open_a_websocket(options: dict[str, Any]) -> None:
+    """An app's own pages need no `cors_origins`, also behind a proxy that ends TLS."""
+    app = OpenAIAdapter(Echo(), **options)
+    for origin, host in (
+        ("https://app.example", "app.example"),
+        ("http://App.example:8000", "app.example:8000"),
+        ("http://[::1]:80", "[::1]"),
+    ):
+        with connected(app, headers={"origin": origin, "host": host}) as socket:
+            assert text_of(answer(socket)) == "Hi"
+    for origin, host in (
+        ("http://app.example:3000", "app.example:8000"),
+        ("https://app.example.evil.example", "app.example"),
+        ("app://app.example", "app.example"),
+        ("null", "null"),
+    ):
+        status, error = refusal(app, headers={"origin": origin, "host": host})
+        assert (status, error["code"]) == (403, "origin_not_allowed")
+        assert error["message"].endswith(" To allow it, add it to cors_origins.")
+
+
 def test_a_foreign_host_name_opens_no_websocket() -> None:
     """The rules of a server without a key for host names are those of HTTP."""
     app = OpenAIAdapter(Echo(), local_rules=LocalRules())
@@ -175,6 +212,19 @@ def test_where_there_is_no_websocket_clients_use_http(path: str, options: Any) -
     """A handshake is a 426 if WebSockets are off, and at other paths."""
     status, error = refusal(OpenAIAdapter(Echo(), **options), path)
     assert (status, error["code"]) == (426, "unsupported_endpoint")
+
+
+def test_an_unknown_path_of_a_websocket_is_unknown() -> None:
+    """A handshake at a path that no method has is the 404 of HTTP, with its advice."""
+    app = OpenAIAdapter(Echo())
+    for mounted, root in ((app, ""), (Router([Mount("/ai", app)]), "/ai")):
+        status, error = refusal(mounted, f"{root}/v1/nope")
+        assert (status, error["message"]) == (404, f"Invalid URL (GET {root}/v1/nope)")
+        status, error = refusal(mounted, f"{root}/v1/v1/responses")
+        assert (status, error["message"].partition("API ")[2]) == (
+            404,
+            f"ends in {root}/v1: they add the path of an endpoint.",
+        )
 
 
 @pytest.mark.parametrize("mounted", [True, False])

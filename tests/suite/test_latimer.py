@@ -65,8 +65,8 @@ def address(request: pytest.FixtureRequest, llama_server_url: str) -> Iterator[s
     """Serve Latimer over an engine, and yield its address."""
 
     def make() -> OpenAIAdapter:
-        local = request.param == "in process"
-        return OpenAIAdapter(LlamaCpp() if local else LlamaServer(llama_server_url))
+        backend = LlamaCpp() if request.param == "in process" else LlamaServer(llama_server_url)
+        return OpenAIAdapter(backend, cors_origins=["*"])
 
     with serving(make) as url:
         yield url

@@ -149,7 +149,7 @@ async def test_a_request_of_claude_code_is_served() -> None:
         reply = await client.post(f"{PATH}?beta=true", json=CLAUDE_CODE, headers=betas)
         assert reply.status_code == 200, reply.text
         assert reply.headers["x-latimer-ignored"].split(", ") == [
-            "messages[2].content[0]", "output_config.effort", "safeguards", "thinking",
+            "messages.2.content.0", "output_config.effort", "safeguards", "thinking",
         ]  # fmt: skip
     assert "cc_version" not in str(engine.jobs[0].prompt)
 
@@ -187,6 +187,8 @@ async def test_what_has_no_effect_is_not_listed(fields: dict[str, Any]) -> None:
          "thinking, thinking.budget_tokens"),
         ({"output_config": {"effort": "max", "task_budget": {}}},
          "output_config.effort, output_config.task_budget"),
+        ({"messages": [{**user({"type": "text", "text": "Hi", "mood": 1}), "tone": 2}]},
+         "messages.0.content.0.mood, messages.0.tone"),
     ],
 )  # fmt: skip
 async def test_what_has_no_effect_here_is_listed(fields: dict[str, Any], listed: str) -> None:
@@ -249,7 +251,7 @@ async def test_pdf_files_are_read() -> None:
         body = asking(pdf("The sky is blue."))
         reply = await client.post(PATH, json=body)
         assert reply.status_code == 200, reply.text
-        assert reply.headers["x-latimer-inexact"] == "messages[0].content[0]"
+        assert reply.headers["x-latimer-inexact"] == "messages.0.content.0"
         size = reply.json()["usage"]["input_tokens"]
         prompt = bytes(one for one in ids_of(engine.jobs[0]) if one < 256)
         assert b"Document 'T':\nThe sky is blue.\nRead." in prompt

@@ -94,6 +94,8 @@ CASES: list[tuple[dict[str, Any], str, str | None, str | None]] = [
     ({"previous_response_id": "resp_1", "conversation": "conv_1"},
      "Mutually exclusive parameters: ''. Ensure you are only providing one of: "
      "'previous_response_id' or 'conversation'.", None, "mutually_exclusive_parameters"),
+    ({"conversation": 5}, of_type("conversation", "one of a string or object", "an integer"),
+     "conversation", TYPE),
     # Items.
     ({"input": [5]}, of_type("input[0]", "an input item", "an integer"), "input[0]", TYPE),
     ({"input": [None]}, of_type("input[0]", "an input item", "an object"), "input[0]", TYPE),
@@ -282,6 +284,9 @@ def test_a_long_input_gets_both_texts() -> None:
     assert body["error"]["code"] == "context_length_exceeded"
     message = body["error"]["message"]
     assert message.startswith("This model's maximum context length is 100 tokens.")
+    assert (message.count("120 tokens"), message.count("Please"), "messages" in message) == (
+        1, 1, False,
+    )  # fmt: skip
     assert message.endswith(
         "Your input exceeds the context window of this model. Please adjust your input and try "
         "again."

@@ -136,6 +136,40 @@ def test_what_goes_round_in_a_circle_is_refused(schema: Any) -> None:
         to_gbnf(json.dumps(schema))
 
 
+@pytest.mark.parametrize(
+    ("schema", "bounds"),
+    [
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, (0, 1)),
+        ({"minimum": -0.8, "maximum": -0.2}, (-1, 0)),
+        ({"minimum": 2.5, "exclusiveMaximum": 3}, (2, 3)),
+    ],
+)
+def test_a_range_without_an_integer_says_what_to_send(
+    schema: dict[str, Any], bounds: tuple[int, int]
+) -> None:
+    """The error names bounds that enclose the range, and a schema with these is converted."""
+    low, high = bounds
+    with pytest.raises(UnsupportedSchema) as caught:
+        to_gbnf(json.dumps({"type": "number", **schema}))
+    assert f"Send 'minimum': {low} and 'maximum': {high} ('ge' and 'le' in" in caught.value.reason
+    assert to_gbnf(json.dumps({"type": "number", "minimum": low, "maximum": high}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "number", "minimum": 5, "maximum": 3}, "no number is in its range"),
+        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "no integer is in"),
+        ({"type": "integer", "minimum": 10**20, "maximum": 10**21}, "enforced up to 15 digits"),
+        ({"type": "number", "minimum": 10**20}, "enforced up to 15 digits"),
+    ],
+)
+def test_a_range_without_a_value_is_named(schema: dict[str, Any], reason: str) -> None:
+    """An empty range, or one beyond the digits that a grammar writes, is rejected as such."""
+    with pytest.raises(UnsupportedSchema, match=reason):
+        to_gbnf(json.dumps(schema))
+
+
 @given(st.integers(-2000, 2000), st.integers(-2000, 2000))
 def test_ranges_of_integers_are_exact(one: int, other: int) -> None:
     """The grammar of an integer range accepts exactly its integers."""
