@@ -30,6 +30,7 @@ from ...backends import offload
 from ...schemas import limits
 from ..errors import InvalidRequest, render
 from ..request import PUSH, WHOLE
+from .timeouts import ReadProtocol
 
 MOST_HEAD = limits.HEAD.maximum
 _SOCKETS = "latimer.adapter.cli.sockets"
@@ -190,7 +191,7 @@ class _Rest:
         self._is_first = False
 
 
-class Protocol(HttpToolsProtocol):
+class Protocol(ReadProtocol, HttpToolsProtocol):
     """One connection of a client."""
 
     # The module of WebSockets, when it is imported.
@@ -239,6 +240,7 @@ class Protocol(HttpToolsProtocol):
             self._running.message_event.set()
         super().connection_lost(exc)
         self._end_timer()
+        self.end_reading()
         self.closed()
 
     @override
@@ -264,6 +266,8 @@ class Protocol(HttpToolsProtocol):
         """Begin the next request, or the time for which the connection may be idle."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            if self.transport.get_write_buffer_size():
+                self.await_reading()
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -279,6 +283,8 @@ class Protocol(HttpToolsProtocol):
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
         if left <= 0:
             super().timeout_keep_alive_handler()
+            if self.transport.get_write_buffer_size():
+                self.await_reading()
         elif left < math.inf:
             self._begin_timer(left)
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvicorn
+from latimer.adapter.cli import timeouts
 from latimer.adapter.cli.protocol import MOST_HEAD, Protocol
 from latimer.adapter.request import PUSH, WHOLE
 from support.servers import serving
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.server import ServerState
 
 
 class Waiting:
@@ -290,3 +295,104 @@ async def test_a_part_of_a_body_is_written_at_once() -> None:
         assert rest.endswith(b"x\r\n4\r\n end\r\n0\r\n\r\n")
         assert rest.count(b"x") == 65_536 * len(answers)
         assert answers
+
+
+class Endless:
+    """An app that sends a response without end, over HTTP or a WebSocket, until a disconnect."""
+
+    def __init__(self) -> None:
+        self.has_left = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send until the client has disconnected."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            part: Any = {"type": "websocket.send", "bytes": bytes(65_536)}
+        elif scope["type"] == "http":
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            part = {"type": "http.response.body", "body": bytes(65_536), "more_body": True}
+        else:
+            return
+        leaving = asyncio.ensure_future(receive())
+        with contextlib.suppress(ClientDisconnected):
+            while not leaving.done():
+                await send(part)
+                await asyncio.sleep(0)
+        assert (await leaving)["type"].endswith(".disconnect")
+        self.has_left.set()
+
+
+@asynccontextmanager
+async def served(app: Any, http: type[Protocol] = Protocol) -> AsyncIterator[int]:
+    """Serve an app in this event loop; yield the port."""
+    config = uvicorn.Config(app, http=http, ws="none", log_config=None, ws_ping_interval=None)
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: http(config, ServerState(), {}), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("opening", [REQUEST, HANDSHAKE], ids=["HTTP", "WebSocket"])
+@pytest.mark.parametrize("reads", [False, True], ids=["reads nothing", "reads a little"])
+async def test_a_client_that_reads_nothing_has_left(
+    monkeypatch: pytest.MonkeyPatch, opening: bytes, reads: bool
+) -> None:
+    """A connection whose client reads nothing for a while closes, and its request ends as if the
+    client had disconnected; that of a slow client stays."""
+    monkeypatch.setattr(timeouts, "UNREAD", 0.6)
+    app = Endless()
+    async with served(app) as port:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(opening)
+            if not reads:
+                async with asyncio.timeout(5):
+                    await app.has_left.wait()
+                return
+            client.settimeout(1)
+            for _ in range(30):
+                await asyncio.sleep(0.05)
+                assert client.recv(8_192)
+            assert not app.has_left.is_set()
+        async with asyncio.timeout(5):
+            await app.has_left.wait()
+
+
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["idle", "last"])
+async def test_a_finished_response_that_nobody_reads_has_an_end(
+    monkeypatch: pytest.MonkeyPatch, header: bytes
+) -> None:
+    """A connection closes in time after a response that its client does not read."""
+    monkeypatch.setattr(timeouts, "UNREAD", 0.3)
+    has_closed = asyncio.Event()
+
+    class Roomy(Brief):
+        """A connection that never pauses the app."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            transport.set_write_buffer_limits(high=64 << 20)
+
+        def closed(self) -> None:
+            has_closed.set()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": WHOLE, "status": 200, "headers": [], "body": bytes(16 << 20)})
+
+    async with served(app, Roomy) as port:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + header + b"\r\n")
+            async with asyncio.timeout(5):
+                await has_closed.wait()
