@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from ...backends.fleet.groups import kill_all
 from ..app import OpenAIAdapter
+from ..proxies import ForwardedFor
 from .protocol import Protocol
 from .terminal import say
 from .timeouts import unread
@@ -96,6 +97,7 @@ class Server(uvicorn.Server):
             them.
         around: the app with what surrounds it; by default nothing does.
         http: the class of connections.
+        trusted: the addresses and networks of proxies, which name the client for the log.
     """
 
     def __init__(
@@ -104,9 +106,12 @@ class Server(uvicorn.Server):
         drain: int,
         around: ASGIApp | None = None,
         http: type[Protocol] = Protocol,
+        trusted: Collection[str] = (),
     ) -> None:
         # The router itself would only pass on what it gets.
         self._served = around or app.middleware_stack
+        if trusted:
+            self._served = ForwardedFor(self._served, trusted)
         super().__init__(
             uvicorn.Config(
                 self._served,
