@@ -120,6 +120,20 @@ class MethodNotAllowed(InvalidRequest):
         self.headers = ((b"allow", ", ".join(allowed).encode()),)
 
 
+class LateRequest(InvalidRequest):
+    """A request whose rest has not arrived in time."""
+
+    status = 408
+    headers = (_CLOSE,)
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The rest of the request has not arrived in time. Send the request again.",
+            code="request_timeout",
+            status=408,
+        )
+
+
 class WebSocketRefused(InvalidRequest):
     """A handshake of a WebSocket; a client can send the same request without one."""
 

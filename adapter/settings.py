@@ -112,6 +112,12 @@ def _check_hosts(hosts: list[str]) -> None:
     LocalRules(hosts=hosts)
 
 
+def _check_proxies(proxies: list[str]) -> None:
+    from .proxies import networks_of
+
+    networks_of(proxies)
+
+
 class Checked(BaseModel):
     """A model whose values are converted and checked as the `Option`s of its fields say."""
 
@@ -358,6 +364,13 @@ class FlatSettings(Checked):
         "Without an API key: another host name of this server; repeatable.",
         metavar="NAME",
         check=_check_hosts,
+    )
+    trusted_proxies: list[str] = client_setting(
+        [],
+        "Address or network of a proxy whose X-Forwarded-For names the client in the log; "
+        "repeatable.",
+        metavar="ADDRESS",
+        check=_check_proxies,
     )
     max_body: int = client_setting(
         BODY.maximum, "Largest request body in bytes.", to=("adapter",), ge=1

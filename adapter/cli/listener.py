@@ -50,8 +50,8 @@ class Door(Protocol):
         """Let clients connect; they wait for responses until the server runs."""
         ...
 
-    def server(self, app: OpenAIAdapter, drain: int) -> Server:
-        """Return the server of an app, whose drain has these seconds."""
+    def server(self, app: OpenAIAdapter, settings: Settings) -> Server:
+        """Return the server of an app, with the drain and the trusted proxies of the settings."""
         ...
 
     def reloads(self) -> asyncio.Event:
@@ -110,9 +110,9 @@ class Listener:
             # Two processes can bind the same port as long as neither listens.
             fail(self._unusable(error.strerror or str(error)))
 
-    def server(self, app: OpenAIAdapter, drain: int) -> Server:
+    def server(self, app: OpenAIAdapter, settings: Settings) -> Server:
         """See `Door`."""
-        return Server(app, drain)
+        return Server(app, settings.drain, trusted=settings.trusted_proxies)
 
     def reloads(self) -> asyncio.Event:
         """See `Door`; SIGHUP sets the event."""

@@ -28,8 +28,10 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from ...backends import offload
 from ...schemas import limits
-from ..errors import InvalidRequest, render
+from ..errors import InvalidRequest, LateRequest, render
 from ..request import PUSH, WHOLE
+from . import timeouts
+from .timeouts import ReadProtocol
 
 MOST_HEAD = limits.HEAD.maximum
 _SOCKETS = "latimer.adapter.cli.sockets"
@@ -38,8 +40,16 @@ _VERSION, _KEY = b"13", 24
 # The headers that determine the length of a body.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _INVALID = "Invalid HTTP request received."
+_LARGE = (
+    "The request line, headers and trailers are too large. This server accepts at most "
+    f"{MOST_HEAD} bytes."
+)
 # The options of an extension that has none.
 _PLAIN: dict[object, object] = {}
+
+
+class _HeadTooLarge(Exception):
+    """A head beyond the limit, which ends the parser's work."""
 
 
 class _Cycle(RequestResponseCycle):
@@ -59,6 +69,8 @@ class _Cycle(RequestResponseCycle):
     more_body = True
     chunked_encoding: bool | None = None
     expected_content_length = 0
+    # True if the rest of the body has not arrived in time.
+    is_late = False
     _head = b""
 
     def __init__(self, protocol: Protocol, keep_alive: bool) -> None:
@@ -71,9 +83,17 @@ class _Cycle(RequestResponseCycle):
 
     @override
     async def receive(self) -> Any:
-        """Return the next message of the client."""
+        """Return the next message of the client.
+
+        Raises:
+            LateRequest: the rest of the body has not arrived in time.
+        """
         if self.more_body or not self.body or self.disconnected or self.response_complete:
-            return await super().receive()
+            message = await super().receive()
+            if self.is_late and self.more_body and not self.disconnected:
+                self.keep_alive = False
+                raise LateRequest
+            return message
         # Most bodies have arrived as a whole before the app asks for them.
         if self.flow.read_paused:
             self.flow.resume_reading()
@@ -190,9 +210,10 @@ class _Rest:
         self._is_first = False
 
 
-class Protocol(HttpToolsProtocol):
+class Protocol(ReadProtocol, HttpToolsProtocol):
     """One connection of a client."""
 
+    cycle: _Cycle
     # The module of WebSockets, when it is imported.
     _sockets: ModuleType | None = None
 
@@ -201,35 +222,63 @@ class Protocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         # Bytes received since the last complete head or part of a body.
         self._unread = 0
+        # Bytes that have arrived together last.
+        self._piece = 0
         self._opens_socket = False
-        # The time of the end of the last response; infinite if something has arrived since.
-        self._idle_since = math.inf
+        # The time at which the connection closes if nothing arrives; infinite during a request.
+        self._idle_until = math.inf
+        # The time since which the rest of a head or a body is missing; infinite if nothing is.
+        self._late_since = math.inf
 
     def closed(self) -> None:
         """Note that the connection has closed."""
 
     @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._idle_until = self.loop.time() + timeouts.REQUEST
+        self._begin_timer(self.timeout_keep_alive)
+
+    @override
     def data_received(self, data: bytes) -> None:
-        self._unread += len(data)
+        self._piece = len(data)
+        self._unread += self._piece
         # The timer runs on; to look at its end costs less than to set it for each request.
-        self._idle_since = math.inf
+        self._idle_until = math.inf
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.logger.warning(_INVALID)
-            self._refuse(_INVALID, 400)
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _HeadTooLarge):
+                self._refuse(InvalidRequest(_LARGE, status=431))
+            else:
+                self.logger.warning(_INVALID)
+                self._refuse(InvalidRequest(_INVALID))
         except httptools.HttpParserUpgrade as upgrade:
             if self._opens_socket:
                 self.handle_websocket_upgrade()
-            else:
-                self._ignore_upgrade(data[upgrade.args[0] :])
+                return
+            self._ignore_upgrade(data[upgrade.args[0] :])
         # These bytes are a head, trailers, or the header of a chunk.
         if self._unread > MOST_HEAD and not self.transport.is_closing():
-            self._refuse(
-                "The request line, headers and trailers are too large. This server accepts at most "
-                f"{MOST_HEAD} bytes.",
-                431,
-            )
+            self._refuse(InvalidRequest(_LARGE, status=431))
+        cycle = self.cycle
+        if self._unread or cycle is None or cycle.more_body or cycle.response_complete:
+            self._await_rest()
+        else:
+            self._late_since = math.inf
+
+    def _await_rest(self) -> None:
+        """Note that the client has not sent all of a request, which usually arrives at once."""
+        cycle = self.cycle
+        lacks_body = cycle is not None and cycle.more_body
+        if not self._unread and not lacks_body:
+            # The end of a request that has its response already.
+            self._late_since = math.inf
+            self._idle_until = self.loop.time() + self.timeout_keep_alive
+        elif lacks_body or self._late_since == math.inf:
+            self._late_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._begin_timer(self.timeout_keep_alive)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -239,6 +288,7 @@ class Protocol(HttpToolsProtocol):
             self._running.message_event.set()
         super().connection_lost(exc)
         self._end_timer()
+        self.end_reading()
         self.closed()
 
     @override
@@ -255,7 +305,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unread = 0
         # The parser ends a request that asks for another protocol before its body.
-        if not (self.parser.should_upgrade() or self.cycle.response_complete):
+        if not self.parser.should_upgrade():
             self.cycle.more_body = False
             self.cycle.message_event.set()
 
@@ -264,23 +314,56 @@ class Protocol(HttpToolsProtocol):
         """Begin the next request, or the time for which the connection may be idle."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            if self.transport.get_write_buffer_size():
+                self.await_reading()
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
-        self._idle_since = self.loop.time()
+        self._idle_until = self.loop.time() + self.timeout_keep_alive
         if self.timeout_keep_alive_task is None:
             self._begin_timer(self.timeout_keep_alive)
 
     @override
     def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that was idle, or whose request is late; the one timer of both."""
         self.timeout_keep_alive_task = None
-        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
-        if left <= 0:
+        if self._idle_until < math.inf:
+            left = self._idle_until - self.loop.time()
+            if left > 0:
+                self._begin_timer(min(left, self.timeout_keep_alive))
+                return
             super().timeout_keep_alive_handler()
-        elif left < math.inf:
-            self._begin_timer(left)
+            if self.transport.get_write_buffer_size():
+                self.await_reading()
+        elif self._late_since < math.inf:
+            self._look_for_rest()
+
+    def _look_for_rest(self) -> None:
+        """End a request whose rest has not arrived in time; look again later otherwise."""
+        cycle = self.cycle
+        is_open = cycle is not None and not cycle.response_complete
+        if is_open and not cycle.more_body:
+            # The head of the next request may wait; the end of the response begins the timer.
+            return
+        if is_open and (
+            self.flow.read_paused or cycle.waiting_for_100_continue or cycle is not self._running
+        ):
+            # The client waits for the server.
+            self._late_since = self.loop.time()
+        left = self._late_since + timeouts.REQUEST - self.loop.time()
+        if left > 0:
+            self._begin_timer(min(left, self.timeout_keep_alive))
+        elif not is_open:
+            self._refuse(LateRequest())
+        elif cycle.is_late or cycle.response_started:
+            self.transport.close()
+        else:
+            # The app sends the error, unless it does not read.
+            cycle.is_late = True
+            cycle.message_event.set()
+            self._begin_timer(self.timeout_keep_alive)
 
     def _begin_timer(self, seconds: float) -> None:
         handler = self.timeout_keep_alive_handler
@@ -297,7 +380,15 @@ class Protocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
-        """Begin a request, unless an earlier one runs."""
+        """Begin a request, unless an earlier one runs.
+
+        Raises:
+            _HeadTooLarge: the head is too large.
+        """
+        # To measure a head takes a call for each header, which most requests are too small for.
+        large = self._unread > MOST_HEAD or self._piece > MOST_HEAD
+        if large and self._head_size() > MOST_HEAD:
+            raise _HeadTooLarge
         self._unread = 0
         parser, headers = self.parser, self.headers
         version, url = parser.get_http_version(), httptools.parse_url(self.url)
@@ -336,6 +427,11 @@ class Protocol(HttpToolsProtocol):
             self.pipeline.append((cycle, self.app))
         # A disconnect is only noticed while the connection is read.
         self.flow.resume_reading()
+
+    def _head_size(self) -> int:
+        """Return the bytes of the request line and the headers, without optional spaces."""
+        lines = sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+        return len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n") + lines
 
     def _is_handshake(self) -> bool:
         """Return True if the request opens a WebSocket, and no other one is unanswered.
@@ -392,13 +488,13 @@ class Protocol(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
-    def _refuse(self, message: str, status: int) -> None:
+    def _refuse(self, error: InvalidRequest) -> None:
         """Send an error object and close; only close if another response is incomplete."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
             return
-        _, error, _ = render(InvalidRequest(message, status=status))
-        body = orjson.dumps(error)
+        status, told, _ = render(error)
+        body = orjson.dumps(told)
         head = [
             STATUS_LINE[status],
             b"content-type: application/json\r\nconnection: close\r\n",

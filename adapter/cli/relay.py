@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import orjson
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...backends.errors import LatimerError
 from ..admin import DRAINED, PREFIX, combined
-from ..errors import error_event, render
+from ..errors import LateRequest, error_event, render
 from ..responses.register import Register
 from ..service import Service
 
@@ -82,9 +83,10 @@ class Relay:
             found = _RESPONSE.search(scope["path"])
             number = None if found is None else self._register.worker_of(found[1])
             if number is not None and number != self._number:
-                return self._pass_on(number, scope, receive, send)
+                passing = self._pass_on(number, scope, receive, send)
+                return _or_error(passing, scope, receive, send)
         elif scope["type"] == "http" and scope["path"].startswith(PREFIX):
-            return self._in_all(scope, receive, send)
+            return _or_error(self._in_all(scope, receive, send), scope, receive, send)
         return self._app(scope, receive, send)
 
     async def aclose(self) -> None:
@@ -155,11 +157,7 @@ class Relay:
             client = scope["client"][0] if scope["client"] else ""
             response = await self._sent(number, scope, await _body(receive), client)
         except httpx2.TransportError:
-            status, body, headers = render(WorkerGone())
-            error = Response(orjson.dumps(body), status, media_type="application/json")
-            error.raw_headers += headers
-            await error(scope, receive, send)
-            return
+            raise WorkerGone from None
         passing = asyncio.ensure_future(_pass_back(response, send))
         leaving = asyncio.ensure_future(_left(receive))
         try:
@@ -207,6 +205,19 @@ class Relay:
                 if asyncio.get_running_loop().time() > until:
                     raise
                 await asyncio.sleep(_AGAIN)
+
+
+async def _or_error(
+    work: Coroutine[Any, Any, None], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a request, or send the error why it cannot be passed on."""
+    try:
+        await work
+    except (LateRequest, WorkerGone) as error:
+        status, body, headers = render(error)
+        response = Response(orjson.dumps(body), status, media_type="application/json")
+        response.raw_headers += headers
+        await response(scope, receive, send)
 
 
 async def _body(receive: Receive) -> bytes:

@@ -102,7 +102,7 @@ async def _serve(settings: Settings, door: Door) -> None:
     if not settings.wait:
         door.listen()
     tasks = await _started(settings, made, door)
-    server = door.server(made.app, settings.drain)
+    server = door.server(made.app, settings)
     if door.admin is not None and settings.admin_key is not None:
         server.serve_operator(door.admin.socket, settings.admin_key.get_secret_value())
     _collect_rarely()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -19,11 +20,17 @@ from typing_extensions import override
 
 from ...backends.fleet.groups import kill_all
 from ..app import OpenAIAdapter
+from ..proxies import ForwardedFor
 from .protocol import Protocol
 from .terminal import say
+from .timeouts import unread
+
+log = logging.getLogger("latimer")
 
 # Seconds for cancelled requests to send their errors, and for the process to end.
 _LAST_WORDS, END = 2, 5.0
+# Seconds for a client to read some of what waits for it at the end, and to read all of it.
+_SOME, _ALL = 0.5, 1.75
 # The largest number of connections to accept in a turn of the event loop; they take 5 ms.
 BURST = 64
 # Seconds without new connections when the process has no file or memory for one.
@@ -90,6 +97,7 @@ class Server(uvicorn.Server):
             them.
         around: the app with what surrounds it; by default nothing does.
         http: the class of connections.
+        trusted: the addresses and networks of proxies, which name the client for the log.
     """
 
     def __init__(
@@ -98,9 +106,12 @@ class Server(uvicorn.Server):
         drain: int,
         around: ASGIApp | None = None,
         http: type[Protocol] = Protocol,
+        trusted: Collection[str] = (),
     ) -> None:
         # The router itself would only pass on what it gets.
         self._served = around or app.middleware_stack
+        if trusted:
+            self._served = ForwardedFor(self._served, trusted)
         super().__init__(
             uvicorn.Config(
                 self._served,
@@ -206,7 +217,27 @@ class Server(uvicorn.Server):
         self._app.end()
         for task in list(self.server_state.tasks):
             task.cancel()
+        before = {one: unread(one.transport) for one in self.server_state.connections}
+        self._loop.call_later(_SOME, self._cut, before)
+        self._loop.call_later(_ALL, self._cut, {})
         end_within(END)
+
+    def _cut(self, before: Mapping[Any, int]) -> None:
+        """Abort connections whose clients do not read; their requests would wait for them.
+
+        Args:
+            before: the unread bytes of connections that stay open if they have fewer now.
+        """
+        cut = 0
+        for one in list(self.server_state.connections):
+            if one.transport.get_write_buffer_size() and unread(one.transport) >= before.get(
+                one, 0
+            ):
+                one.transport.abort()
+                cut += 1
+        if cut:
+            whose = "a connection whose client" if cut == 1 else f"{cut} connections whose clients"
+            log.info("Latimer closed %s did not read the response.", whose)
 
 
 def waits_for(running: int, drain: int) -> str:

@@ -18,6 +18,7 @@ from websockets.utils import apply_mask
 from ..handshake import FRAMES, PARTS
 from ..request import PUSH
 from ..text_frames import LONG, SHORT, TEXT
+from .timeouts import ReadProtocol
 
 # Seconds for a client to answer the end of its connection.
 _CLOSING = 2.0
@@ -119,7 +120,7 @@ def _length_of(head: bytes) -> int:
     return 2 + more + (_MASK if head[1] & _MASKED else 0)
 
 
-class SocketProtocol(WebSocketsSansIOProtocol):
+class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
     """One connection of a client that has opened a WebSocket.
 
     Args:
@@ -270,6 +271,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.end_reading()
         self._closed()
 
     @override

@@ -24,6 +24,7 @@ from typing_extensions import override
 from ..app import OpenAIAdapter
 from ..metrics import Metrics
 from ..responses.register import Register
+from ..settings import Settings
 from ..store.transcripts import Transcripts
 from .protocol import Protocol
 from .relay import Relay, path_of
@@ -82,9 +83,9 @@ class Worker:
     def listen(self) -> None:
         """See `Door`. The server says so, when it has begun to serve."""
 
-    def server(self, app: OpenAIAdapter, drain: int) -> Server:
+    def server(self, app: OpenAIAdapter, settings: Settings) -> Server:
         """See `Door`."""
-        self._server = _WorkerServer(self, app, drain)
+        self._server = _WorkerServer(self, app, settings)
         return self._server
 
     def reloads(self) -> asyncio.Event:
@@ -125,10 +126,11 @@ class _WorkerServer(Server):
     it ignores SIGINT, and asks the parent for a drain after SIGTERM.
     """
 
-    def __init__(self, worker: Worker, app: OpenAIAdapter, drain: int) -> None:
+    def __init__(self, worker: Worker, app: OpenAIAdapter, settings: Settings) -> None:
         register = Register(worker.folder / REGISTER, worker.number)
         around = Relay(app, register, worker.folder, worker.number)
-        super().__init__(app, drain, around, _counted(partial(worker.send, CLOSED)))
+        http = _counted(partial(worker.send, CLOSED))
+        super().__init__(app, settings.drain, around, http, settings.trusted_proxies)
         self._worker = worker
         self._register = register
         self._around = around

@@ -24,6 +24,7 @@ from latimer.adapter.endpoints.operations import EngineLoading
 from latimer.adapter.endpoints.response_socket import expiry
 from latimer.adapter.endpoints.spoken import not_streamed
 from latimer.adapter.errors import (
+    LateRequest,
     LimitsUnavailable,
     RateLimited,
     ReplicaEnded,
@@ -91,6 +92,7 @@ OTHERS: tuple[LatimerError, ...] = (
     engine_not_found("big", ["small", "tiny"]),
     not_on_demand("small"),
     not_streamed("wav"),
+    LateRequest(),
     ReplicaEnded(),
     ReplicaUnavailable(),
     ShuttingDown(),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import yaml
 from latimer.adapter.settings import Settings
 from latimer.backends.llama_cpp import DEMO_MODEL
@@ -159,6 +160,8 @@ class Reader:
             _values(block.text)
         elif block.language == "json":
             self._fields(block.text)
+        elif block.language == "nginx":
+            _nginx(self._folder, block.text)
         else:
             raise AssertionError(f"no way to run a block of the language {block.language!r}")
 
@@ -405,6 +408,23 @@ def _ships(_program: str, *words: str) -> None:
     """Check that the project's files exist; `tests/examples/deploy` checks what is in them."""
     for word in words:
         assert not word.startswith("examples/") or (ROOT / word).exists(), word
+
+
+def _nginx(folder: Path, text: str) -> None:
+    """Let nginx check a configuration, without its certificate and at a socket of its own."""
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("nginx is not installed")
+    text = re.sub(r"^ +ssl_.*\n", "", text, flags=re.MULTILINE)
+    text = text.replace("listen 443 ssl", f"listen unix:{folder}/nginx.sock")
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = "".join(f"{kind}_temp_path {folder}/nginx-{kind};\n" for kind in kinds)
+    (folder / "nginx.conf").write_text(
+        f"pid {folder}/nginx.pid;\nevents {{}}\nhttp {{\naccess_log off;\n{paths}{text}}}\n"
+    )
+    words = [program, "-t", "-q", "-e", "stderr", "-c", str(folder / "nginx.conf")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def _workflow(text: str) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import signal
+import socket
 import time
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.cli import server
+from latimer.adapter.cli.listener import bound
+from support.engines.echo import Echo
 from support.servers import begun
 
 WAITS = re.compile(
@@ -119,3 +125,44 @@ async def test_a_reader_that_stopped_does_not_keep_it() -> None:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 10) == 0
         writer.close()
+
+
+async def test_a_connection_that_nobody_reads_is_cut(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the end of a drain, the error waits half a second for a client that does not read; a line
+    says so, and the request ends without a traceback."""
+    monkeypatch.setattr(server, "end_within", lambda _seconds: None)
+    ends = []
+
+    async def endless(scope: Any, _receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while True:
+                await send({"type": "http.response.body", "body": bytes(65_536), "more_body": True})
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await send({"type": "http.response.body", "body": b"the error"})
+            ends.append(asyncio.get_running_loop().time())
+
+    sockets = bound("127.0.0.1", 0)
+    sockets[0].listen()
+    served = server.Server(OpenAIAdapter(Echo()), 0, endless)
+    with caplog.at_level(logging.INFO), socket.socket() as client:
+        running = asyncio.create_task(served.serve(sockets))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(sockets[0].getsockname())
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(10):
+            while not any(one.flow.write_paused for one in served.server_state.connections):
+                await asyncio.sleep(0.01)
+            # The kernel moves the last bytes.
+            await asyncio.sleep(0.2)
+        begun = asyncio.get_running_loop().time()
+        served.should_exit = True
+        await running
+    assert [0.4 < end - begun < 1.5 for end in ends] == [True]
+    assert caplog.messages == [
+        "Latimer closed a connection whose client did not read the response."
+    ]

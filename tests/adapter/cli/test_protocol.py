@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvicorn
+from latimer.adapter.cli import timeouts
 from latimer.adapter.cli.protocol import MOST_HEAD, Protocol
+from latimer.adapter.errors import render
 from latimer.adapter.request import PUSH, WHOLE
+from latimer.backends.errors import LatimerError
 from support.servers import serving
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.server import ServerState
 
 
 class Waiting:
@@ -290,3 +297,248 @@ async def test_a_part_of_a_body_is_written_at_once() -> None:
         assert rest.endswith(b"x\r\n4\r\n end\r\n0\r\n\r\n")
         assert rest.count(b"x") == 65_536 * len(answers)
         assert answers
+
+
+class Endless:
+    """An app that sends a response without end, over HTTP or a WebSocket, until a disconnect."""
+
+    def __init__(self) -> None:
+        self.has_left = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send until the client has disconnected."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            part: Any = {"type": "websocket.send", "bytes": bytes(65_536)}
+        elif scope["type"] == "http":
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            part = {"type": "http.response.body", "body": bytes(65_536), "more_body": True}
+        else:
+            return
+        leaving = asyncio.ensure_future(receive())
+        with contextlib.suppress(ClientDisconnected):
+            while not leaving.done():
+                await send(part)
+                await asyncio.sleep(0)
+        assert (await leaving)["type"].endswith(".disconnect")
+        self.has_left.set()
+
+
+@asynccontextmanager
+async def served(app: Any, http: type[Protocol] = Protocol) -> AsyncIterator[int]:
+    """Serve an app in this event loop; yield the port."""
+    config = uvicorn.Config(app, http=http, ws="none", log_config=None, ws_ping_interval=None)
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: http(config, ServerState(), {}), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("opening", [REQUEST, HANDSHAKE], ids=["HTTP", "WebSocket"])
+@pytest.mark.parametrize("reads", [False, True], ids=["reads nothing", "reads a little"])
+async def test_a_client_that_reads_nothing_has_left(
+    monkeypatch: pytest.MonkeyPatch, opening: bytes, reads: bool
+) -> None:
+    """A connection whose client reads nothing for a while closes, and its request ends as if the
+    client had disconnected; that of a slow client stays."""
+    monkeypatch.setattr(timeouts, "UNREAD", 0.6)
+    app = Endless()
+    async with served(app) as port:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(opening)
+            if not reads:
+                async with asyncio.timeout(5):
+                    await app.has_left.wait()
+                return
+            client.settimeout(1)
+            for _ in range(30):
+                await asyncio.sleep(0.05)
+                assert client.recv(8_192)
+            assert not app.has_left.is_set()
+        async with asyncio.timeout(5):
+            await app.has_left.wait()
+
+
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["idle", "last"])
+async def test_a_finished_response_that_nobody_reads_has_an_end(
+    monkeypatch: pytest.MonkeyPatch, header: bytes
+) -> None:
+    """A connection closes in time after a response that its client does not read."""
+    monkeypatch.setattr(timeouts, "UNREAD", 0.3)
+    has_closed = asyncio.Event()
+
+    class Roomy(Brief):
+        """A connection that never pauses the app."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            transport.set_write_buffer_limits(high=64 << 20)
+
+        def closed(self) -> None:
+            has_closed.set()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": WHOLE, "status": 200, "headers": [], "body": bytes(16 << 20)})
+
+    async with served(app, Roomy) as port:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + header + b"\r\n")
+            async with asyncio.timeout(5):
+                await has_closed.wait()
+
+
+LATE = b"HTTP/1.1 408 Request Timeout\r\n"
+
+
+async def seconds_until_end(port: int, *parts: bytes, pause: float = 0.25) -> tuple[float, bytes]:
+    """Send parts with pauses; return the seconds from the last one to the end, and the response."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts[:-1]:
+        writer.write(part)
+        await asyncio.sleep(pause)
+    if parts:
+        writer.write(parts[-1])
+    begun = time.monotonic()
+    async with asyncio.timeout(5):
+        found = await reader.read()
+    writer.close()
+    return time.monotonic() - begun, found
+
+
+async def bodies(_scope: Any, receive: Any, send: Any) -> None:
+    """Read the body, and send its size; an error that reading raises is sent as a server does."""
+    size, more = 0, True
+    try:
+        while more:
+            message = await receive()
+            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+        status, body, headers = 200, b"%d" % size, []
+    except LatimerError as error:
+        status, told, headers = render(error)
+        body = json.dumps(told).encode()
+    headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": WHOLE, "status": status, "headers": headers, "body": body})
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests be late after 0.6 s."""
+    monkeypatch.setattr(timeouts, "REQUEST", 0.6)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("before", [b"", REQUEST], ids=["first", "second"])
+async def test_a_head_has_to_be_complete_in_time(before: bytes) -> None:
+    """A head gets a 408 some time after its first byte, also if its bytes arrive slowly."""
+    async with served(bodies, Brief) as port:
+        parts = [b"GET / HTTP/1.1\r\n", b"a: b\r\n", b"c: d\r\n", b"e"]
+        if before:
+            parts = [before, *parts]
+        seconds, found = await seconds_until_end(port, *parts, pause=0.12)
+        # Three pauses are over.
+        assert 0.1 < seconds < 0.5
+        assert LATE in found
+        assert json.loads(found.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_connection_has_to_send_something() -> None:
+    """A connection without a byte closes in time, without a response; before, it is served."""
+    async with served(bodies, Brief) as port:
+        seconds, found = await seconds_until_end(port)
+        assert (0.5 < seconds < 1.2, found) == (True, b"")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.sleep(0.45)
+        writer.write(REQUEST)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+HALVES = [b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n", b"12", b"34", b"56"]
+CHUNKS = [b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n", b"x\r\n"]
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("parts", [HALVES, CHUNKS], ids=["length", "chunked"])
+async def test_a_body_has_to_make_progress(parts: list[bytes]) -> None:
+    """A body that stops gets the app's 408 some time after its last byte, and not while bytes
+    arrive."""
+    async with served(bodies, Brief) as port:
+        seconds, found = await seconds_until_end(port, *parts, pause=0.4)
+        assert 0.5 < seconds < 1.2
+        assert found.startswith(LATE)
+        assert b"connection: close" in found
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_client_that_waits_is_not_late() -> None:
+    """A request is not late while the app works, while it does not read the body, and while the
+    client waits for `100 Continue`."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(1.2)
+        await bodies(scope, receive, send)
+
+    async with served(app, Brief) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for size, expect in ((2, b""), (2, b"Expect: 100-continue\r\n"), (1 << 20, b"")):
+            head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n" % size
+            writer.write(head + expect + b"\r\n")
+            if expect:
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+            writer.write(bytes(size))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(len(str(size))) == b"%d" % size
+        writer.close()
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_body_that_ends_after_the_response_leaves_the_connection_idle() -> None:
+    """After a response that did not wait for the body, the rest of the body has its time, and then
+    the connection is idle."""
+    async with served(Waiting(), Brief) as port:
+        head = b"POST /now HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n"
+        seconds, found = await seconds_until_end(port, head, b"12", b"34", pause=0.15)
+        assert 0.2 < seconds < 0.55
+        assert found.count(b"HTTP/1.1 ") == 1
+        seconds, found = await seconds_until_end(port, head, b"12", pause=0.15)
+        assert 0.5 < seconds < 1.2
+        assert LATE in found
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n"])
+async def test_a_large_head_is_refused_in_one_piece(before: bytes) -> None:
+    """A head of more than the limit is refused, in one piece or in two. Bodies do not count."""
+    large = b"GET /now HTTP/1.1\r\nHost: a\r\nx-big: " + b"a" * (MOST_HEAD - 64) + b"\r\n"
+    async with served(Waiting()) as port:
+        for parts in ([large, b"b: c\r\n" * 9 + b"\r\n"], [large + b"b: c\r\n" * 9 + b"\r\n"]):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            if before:
+                writer.write(before)
+                assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 431")
+            assert str(MOST_HEAD).encode() in await reader.read()
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        length = b"Content-Length: %d\r\n\r\n" % (MOST_HEAD * 2)
+        writer.write(large.replace(b"GET", b"PUT")[: -MOST_HEAD // 2] + b"\r\n" + length)
+        writer.write(bytes(2 * MOST_HEAD))
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()

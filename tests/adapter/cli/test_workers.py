@@ -18,8 +18,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter.cli.relay import Relay
 from latimer.adapter.cli.sharing import check_shared, shared
+from latimer.adapter.cli.worker import REGISTER
+from latimer.adapter.errors import LateRequest
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.responses.register import Register
 from latimer.adapter.settings import Settings
 from latimer.adapter.settings_file import WrongSettings
 from support.prometheus import Scrape, scrape
@@ -301,6 +305,24 @@ async def test_a_request_that_is_passed_on_has_its_client(engine: str) -> None:
         events = [json.loads(line) for line in server.end().splitlines()]
     found = [one["client"] for one in events if one.get("path") == path]
     assert found == ["127.0.0.1"] * 4
+
+
+async def test_a_request_that_is_passed_on_has_to_arrive(tmp_path: Path) -> None:
+    """A request for other workers whose body does not arrive gets a 408, as any other."""
+
+    async def receive() -> Any:
+        raise LateRequest
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    sent: list[Any] = []
+    (tmp_path / REGISTER).mkdir()
+    relay = Relay(send, Register(tmp_path / REGISTER, 0), tmp_path, 0)  # type: ignore[arg-type]
+    await relay({"type": "http", "path": "/admin/engines", "headers": []}, receive, send)
+    start, body = sent
+    assert start["status"] == 408
+    assert json.loads(body["body"])["error"]["code"] == "request_timeout"
 
 
 @pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
