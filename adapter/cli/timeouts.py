@@ -50,8 +50,8 @@ class ReadProtocol(asyncio.Protocol):
     transport: asyncio.Transport
     client: tuple[str, int] | None
     _reading: asyncio.TimerHandle | None = None
-    # The unread bytes at the last look, and the looks since then.
-    _unread = _looks = 0
+    # The unconfirmed bytes at the last look, and the looks since then.
+    _unconfirmed = _looks = 0
 
     @override
     def pause_writing(self) -> None:
@@ -67,7 +67,7 @@ class ReadProtocol(asyncio.Protocol):
     def await_reading(self) -> None:
         """Abort the connection if the client does not read what is written, or at most slowly."""
         if self._reading is None and self.client is not None:
-            self._unread, self._looks = unread(self.transport), 0
+            self._unconfirmed, self._looks = unread(self.transport), 0
             self._look_later()
 
     def end_reading(self) -> None:
@@ -84,8 +84,8 @@ class ReadProtocol(asyncio.Protocol):
         """Abort the connection after a number of looks without progress."""
         self._reading = None
         left = unread(self.transport)
-        self._looks = 0 if left < self._unread else self._looks + 1
-        self._unread = left
+        self._looks = 0 if left < self._unconfirmed else self._looks + 1
+        self._unconfirmed = left
         if self._looks >= _LOOKS:
             self.transport.abort()
         elif self.transport.get_write_buffer_size():
