@@ -202,11 +202,11 @@ def _count(request: CompletionRequest) -> tuple[int, int | None]:
     """Return the number of choices per prompt, and the number to keep (None keeps all).
 
     Contract 2.1 and 2.8: `best_of` must not be smaller than `n`, nor larger in a stream. If it is
-    equal, all candidates are kept, best first, but a stream cannot rank them.
+    equal, all candidates are kept in their order, as in a stream, and no engine has to score them.
     """
     count = request.n or 1
     best_of = request.best_of
-    if best_of is None or (best_of == count and (count == 1 or request.stream)):
+    if best_of is None or best_of == count:
         return count, None
     if best_of < count:
         raise InvalidRequest(
