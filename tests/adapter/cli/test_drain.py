@@ -151,11 +151,12 @@ async def test_a_connection_that_nobody_reads_is_cut(
     served = server.Server(OpenAIAdapter(Echo()), 0, endless)
     with caplog.at_level(logging.INFO), socket.socket() as client:
         running = asyncio.create_task(served.serve(sockets))
+        connections: set[Any] = served.server_state.connections
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(sockets[0].getsockname())
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         async with asyncio.timeout(10):
-            while not any(one.flow.write_paused for one in served.server_state.connections):
+            while not any(one.flow.write_paused for one in connections):
                 await asyncio.sleep(0.01)
             # The kernel moves the last bytes.
             await asyncio.sleep(0.2)

@@ -421,11 +421,12 @@ async def seconds_until_end(port: int, *parts: bytes, pause: float = 0.25) -> tu
 async def bodies(_scope: Any, receive: Any, send: Any) -> None:
     """Read the body, and send its size; an error that reading raises is sent as a server does."""
     size, more = 0, True
+    headers: list[tuple[bytes, bytes]] = []
     try:
         while more:
             message = await receive()
             size, more = size + len(message.get("body", b"")), message.get("more_body", False)
-        status, body, headers = 200, b"%d" % size, []
+        status, body = 200, b"%d" % size
     except LatimerError as error:
         status, told, headers = render(error)
         body = json.dumps(told).encode()
