@@ -122,7 +122,11 @@ def test_a_file_is_served_by_llama_server(tmp_path: Path) -> None:
         assert reply.json()["choices"][0]["message"]["content"]
         # Its errors name options of the program that the user has started.
         for path, asked, option in (
-            ("embeddings", {"input": "x"}, "--embeddings"),
+            (
+                "embeddings",
+                {"input": "x"},
+                "--embeddings; also with --pooling mean if it is no embedding model",
+            ),
             ("rerank", {"query": "x", "documents": ["y"]}, "--pooling rank"),
         ):
             reply = httpx2.post(f"{url}/v1/{path}", json=asked, timeout=60)
