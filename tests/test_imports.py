@@ -59,7 +59,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "admission", "auth", "form", "handshake", "hosted", "metric_rows", "metrics", "origins",
-            "readiness", "record", "request", "request_log", "responses/background",
+            "question", "readiness", "record", "request", "request_log", "responses/background",
             "responses/lanes", "responses/register", "responses/sealed", "service", "traces",
             "validation", "vllm_metrics",
         )

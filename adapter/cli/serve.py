@@ -16,7 +16,7 @@ import click
 
 from ...backends import offload
 from ...backends.base import Backend, EmbeddingModel, Model
-from ...backends.errors import LatimerError, shortened
+from ...backends.errors import LatimerError, ModelLoading, shortened
 from ..app import OpenAIAdapter
 from ..engines import (
     backend_of,
@@ -404,7 +404,11 @@ async def _say_ready(settings: Settings, backend: Backend, model: Model, address
 
 def _next_step(error: LatimerError, settings: Settings) -> str:
     """Return what to do about an engine that does not serve; empty while it loads its model."""
-    if not is_elsewhere(settings) or "is loading" in error.message:
+    if (
+        not is_elsewhere(settings)
+        or isinstance(error, ModelLoading)
+        or "is loading" in error.message
+    ):
         return ""
     return f" Start an engine there, or correct the URL; latimer check {settings.model} tests it."
 
@@ -454,10 +458,11 @@ async def _warn(fleet: Fleet, until: str) -> None:
     for name, pool in fleet.pools.items():
         if not pool.is_available:
             reasons = "; ".join(f"{one.name}: {one.reason}" for one in pool.replicas)
-            words = (
-                f"No engine of the model {name} is ready, so {until} until one is. Start one, or "
-                f"correct its table: latimer check --config FILE tests all. {reasons}"
-            )
+            advice = "Start one, or correct its table: latimer check --config FILE tests all. "
+            if any(one.shown == "loading" for one in pool.replicas):
+                advice = ""
+            words = f"No engine of the model {name} is ready, so {until} until one is."
+            words = f"{words} {advice}{reasons}"
             say(words, START, "warning", model=name, engines=[one.name for one in pool.replicas])
 
 
