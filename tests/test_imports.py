@@ -96,8 +96,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "admin", "app", "engines", "fleet", "on_demand", "openapi", "option",
-            "routes", "settings", "settings_file",
+            "__init__", "admin", "app", "engines", "environment", "fleet", "on_demand", "openapi",
+            "option", "routes", "settings", "settings_file",
         )
     ),
     ("adapter/cli/*.py",),

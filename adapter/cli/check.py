@@ -140,6 +140,7 @@ async def _rows_of(settings: Settings) -> list[Row]:
     rows += _telemetry(settings)
     rows += await _speech(settings)
     rows += await _transcription(settings)
+    rows += _variables(settings)
     return rows
 
 
@@ -249,6 +250,13 @@ async def _workers(settings: Settings) -> Iterable[Row]:
         return (Row(name="workers", value=str(settings.workers)),)
     advice = "Use --workers 1, or put llama-servers at URLs behind Latimer."
     return (Row(name="workers", value=f"no: {reason}", status="failed", advice=advice),)
+
+
+def _variables(settings: Settings) -> Iterator[Row]:
+    """Yield a row for each variable that is only named like a setting."""
+    for variable, advice in settings.unknown_variables():
+        value, words = f"{variable} is no setting", advice[:1].upper() + advice[1:]
+        yield Row(name="variable", value=value, status="warning", advice=words)
 
 
 def _telemetry(settings: Settings) -> Iterable[Row]:

@@ -179,6 +179,7 @@ async def _made_from(settings: Settings) -> _Made:
 
 async def _started(settings: Settings, made: _Made, door: Door) -> list[asyncio.Task[None]]:
     """Print what is served, and return the tasks that end with the server."""
+    _warn_of_settings(settings, door.address)
     listens = asyncio.Event()
     tasks = [] if made.opening is None else [made.opening]
     if made.fleet is not None:
@@ -488,6 +489,19 @@ def _say_context(settings: Settings, model: Model) -> None:
         say(
             f"{where}: the model was trained for {trained:,} tokens, not {settings.context:,}, so "
             f"{used}.", START, "warning",
+        )  # fmt: skip
+
+
+def _warn_of_settings(settings: Settings, address: str) -> None:
+    """Say which variables have no effect, and in a log that a server without keys is open."""
+    for variable, advice in settings.unknown_variables():
+        say(f"{variable} is no setting; {advice}", START, "warning", variable=variable)
+    has_keys = bool(settings.api_keys() or settings.keys)
+    if not (has_keys or is_local(settings.host) or is_read()):
+        # A terminal shows it with the addresses.
+        say(
+            f"No API key is needed, and other machines can connect to {address}. Set --api-key, or "
+            "--host 127.0.0.1 for this machine only.", START, "warning",
         )  # fmt: skip
 
 
