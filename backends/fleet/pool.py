@@ -46,7 +46,7 @@ from .holders import MOST_COMPARED, Holders
 from .loading import MOST_RETRY, not_loaded, wait
 from .place import Job, Place, Sessions, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
-from .replica import NEWEST, NOT_ASKED, Replica
+from .replica import NEWEST, Replica
 from .run import Run
 from .speech import Speaking
 
@@ -289,10 +289,10 @@ class Pool(Speaking):
     def _set_aside(self, replica: Replica, error: LatimerError) -> None:
         """Send no requests to an engine until it answers."""
         loads = isinstance(error, ModelLoading)
-        # An engine that has not answered since the start is missing, too, and only the log says so.
-        # One that loads its model for the first time is not.
-        is_first = replica.reason == NOT_ASKED or (replica.says_loading and not replica.is_lost)
-        if replica.state == "ready" or (replica.state == "unavailable" and is_first and not loads):
+        # An engine that has not answered since the start is missing, too, and so is one that was
+        # drained or had another model. One that loads its model for the first time is not.
+        is_known = replica.is_lost or loads
+        if replica.state == "ready" or (replica.state == "unavailable" and not is_known):
             words = f"is not used: {error.message}"
             replica.note("engine_lost", self.name, words, error.message)
             replica.is_lost = True

@@ -194,6 +194,26 @@ async def test_an_engine_that_is_away_at_the_start_is_logged_once(
     assert pool.replicas[1].state == "ready"
 
 
+async def test_an_engine_that_ends_while_it_is_drained_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An engine that is used again after a drain, and does not answer, is lost."""
+    one, other = Engine("one"), Engine("other")
+    pool = await pool_of(one, other)
+    replica = pool.replicas[1]
+    replica.set("draining", "it is drained by the operator")
+    other.error = EngineUnavailable("It is gone.")
+    await pool.ask(replica)
+    assert (replica.state, caplog.messages) == ("draining", [])
+    replica.set("unavailable", "it was drained")
+    for _ in range(2):
+        await pool.ask(replica)
+    found: list[Any] = caplog.records
+    assert [(each.event, each.fields["reason"]) for each in found] == [
+        ("engine_lost", "It is gone.")
+    ]
+
+
 async def test_an_engine_that_ends_while_it_loads_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
