@@ -76,7 +76,7 @@ def describe(fleet: Fleet, replica: Replica) -> dict[str, Any]:
     found: dict[str, Any] = {
         "id": replica.name,
         "object": "engine",
-        "state": replica.state,
+        "state": replica.shown,
         "reason": replica.reason if replica.state != "ready" else "",
         "models": [name for name, pool in fleet.pools.items() if replica in pool.replicas],
         "running": replica.running,

@@ -18,7 +18,14 @@ from urllib.parse import urlsplit
 import orjson
 
 from ..backends.base import Backend, Capabilities, Embedding, EmbeddingModel, Model, Ranking, Text
-from ..backends.errors import EngineError, EngineUnavailable, LatimerError, NotServed, shortened
+from ..backends.errors import (
+    EngineError,
+    EngineUnavailable,
+    LatimerError,
+    ModelLoading,
+    NotServed,
+    shortened,
+)
 from ..backends.http import ConnectionPool, HttpClient, shown_address
 from ..backends.identity import LazyBackend
 from ..backends.llama_cpp import DEMO_MODEL, LlamaCpp
@@ -27,6 +34,7 @@ from ..backends.llama_server import LlamaServer
 from ..backends.llama_server.command import build_of, find_program, shown_program
 from ..backends.llama_server.identity import OTHER_SERVER
 from ..backends.llama_server.router import is_router, names_in, not_an_engine
+from ..backends.llama_server.translate import LOADING
 from .errors import LimitsUnavailable, printable
 from .hub.names import PREFIX, is_name, parse
 from .limits.config import AdmissionConfig, store_of
@@ -478,7 +486,9 @@ async def _probe(address: str, key: str | None) -> BackendName:
     finally:
         await client.aclose()
     if status == 503:
-        raise EngineUnavailable(f"The engine at {address} is loading its model.")
+        # A proxy before an engine that has ended says no more.
+        kind = ModelLoading if _says_loading(body) else EngineUnavailable
+        raise kind(f"The engine at {address} is loading its model.")
     if status in (401, 403):
         raise EngineError(
             f"The engine at {address} requires {'another' if key else 'an'} API key. Set it with "
@@ -490,6 +500,12 @@ async def _probe(address: str, key: str | None) -> BackendName:
     elif status == 404 and "error" in body:
         hint = f" {OTHER_SERVER}"
     raise EngineError(f"The server at {address} is neither llama-server nor koboldcpp.{hint}")
+
+
+def _says_loading(body: Mapping[str, Any]) -> bool:
+    """Return True if the body of a 503 is that of an engine that loads."""
+    error = body.get("error")
+    return isinstance(error, dict) and str(error.get("message")).startswith(LOADING)
 
 
 async def _get(client: HttpClient, path: str) -> tuple[int, dict[str, Any]]:

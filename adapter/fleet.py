@@ -195,7 +195,7 @@ class Fleet:
     def states(self) -> list[tuple[str, str, str]]:
         """Return the name, the state and the reason of each engine."""
         found = (*self.replicas.values(), *self._leaving)
-        return [(one.name, one.state, one.reason) for one in found]
+        return [(one.name, one.shown, one.reason) for one in found]
 
 
 async def _release(replica: Replica) -> None:

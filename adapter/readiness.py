@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..backends.base import Load
-from ..backends.errors import LatimerError
 from .record import engine_name
-from .service import ModelEntry, Question, Service
+from .service import ModelEntry, Service
 
 if TYPE_CHECKING:
     from ..backends.fleet.pool import Pool
@@ -21,8 +18,6 @@ SERVING: frozenset[State] = frozenset({"ready", "unloaded"})
 
 # Seconds that an engine may take to answer, for `/metrics`.
 SCRAPE = 0.25
-# Seconds without an answer after which an engine elsewhere counts as one that does not answer.
-SILENCE = 5.0
 _IDLE = Load(0, 0)
 
 
@@ -88,7 +83,7 @@ def _of_pool(service: Service, entry: ModelEntry) -> ModelState:
     engines = []
     for one in pool.replicas:
         load = (one.backend.load() or _IDLE)._replace(running=one.running, waiting=0)
-        engines.append(EngineState(one.name, one.state, one.reason, load))
+        engines.append(EngineState(one.name, one.shown, one.reason, load))
     names = entry.names or ((pool.known.name,) if pool.known is not None else (pool.name,))
     waiting = pool.waiting
     if pool.known is None:
@@ -99,37 +94,11 @@ def _of_pool(service: Service, entry: ModelEntry) -> ModelState:
 
 async def _of_backend(service: Service, entry: ModelEntry, patience: float) -> ModelState:
     backend = entry.backend
-    state, reason = await _asked(service, entry, patience)
+    question = service.ask(entry)
+    await asyncio.wait([question.task], timeout=patience)
+    state, reason = question.found
     name = service.label(entry)
     load = backend.load() or _IDLE
     engine = EngineState(engine_name(backend.capabilities.engine), state, reason, load)
     # A request asks the engine for its model before it waits for a place.
     return ModelState(name, load.waiting + service.asking(name), (engine,), None)
-
-
-async def _asked(service: Service, entry: ModelEntry, patience: float) -> tuple[State, str]:
-    """Return the state of an engine, which is asked once at a time."""
-    question, before = service.asked.get(entry.backend), ""
-    if question is not None and question.task.done():
-        before, question = question.reason, None
-    if question is None or question.task.get_loop() is not asyncio.get_running_loop():
-        task = asyncio.create_task(_ask(service, entry))
-        # Retrieves the error, since nobody may wait for it.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        most = math.inf if entry.backend.loads_here else SILENCE
-        question = service.asked[entry.backend] = Question(task, time.monotonic(), most, before)
-    await asyncio.wait([question.task], timeout=patience)
-    return question.found
-
-
-async def _ask(service: Service, entry: ModelEntry) -> None:
-    """Ask an engine whether it is ready, and for its name if it has no other."""
-    try:
-        await entry.backend.health()
-    except LatimerError as error:
-        service.note_error(entry, error)
-        raise
-    if entry.names:
-        service.note_answer(entry)
-    else:
-        await service.model_of(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -11,13 +12,22 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from ..backends.base import Backend, Capabilities, Model
-from ..backends.errors import EngineUnavailable, LatimerError, ModelChanged, shortened
+from ..backends.errors import (
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    LatimerError,
+    ModelChanged,
+    shortened,
+)
 from ..backends.fleet.loading import REQUEST
+from ..backends.identity import difference
 from ..backends.queue import QUEUE, AdmissionQueue
 from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
+from .question import Question
 from .record import GONE, NO_ENGINE, OTHER, PROBES, Record, engine_name
 from .request import Exchange
 from .responses.background import Background
@@ -42,6 +52,8 @@ REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning"
 _WAIT = 0.05
 # Seconds that engines may take to answer `/health`: less than the limits of usual probes.
 HEALTH = 3.0
+# Seconds without an answer after which an engine elsewhere counts as one that does not answer.
+SILENCE = 5.0
 
 # The recordings to transcribe that are in memory at once, of at most 115 MB each.
 MOST_RECORDINGS = 4
@@ -188,50 +200,6 @@ class ModelEntry:
 Chosen: TypeAlias = tuple[ModelEntry, str, bool]
 
 
-@dataclass(eq=False, slots=True)
-class Question:
-    """A question to an engine whether it is ready.
-
-    Args:
-        task: the question.
-        since: the time at which it was asked (`time.monotonic`).
-        patience: the seconds after which an engine without an answer is unavailable.
-        before: why the engine was unavailable by the question before; empty if it was not.
-    """
-
-    task: asyncio.Task[None]
-    since: float
-    patience: float
-    before: str
-
-    @property
-    def found(self) -> tuple[State, str]:
-        """The state of the engine, and the reason."""
-        if not self.task.done():
-            waited = monotonic() - self.since
-            if waited >= self.patience:
-                return "unavailable", f"The engine has not answered for {waited:.0f} s."
-            if self.before:
-                return "unavailable", self.before
-            return "loading", f"The engine has not answered within {waited:.2g} s."
-        if self.error is None:
-            return "ready", ""
-        if self.reason:
-            return "unavailable", self.reason
-        raise self.error
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error of a question that has ended."""
-        return None if self.task.cancelled() else self.task.exception()
-
-    @property
-    def reason(self) -> str:
-        """The reason of a question that has ended with the engine unavailable; or empty."""
-        error = self.error
-        return error.message if isinstance(error, LatimerError) else ""
-
-
 class Socket(Protocol):
     """A WebSocket that is open."""
 
@@ -317,8 +285,9 @@ class Service:
         self._listings = listings
         # The pool and the model that `served` has returned for a name, if no other one replaces it.
         self._latest: dict[str, tuple[Pool, ServedModel]] = {}
-        # The names of models in metrics, as far as engines have reported them.
-        self._reported: dict[Backend, str] = {}
+        # The models of engines that have reported them, and what these engines can do.
+        self._reported: dict[Backend, Model] = {}
+        self._abilities: dict[Backend, Capabilities] = {}
         # Whether the only engine of a model answers, once it has answered.
         self._answers: dict[Backend, bool] = {}
         table: dict[str, ModelEntry] = {}
@@ -588,15 +557,85 @@ class Service:
         except LatimerError as error:
             self.note_error(entry, error)
             raise
+        except asyncio.CancelledError:
+            waited = perf_counter() - begun
+            if waited > SILENCE and not entry.backend.loads_here:
+                # The client has had less patience than the connection to the engine.
+                self.note_error(entry, _silent_for(waited))
+            raise
         finally:
             if perf_counter() - begun > _WAIT and entry.pool is None:
                 exchange = REQUEST.get()
                 if isinstance(exchange, Exchange) and exchange.record is not None:
                     exchange.record.has_waited(begun)
-        self._reported[entry.backend] = model.name
+        if self._reported.get(entry.backend) is not model:
+            self._note_model(entry, model)
         if not self._answers.get(entry.backend):
             self.note_answer(entry)
         return model
+
+    def _note_model(self, entry: ModelEntry, model: Model) -> None:
+        """Note the model of an engine; log it if the only one has another model than before."""
+        backend = entry.backend
+        before, label = self._reported.get(backend), self.label(entry)
+        now, then = backend.capabilities, self._abilities.get(backend)
+        self._reported[backend], self._abilities[backend] = model, now
+        if before is None or then is None or entry.pool is not None:
+            return
+        reason = difference(model, before, now, then, "as before")
+        if reason:
+            gets = "all requests get it now"
+            if not (entry.names or entry.any_model):
+                gets = f"requests have to name {model.name} now"
+            fields = {"engine": engine_name(now.engine), "model": label, "reason": reason}
+            log.warning(
+                "model %s: %s; %s", label, reason, gets,
+                extra={"event": "model_changed", "fields": fields},
+            )  # fmt: skip
+
+    def ask(self, entry: ModelEntry) -> Question:
+        """Ask the only engine of a model whether it is ready; it is asked once at a time."""
+        backend, loop = entry.backend, asyncio.get_running_loop()
+        last = self.asked.get(backend)
+        if last is not None and not last.task.done() and last.task.get_loop() is loop:
+            return last
+        task = loop.create_task(self._check(entry))
+        # Retrieves the error, since nobody may wait for it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        patience = math.inf if backend.loads_here else SILENCE
+        asked = Question(task, monotonic(), patience, self._state_before(entry, last))
+        self.asked[backend] = asked
+        if not backend.loads_here:
+            timer = loop.call_later(SILENCE, self.note_error, entry, _silent_for(SILENCE))
+            task.add_done_callback(lambda _: timer.cancel())
+        return asked
+
+    def _state_before(self, entry: ModelEntry, last: Question | None) -> tuple[State, str]:
+        """Return the state of an engine that is asked, until it answers, and the reason.
+
+        Args:
+            last: the question before.
+        """
+        if self._answers.get(entry.backend):
+            return "ready", ""
+        if last is not None and last.task.done() and last.reason:
+            return last.found
+        return "loading" if entry.backend not in self._answers else "unavailable", ""
+
+    async def _check(self, entry: ModelEntry) -> None:
+        """Ask an engine whether it is ready; and for its model, if its name is not known.
+
+        An engine that returns may have another model.
+        """
+        try:
+            await entry.backend.health()
+        except LatimerError as error:
+            self.note_error(entry, error)
+            raise
+        if entry.names and self._answers.get(entry.backend) is not False:
+            self.note_answer(entry)
+        else:
+            await self.model_of(entry)
 
     def note_answer(self, entry: ModelEntry) -> None:
         """Note that an engine answers, and log it if the only one of a model did not."""
@@ -606,7 +645,7 @@ class Service:
 
     def note_error(self, entry: ModelEntry, error: LatimerError) -> None:
         """Log that the only engine of a model has stopped answering; a pool logs its own."""
-        stops = isinstance(error, EngineUnavailable) and self._answers.get(entry.backend)
+        stops = isinstance(error, EngineError) and self._answers.get(entry.backend)
         if stops and entry.pool is None:
             self._answers[entry.backend] = False
             words = f"does not answer: {error.message}"
@@ -621,7 +660,10 @@ class Service:
 
     def label(self, entry: ModelEntry) -> str:
         """Return the name of a model in metrics; empty if no engine has reported it yet."""
-        return entry.names[0] if entry.names else self._reported.get(entry.backend, "")
+        if entry.names:
+            return entry.names[0]
+        model = self._reported.get(entry.backend)
+        return "" if model is None else model.name
 
     def label_asked(self, exchange: Exchange) -> str:
         """Return the name in metrics of the model that a request asks for, without asking engines.
@@ -685,7 +727,9 @@ class Service:
             EngineUnavailable: an engine is not available, or has not answered for `HEALTH` seconds.
         """
         pools = [listing.pool for listing in self._listings if listing.pool is not None]
-        checks = [one.backend.health() for one in self._listings if one.pool is None]
+        # A probe that leaves does not cancel the question, whose silence is the engine's state.
+        alone = [one for one in self._listings if one.pool is None]
+        checks: list[Awaitable[None]] = [asyncio.shield(self.ask(one).task) for one in alone]
         if pools:
             checks.append(_check_any(pools))
         try:
@@ -710,10 +754,16 @@ class Service:
         for spoken in (self.speaker, self.transcriber):
             if spoken is not None:
                 await spoken.aclose()
+        for question in self.asked.values():
+            question.task.cancel()
         for listing in self._listings:
             await listing.backend.aclose()
         if self.release is not None:
             await self.release()
+
+
+def _silent_for(seconds: float) -> EngineSilent:
+    return EngineSilent(f"The engine has not answered for {round(seconds, 1):g} s.")
 
 
 def _completed(one: _Ended, is_fleet: bool) -> Record | None:

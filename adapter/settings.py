@@ -7,7 +7,7 @@ engines are made from the fields.
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
@@ -39,6 +39,7 @@ from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
 from .auth import UnusableKey, check_key, keys_of
 from .chat.instruct import FORMATS
+from .environment import ENVIRONMENT, is_address, unknown_variables, variables_of
 from .limits.config import AdmissionConfig, KeyConfig, wrong_keys
 from .option import (
     ENGINE,
@@ -69,7 +70,12 @@ from .store.config import (
 
 BackendName = Literal["auto", "llama-cpp", "llama-server", "koboldcpp"]
 
-ENVIRONMENT = "LATIMER_"
+# What is wrong with the port if the variable is that of Kubernetes.
+_SERVICE_LINK = (
+    "LATIMER_PORT is an address, not a port: Kubernetes sets it in all containers of a namespace "
+    "that has a service with the name latimer. Set enableServiceLinks: false in the pod, or "
+    "LATIMER_PORT in the container."
+)
 # What may wait in front of an engine of a fleet, whose requests wait in one queue before it.
 _UNLIMITED = 2**20
 # The most processes of a server.
@@ -595,8 +601,11 @@ class Settings(FlatSettings, defer_build=False):
         """
         given = {name: value for name, value in flags.items() if value is not None and value != ()}
         values = {} if file is None else read_file(file)
+        variables = variables_of(cls.model_fields)
+        if is_address(variables.get("port")) and "port" not in given:
+            raise WrongSettings(_SERVICE_LINK)
         try:
-            settings = cls.model_validate({**values, **_environment(cls.model_fields), **given})
+            settings = cls.model_validate({**values, **variables, **given})
         except ValidationError as error:
             place = partial(_place, given=frozenset(given), file=file)
             raise WrongSettings(f"{in_words(error, cls.model_fields, place, file)}.") from None
@@ -604,6 +613,11 @@ class Settings(FlatSettings, defer_build=False):
         settings.store_place()
         settings._check_tables()
         return settings
+
+    @staticmethod
+    def unknown_variables() -> list[tuple[str, str]]:
+        """Return each variable `LATIMER_…` that names no setting, and what to do about it."""
+        return unknown_variables(Settings.model_fields)
 
     @property
     def file(self) -> Path | None:
@@ -768,13 +782,6 @@ def schema_of_file() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"], schema["description"] = "Latimer", "The settings file of `latimer serve`."
     return schema
-
-
-def _environment(names: Iterable[str]) -> dict[str, str]:
-    """Return the settings in environment variables; the case of their names does not matter."""
-    found = {variable.lower(): value for variable, value in os.environ.items()}
-    variables = {name: (ENVIRONMENT + name).lower() for name in names}
-    return {name: found[variable] for name, variable in variables.items() if variable in found}
 
 
 def _place(name: str, given: frozenset[str], file: Path | None) -> str:

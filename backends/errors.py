@@ -288,6 +288,10 @@ class EngineUnavailable(EngineError):
     retry_after = 1.0
 
 
+class ModelLoading(EngineUnavailable):
+    """An engine that says that it loads its model."""
+
+
 class ModelChanged(EngineUnavailable):
     """An engine that has another model than the one a request was prepared for."""
 
@@ -303,6 +307,7 @@ class EngineSilent(EngineError):
 _REASONS: Mapping[type[LatimerError], str] = {
     Busy: "busy",
     EngineUnavailable: "unavailable",
+    ModelLoading: "unavailable",
     ModelChanged: "model_changed",
     EngineSilent: "silent",
 }

@@ -39,6 +39,7 @@ from .errors import (
     EngineUnavailable,
     LatimerError,
     ModelChanged,
+    ModelLoading,
 )
 from .single_flight import SingleFlight
 
@@ -46,6 +47,37 @@ if TYPE_CHECKING:
     from .speech.base import Speaker, Transcriber
 
 Identity = TypeVar("Identity")
+
+
+def difference(
+    model: Model, known: Model, own: Capabilities, others: Capabilities, than: str
+) -> str:
+    """Return how an engine's model differs from a known one; empty if it does not.
+
+    Args:
+        own, others: the capabilities of the engine, and those that belong to the known model.
+        than: what the known model is, such as `that of the others`.
+    """
+    if known == model:
+        return ""
+    for what, here, there in (
+        ("its chat template", model.template, known.template),
+        ("its BOS token", (model.bos_token, model.adds_bos), (known.bos_token, known.adds_bos)),
+        ("its end token", model.eos_token, known.eos_token),
+        ("the media that it accepts", model.media, known.media),
+        ("its size", _weights(model), _weights(known)),
+        ("what it can do", own, others),
+    ):
+        if here != there:
+            return f"it serves another model ({model.name}): {what} is not {than}"
+    if model.context < known.context:
+        return f"its context is {model.context} tokens, less than {known.context}"
+    return ""
+
+
+def _weights(model: Model) -> tuple[int | None, ...]:
+    """Return the sizes that distinguish models of one name."""
+    return tuple(model.sizes.get(name) for name in ("n_vocab", "n_params", "size"))
 
 
 class IdentityMonitor(ABC, Generic[Identity]):
@@ -239,7 +271,7 @@ class LazyBackend(Backend):
 
     def _failed(self, error: LatimerError) -> LatimerError:
         """Return the error for a failed call; `EngineUnavailable` before the engine was ready."""
-        if not self._was_ready:
+        if not self._was_ready and not isinstance(error, ModelLoading):
             error = EngineUnavailable(error.message)
         if isinstance(error, EngineError):
             self._failure, self._failed_at = error, time.monotonic()

@@ -60,7 +60,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "admission", "auth", "base_urls", "form", "handshake", "hosted", "metric_rows",
-            "metrics", "origins", "proxies", "readiness", "record", "request", "request_log",
+            "metrics", "origins", "proxies", "question", "readiness", "record", "request",
+            "request_log",
             "responses/background", "responses/lanes", "responses/register", "responses/sealed",
             "service", "traces", "validation", "vllm_metrics",
         )
@@ -97,8 +98,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "admin", "app", "engines", "fleet", "on_demand", "openapi", "option",
-            "routes", "settings", "settings_file",
+            "__init__", "admin", "app", "engines", "environment", "fleet", "on_demand", "openapi",
+            "option", "routes", "settings", "settings_file",
         )
     ),
     ("adapter/cli/*.py",),

@@ -36,6 +36,10 @@ _NO_KEY = (
 _COLUMNS = ("engine", "state", "models", "running", "waiting", "memory", "reason")
 
 
+class Refused(Exception):
+    """A request that the server did not carry out; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operated:
     """A server as its operator reaches it.
@@ -52,6 +56,19 @@ class Operated:
 
     def ask(self, method: str, path: str) -> Any:
         """Return the JSON of a response; end the process with the reason if it is an error."""
+        try:
+            return self.reply(method, path)
+        except Refused as error:
+            say(str(error))
+            sys.exit(EXIT_CHECK)
+
+    def reply(self, method: str, path: str) -> Any:
+        """Return the JSON of a response.
+
+        Raises:
+            Refused: the response is an error, or there is none.
+            WrongUse: no key is given.
+        """
         if not self.key and self.path is None:
             raise WrongUse(_NO_KEY)
         base = _OVER_SOCKET if self.path else base_of(self.url)
@@ -67,8 +84,7 @@ class Operated:
             reason = f"{self.path or self.url} does not answer like Latimer. Correct the address."
         if reason.startswith("Invalid URL"):
             reason = _NO_PATHS
-        say(reason)
-        sys.exit(EXIT_CHECK)
+        raise Refused(reason)
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
@@ -133,7 +149,29 @@ def _row(engine: dict[str, Any]) -> tuple[str, ...]:
 @_options
 def load(server: Operated, name: str) -> None:
     """Load the model of an engine, or use a drained engine again."""
-    _say(server.ask("POST", f"/{quote(name, safe='')}/load"))
+    try:
+        _say(server.reply("POST", f"/{quote(name, safe='')}/load"))
+    except Refused as error:
+        say(str(error))
+        for line in _last_lines(server, name):
+            say(line)
+        sys.exit(EXIT_CHECK)
+
+
+def _last_lines(server: Operated, name: str) -> list[str]:
+    """Return the last lines that an engine wrote before its load failed, below a title."""
+    try:
+        engines = server.reply("GET", "")["data"]
+    except Refused:
+        return []
+    found: dict[str, Any] = next((one for one in engines if one["id"] == name), {})
+    if tail := found.get("log"):
+        return [
+            "The last lines of the engine:",
+            *(f"  {printable(one)}" for one in tail.split("\n")),
+        ]
+    is_failed = found.get("state") == "failed"
+    return ["The server's log has more: the event load_failed."] if is_failed else []
 
 
 @click.command()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ...backends.errors import LatimerError
+from ...backends.errors import LatimerError, ModelLoading
 from ..errors import printable
 from ..settings import Settings
 from ..settings_file import WrongSettings
@@ -141,6 +141,7 @@ async def _rows_of(settings: Settings) -> list[Row]:
     rows += _telemetry(settings)
     rows += await _speech(settings)
     rows += await _transcription(settings)
+    rows += _variables(settings)
     return rows
 
 
@@ -178,7 +179,7 @@ def _reached(pairs: Pairs, advice: str | None, of: str = "") -> Iterator[Row]:
 
 def _advice(error: LatimerError, model: str | None) -> str:
     """Return what to do about an engine that cannot be used; messages of others have a hint."""
-    if "is loading" in error.message:
+    if isinstance(error, ModelLoading) or "is loading" in error.message:
         return "Wait until the engine has loaded its model, and check again."
     if model is None or "://" not in model:
         return "Try a smaller --context, or read what the engine printed."
@@ -262,6 +263,13 @@ async def _workers(settings: Settings) -> Iterable[Row]:
         return (Row(name="workers", value=str(settings.workers)),)
     advice = "Use --workers 1, or put llama-servers at URLs behind Latimer."
     return (Row(name="workers", value=f"no: {reason}", status="failed", advice=advice),)
+
+
+def _variables(settings: Settings) -> Iterator[Row]:
+    """Yield a row for each variable that is only named like a setting."""
+    for variable, advice in settings.unknown_variables():
+        value, words = f"{variable} is no setting", advice[:1].upper() + advice[1:]
+        yield Row(name="variable", value=value, status="warning", advice=words)
 
 
 def _telemetry(settings: Settings) -> Iterable[Row]:
@@ -367,7 +375,7 @@ async def _model(fleet: Fleet, name: str, broken: Collection[str]) -> list[Row]:
     advice = "Mend one of its engines; requests get a 503 until then." if status != "ok" else ""
     rows = [Row(of=of, name="served", value=about, status=status, advice=advice)]
     for one in pool.replicas:
-        state = f"{one.state}: {one.reason}" if one.reason else one.state
+        state = f"{one.shown}: {one.reason}" if one.reason else one.shown
         if one.is_loadable:
             state = "cannot be loaded" if one.name in broken else ON_DEMAND
         is_ready = one.state == "ready" or one.is_loadable

@@ -16,7 +16,7 @@ import click
 
 from ...backends import offload
 from ...backends.base import Backend, EmbeddingModel, Model
-from ...backends.errors import LatimerError, shortened
+from ...backends.errors import LatimerError, ModelLoading, shortened
 from ..app import OpenAIAdapter
 from ..engines import (
     LIMITS_ADVICE,
@@ -180,6 +180,7 @@ async def _made_from(settings: Settings) -> _Made:
 
 async def _started(settings: Settings, made: _Made, door: Door) -> list[asyncio.Task[None]]:
     """Print what is served, and return the tasks that end with the server."""
+    _warn_of_settings(settings, door.address)
     listens = asyncio.Event()
     tasks = [] if made.opening is None else [made.opening]
     if made.fleet is not None:
@@ -407,7 +408,11 @@ async def _say_ready(settings: Settings, backend: Backend, model: Model, address
 
 def _next_step(error: LatimerError, settings: Settings) -> str:
     """Return what to do about an engine that does not serve; empty while it loads its model."""
-    if not is_elsewhere(settings) or "is loading" in error.message:
+    if (
+        not is_elsewhere(settings)
+        or isinstance(error, ModelLoading)
+        or "is loading" in error.message
+    ):
         return ""
     return f" Start an engine there, or correct the URL; latimer check {settings.model} tests it."
 
@@ -457,10 +462,11 @@ async def _warn(fleet: Fleet, until: str) -> None:
     for name, pool in fleet.pools.items():
         if not pool.is_available:
             reasons = "; ".join(f"{one.name}: {one.reason}" for one in pool.replicas)
-            words = (
-                f"No engine of the model {name} is ready, so {until} until one is. Start one, or "
-                f"correct its table: latimer check --config FILE tests all. {reasons}"
-            )
+            advice = "Start one, or correct its table: latimer check --config FILE tests all. "
+            if any(one.shown == "loading" for one in pool.replicas):
+                advice = ""
+            words = f"No engine of the model {name} is ready, so {until} until one is."
+            words = f"{words} {advice}{reasons}"
             say(words, START, "warning", model=name, engines=[one.name for one in pool.replicas])
 
 
@@ -486,6 +492,19 @@ def _say_context(settings: Settings, model: Model) -> None:
         say(
             f"{where}: the model was trained for {trained:,} tokens, not {settings.context:,}, so "
             f"{used}.", START, "warning",
+        )  # fmt: skip
+
+
+def _warn_of_settings(settings: Settings, address: str) -> None:
+    """Say which variables have no effect, and in a log that a server without keys is open."""
+    for variable, advice in settings.unknown_variables():
+        say(f"{variable} is no setting; {advice}", START, "warning", variable=variable)
+    has_keys = bool(settings.api_keys() or settings.keys)
+    if not (has_keys or is_local(settings.host) or is_read()):
+        # A terminal shows it with the addresses.
+        say(
+            f"No API key is needed, and other machines can connect to {address}. Set --api-key, or "
+            "--host 127.0.0.1 for this machine only.", START, "warning",
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from ...backends import offload
-from ...backends.errors import EngineUnavailable
+from ...backends.errors import EngineUnavailable, ModelLoading
 from ..errors import InvalidRequest, ShuttingDown, StoreUnavailable
 from ..metrics import Metrics, Page
 from ..readiness import SCRAPE, SERVING, ModelState, States, states_of
@@ -22,7 +22,7 @@ _STORE_REASONS = {"unavailable": "the database does not answer", "full": "its qu
 
 
 class EngineLoading(EngineUnavailable):
-    """An engine that loads its model."""
+    """An engine that loads its model, for probes."""
 
     code = "engine_loading"
 
@@ -32,7 +32,10 @@ async def health(exchange: Exchange, service: Service) -> None:
 
     A store that is not available is a 503 only if it is required.
     """
-    await service.health()
+    try:
+        await service.health()
+    except ModelLoading as error:
+        raise EngineLoading(error.message) from None
     report: dict[str, Any] = {"status": "ok"}
     if service.store is not None:
         state, waiting, lost = service.store.status()

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence, Set
 from typing import TypeAlias
 
-from ..base import Capabilities, Embedding, Finish, Generation, Model, Ranking, Text
+from ..base import Embedding, Finish, Generation, Ranking, Text
 from ..queue import Ticket
 from .affinity import Blocks, blocks_of
 from .config import Affinity
@@ -144,31 +144,3 @@ def worth_waiting(
                 most, awaited = gain, replica
                 longest = max(gain, replica.call_seconds * (1 + before))
     return longest, awaited
-
-
-def difference(model: Model, known: Model, own: Capabilities, others: Capabilities) -> str:
-    """Return how an engine's model differs from that of the others; empty if it does not.
-
-    Args:
-        own, others: the capabilities of the engine, and those of the others.
-    """
-    if known == model:
-        return ""
-    for what, here, there in (
-        ("its chat template", model.template, known.template),
-        ("its BOS token", (model.bos_token, model.adds_bos), (known.bos_token, known.adds_bos)),
-        ("its end token", model.eos_token, known.eos_token),
-        ("the media that it accepts", model.media, known.media),
-        ("its size", _weights(model), _weights(known)),
-        ("what it can do", own, others),
-    ):
-        if here != there:
-            return f"it serves another model ({model.name}): {what} is not that of the others"
-    if model.context < known.context:
-        return f"its context is {model.context} tokens, less than {known.context}"
-    return ""
-
-
-def _weights(model: Model) -> tuple[int | None, ...]:
-    """Return the sizes that distinguish models of one name."""
-    return tuple(model.sizes.get(name) for name in ("n_vocab", "n_params", "size"))

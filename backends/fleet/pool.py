@@ -33,18 +33,20 @@ from ..errors import (
     EngineSilent,
     EngineUnavailable,
     LatimerError,
+    ModelLoading,
     RequestError,
     reason_of,
 )
+from ..identity import difference
 from ..queue import QUEUE, Try
 from .affinity import matches
 from .breaker import RetryBudget
 from .config import Affinity
 from .holders import MOST_COMPARED, Holders
 from .loading import MOST_RETRY, not_loaded, wait
-from .place import Job, Place, Sessions, difference, worth_waiting
+from .place import Job, Place, Sessions, worth_waiting
 from .queue import COMPLETION, PROMPT, Line, Shares
-from .replica import NEWEST, NOT_ASKED, Replica
+from .replica import NEWEST, Replica
 from .run import Run
 from .speech import Speaking
 
@@ -253,13 +255,17 @@ class Pool(Speaking):
             return
         reason = ""
         if self.known is not None:
+            has_others = any(one.state == "ready" for one in self.replicas if one is not replica)
             abilities = replica.backend.capabilities, self.capabilities
-            reason = difference(model, self.known, *abilities)
-        if reason and not any(
-            other.state == "ready" and other is not replica for other in self.replicas
-        ):
+            than = "that of the others" if has_others else "as before"
+            reason = difference(model, self.known, *abilities, than)
+        if reason and not has_others:
             # No other engine has the model any more.
-            log.warning("model %s: %s; all requests get it now", self.name, reason)
+            fields = {"engine": replica.name, "model": self.name, "reason": reason}
+            log.warning(
+                "model %s: %s; all requests get it now", self.name, reason,
+                extra={"event": "model_changed", "fields": fields},
+            )  # fmt: skip
             self.known = None
             self._facts = []
             reason = ""
@@ -282,17 +288,18 @@ class Pool(Speaking):
 
     def _set_aside(self, replica: Replica, error: LatimerError) -> None:
         """Send no requests to an engine until it answers."""
-        # An engine that has not answered since the start is missing, too, and only the log says so.
-        if replica.state == "ready" or (
-            replica.state == "unavailable" and replica.reason == NOT_ASKED
-        ):
+        loads = isinstance(error, ModelLoading)
+        # An engine that has not answered since the start is missing, too, and so is one that was
+        # drained or had another model. One that loads its model for the first time is not.
+        is_known = replica.is_lost or loads
+        if replica.state == "ready" or (replica.state == "unavailable" and not is_known):
             words = f"is not used: {error.message}"
             replica.note("engine_lost", self.name, words, error.message)
             replica.is_lost = True
             replica.prefixes.clear()
             self._sessions.forget(replica)
         if replica.state in ("ready", "unavailable"):
-            replica.set("unavailable", error.message)
+            replica.set("unavailable", error.message, loads)
 
     def blame(self, replica: Replica, error: LatimerError) -> None:
         """Count an engine's failure."""
@@ -456,7 +463,8 @@ class Pool(Speaking):
     def _unavailable(self) -> EngineUnavailable:
         reasons = [f"{one.name}: {one.reason}" for one in self.replicas if one.reason]
         message = f"No engine of the model {self.name} is available."
-        return EngineUnavailable(" ".join([message, *reasons]) if reasons else message)
+        kind = ModelLoading if all(one.says_loading for one in self.replicas) else EngineUnavailable
+        return kind(" ".join([message, *reasons]) if reasons else message)
 
     def _fail_waiting(self) -> None:
         """Fail the calls that no engine can run."""

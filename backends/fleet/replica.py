@@ -16,7 +16,8 @@ from .breaker import Breaker
 log = logging.getLogger("latimer")
 
 # `ready`: it gets requests. `unavailable`: it does not answer, or serves another model. `draining`:
-# its requests run to their end, and it gets no others. The others concern a `Loader`.
+# its requests run to their end, and it gets no others. The others concern a `Loader`; `loading` is
+# also shown for an engine that says so (`Replica.shown`).
 State: TypeAlias = Literal["ready", "unavailable", "draining", "unloaded", "loading", "failed"]
 LoadState: TypeAlias = Literal["unloaded", "loading", "ready", "failed"]
 
@@ -158,6 +159,7 @@ class Replica:
         waiting_first: the calls that wait for their first event.
         ejections: how often it was ejected.
         is_lost: True if it was ready, and did not answer or failed since.
+        says_loading: True if it is unavailable because it says that it loads its model.
         listeners: functions that are called whenever a place or the state changes.
     """
 
@@ -184,7 +186,7 @@ class Replica:
         self.waiting_first: set[First] = set()
         self.speed = Speed()
         self.sessions = self.ejections = 0
-        self.is_lost = False
+        self.is_lost = self.says_loading = False
         self._declared = places
         self.places = self.room = places or 1
         self.listeners: list[Callable[[], None]] = []
@@ -193,6 +195,11 @@ class Replica:
     def free(self) -> int:
         """The number of calls that may start now."""
         return self.room - self.running if self.state == "ready" else 0
+
+    @property
+    def shown(self) -> State:
+        """The state for operators."""
+        return "loading" if self.says_loading else self.state
 
     @property
     def is_loadable(self) -> bool:
@@ -218,9 +225,9 @@ class Replica:
         if changed in self.listeners:
             self.listeners.remove(changed)
 
-    def set(self, state: State, reason: str = "") -> None:
+    def set(self, state: State, reason: str = "", says_loading: bool = False) -> None:
         """Change the state, and tell the pools."""
-        self.state, self.reason = state, reason
+        self.state, self.reason, self.says_loading = state, reason, says_loading
         self._make_room()
         self.tell()
 

@@ -36,6 +36,7 @@ from ..errors import (
     EngineUnavailable,
     InvalidGrammar,
     LatimerError,
+    ModelLoading,
     NotServed,
     Refused,
     UnreadableMedia,
@@ -49,6 +50,8 @@ from ..sse import EventParser
 from ..stops import begun_before, cut
 
 ENGINE = "llama-server"
+# The beginning of what it says until its model is loaded.
+LOADING = "Loading"
 _INTS = {int}
 
 
@@ -371,7 +374,8 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
     if "does not support logits computation" in message:
         return NotServed("generate", ENGINE, "Did you mean to use v1/embeddings?")
     if kind == "unavailable_error":
-        return EngineUnavailable(f"{ENGINE} is not ready: {message}")
+        loads = message.startswith(LOADING)
+        return (ModelLoading if loads else EngineUnavailable)(f"{ENGINE} is not ready: {message}")
     if message == "model is not loaded":
         # A router has unloaded it, because of others.
         return EngineUnavailable(f"{ENGINE} is not ready: {message}")

@@ -205,6 +205,17 @@ def test_a_model_that_cannot_be_loaded_is_an_error(url: str, stream: bool) -> No
     assert chat(url, "one").status_code == 200
 
 
+def test_the_command_that_loads_shows_the_engines_last_lines(url: str) -> None:
+    """`latimer load` of a model that cannot be loaded prints what its engine wrote last."""
+    words = ["latimer", "load", "bad", url, "--admin-key", KEY]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    reason, title, *lines = done.stderr.splitlines()
+    assert reason == "The engine 'bad' could not be loaded: it ended with exit code 1."
+    assert title == "The last lines of the engine:"
+    assert any("broken.gguf" in line for line in lines)
+
+
 def test_a_response_whose_model_cannot_be_loaded_ends_with_an_error(url: str) -> None:
     """A streamed response that has waited ends with the event `error`, without a head before it."""
     body = {"model": "late", "input": "Hello", "stream": True}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.service import ModelEntry
-from latimer.backends.errors import EngineUnavailable
+from latimer.backends.errors import EngineSilent, EngineUnavailable, ModelLoading
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
 from support.engines.echo import Echo
@@ -67,6 +68,61 @@ async def test_the_only_engine_has_lines_in_the_log(caplog: pytest.LogCaptureFix
     assert found[0].fields == {"engine": "echo", "model": "demo", "reason": "It is gone."}
 
 
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize("names", [["m"], []])
+@pytest.mark.parametrize("by", ["request", "probe"])
+async def test_another_model_of_the_only_engine_is_in_the_log(
+    caplog: pytest.LogCaptureFixture, names: list[str], by: str
+) -> None:
+    """The log warns once that the only engine has another model, by a request or by a probe."""
+    engine = Engine("one")
+    app = OpenAIAdapter(engine, model_names=names, any_model=not names)
+    async with client_of(app) as client:
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        if by == "probe":
+            engine.error = EngineUnavailable("It is gone.")
+            await client.get("/ready")
+        # After a restart, the same model is not another one.
+        engine.facts = replace(engine.facts, modified=1)
+        engine.error = None
+        await client.get("/ready")
+        await client.post("/v1/chat/completions", json=CHAT)
+        engine.error = EngineUnavailable("It is gone.") if by == "probe" else None
+        await client.get("/ready")
+        engine.facts = replace(engine.facts, name="evil", template="another")
+        engine.error = None
+        if by == "probe":
+            await client.get("/ready")
+        for _ in range(2 * (by == "request")):
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+    await app.aclose()
+    records: list[Any] = caplog.records
+    found = [one for one in records if one.event == "model_changed"]
+    label = names[0] if names else "demo"
+    reason = "it serves another model (evil): its chat template is not as before"
+    assert [one.fields for one in found] == [{"engine": "echo", "model": label, "reason": reason}]
+    assert found[0].getMessage() == f"model {label}: {reason}; all requests get it now"
+
+
+async def test_a_model_of_another_name_says_what_requests_need(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without a name of the server's own, the log says which name requests need now."""
+    engine = Engine("one")
+    app = OpenAIAdapter(engine)
+    async with client_of(app) as client:
+        await client.get("/ready")
+        engine.facts = replace(engine.facts, name="evil", eos_token="another")
+        await client.get("/ready")
+    await app.aclose()
+    assert caplog.messages == [
+        "model demo: it serves another model (evil): its end token is not as before; requests have "
+        "to name evil now"
+    ]
+
+
 class Slow(Echo):
     """An engine that loads until its gate opens."""
 
@@ -100,7 +156,7 @@ async def test_an_engine_that_hangs_is_unavailable(
     monkeypatch: pytest.MonkeyPatch, here: bool
 ) -> None:
     """An engine elsewhere that says nothing for some seconds is down; one in process loads."""
-    monkeypatch.setattr("latimer.adapter.readiness.SILENCE", 0.05)
+    monkeypatch.setattr("latimer.adapter.service.SILENCE", 0.05)
     engine = Slow()
     engine.loads_here = here
     app = OpenAIAdapter(engine)
@@ -114,6 +170,103 @@ async def test_an_engine_that_hangs_is_unavailable(
     await asyncio.sleep(0)
     assert (await ready(app))[0] == 200
     await app.aclose()
+
+
+@pytest.mark.parametrize("path", ["/ready", "/health", "/metrics"])
+async def test_an_engine_that_hangs_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """An engine that was ready and hangs is ready for some seconds, and then lost once."""
+    monkeypatch.setattr("latimer.adapter.service.SILENCE", 0.3)
+    monkeypatch.setattr("latimer.adapter.service.HEALTH", 0.05)
+    monkeypatch.setattr("latimer.adapter.endpoints.operations._READY", 0.05)
+    monkeypatch.setattr("latimer.adapter.endpoints.operations.SCRAPE", 0.05)
+    caplog.set_level("INFO", "latimer")
+    engine = Slow()
+    engine.gate.set()
+    app = OpenAIAdapter(engine, model_names=["m"])
+    async with client_of(app) as client:
+        await client.get("/ready")
+        engine.gate.clear()
+        await client.get(path)
+        found = await scrape(client)
+        assert found.sum("latimer_engine_state", state="ready") == 1
+        await asyncio.sleep(0.4)
+        found = await scrape(client)
+        assert found.sum("latimer_engine_state", state="unavailable") == 1
+        engine.gate.set()
+        await asyncio.sleep(0)
+        assert (await client.get("/ready")).status_code == 200
+    await app.aclose()
+    records: list[Any] = caplog.records
+    assert [one.event for one in records] == ["engine_lost", "engine_returned"]
+    assert records[0].fields["reason"] == "The engine has not answered for 0.3 s."
+
+
+async def test_a_request_finds_an_engine_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine that says nothing to a request is lost, without a probe."""
+    engine = Engine("one")
+    app = OpenAIAdapter(engine, model_names=["m"])
+    async with client_of(app) as client:
+        await client.post("/v1/chat/completions", json=CHAT)
+        engine.error = EngineSilent("It says nothing.")
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 504
+    await app.aclose()
+    records: list[Any] = caplog.records
+    assert [one.event for one in records] == ["engine_lost"]
+
+
+async def test_a_client_that_leaves_an_engine_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that says nothing until the client leaves is lost, after some seconds only."""
+    monkeypatch.setattr("latimer.adapter.service.SILENCE", 0.2)
+    engine = Engine("one")
+    app = OpenAIAdapter(engine, model_names=["m"])
+    events = []
+    async with client_of(app) as client:
+        await client.post("/v1/chat/completions", json=CHAT)
+        engine.model = asyncio.Event().wait  # type: ignore[assignment, method-assign]
+        for patience in (0.05, 0.4):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await client.post("/v1/chat/completions", json=CHAT)
+            records: list[Any] = caplog.records
+            events.append([one.event for one in records])
+    await app.aclose()
+    assert events == [[], ["engine_lost"]]
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_an_engine_that_says_that_it_loads(
+    caplog: pytest.LogCaptureFixture, many: bool
+) -> None:
+    """It is loading for all probes; the log says so only if it was ready before."""
+    caplog.set_level("INFO", "latimer")
+    engine = Engine("one")
+    engine.error = ModelLoading("It loads.")
+    pool = await pool_of(engine)
+    app = OpenAIAdapter([ModelEntry(pool if many else engine, ("m",))])
+    states = []
+    async with client_of(app) as client:
+        for error in (ModelLoading("It loads."), None, ModelLoading("It loads again.")):
+            engine.error = error
+            if many:
+                await pool.ask(pool.replicas[0])
+            codes = [
+                (await client.get(path)).json().get("error", {}).get("code", "ok")
+                for path in ("/ready", "/health")
+            ]
+            found = await scrape(client)
+            kind = "ready" if error is None else "loading"
+            states.append((*codes, found.sum("latimer_engine_state", state=kind)))
+    await app.aclose()
+    loading = ("engine_loading", "engine_loading", 1)
+    assert states == [loading, ("ok", "ok", 1), loading]
+    records: list[Any] = caplog.records
+    assert [(one.event, one.fields["reason"]) for one in records] == [
+        ("engine_lost", "It loads again.")
+    ]
 
 
 async def test_one_engine_of_a_model_is_enough() -> None:

@@ -51,6 +51,17 @@ def test_too_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None
     assert rows_of()["memory"]["status"] == "warning"
 
 
+def test_a_variable_of_no_setting_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error in the environment is a row with the setting that was meant; nothing fails."""
+    monkeypatch.setenv("LATIMER_API_KEYS", "secret")
+    code, output, _ = check()
+    assert code == 0
+    assert "LATIMER_API_KEYS is no setting\n" in output
+    assert "→ Did you mean LATIMER_API_KEY?\n" in output
+    assert "secret" not in output
+    assert rows_of()["variable"]["status"] == "warning"
+
+
 def test_a_transcriber() -> None:
     """A library that is unknown, or a koboldcpp that is away, is a failure with advice."""
     unknown = rows_of("--transcription", "other")["transcription"]

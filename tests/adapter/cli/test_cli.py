@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from click.testing import CliRunner
 from latimer.adapter.auth import UnusableKey
-from latimer.adapter.cli import main
+from latimer.adapter.cli import main, serve
 from latimer.adapter.cli.listener import bound
 from latimer.adapter.engines import backend_of
 from latimer.adapter.settings import Settings
@@ -403,3 +403,32 @@ def test_exact_scores_do_not_depend_on_what_else_runs() -> None:
     first, second = (reply["choices"][0]["logprobs"] for reply in replies)
     assert first == second
     assert len(first["tokens"]) > 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_open"),
+    [
+        ({"host": "0.0.0.0"}, True),  # noqa: S104
+        ({"host": "0.0.0.0", "api_key": ["secret"]}, False),  # noqa: S104
+        ({"host": "127.0.0.1"}, False),
+    ],
+)
+def test_the_log_warns_of_an_open_server_and_of_wrong_variables(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: dict[str, Any],
+    is_open: bool,
+) -> None:
+    """The first lines of a log say that other machines need no key, and which variable is wrong."""
+    monkeypatch.setenv("LATIMER_API_KEYS", "secret")
+    monkeypatch.setattr("latimer.adapter.cli.terminal._is_json", True)
+    serve._warn_of_settings(Settings.load(None, **flags), "http://0.0.0.0:8000/v1")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    expected = ["LATIMER_API_KEYS is no setting; did you mean LATIMER_API_KEY?"]
+    if is_open:
+        expected.append(
+            "No API key is needed, and other machines can connect to http://0.0.0.0:8000/v1. Set "
+            "--api-key, or --host 127.0.0.1 for this machine only."
+        )
+    assert [line["message"] for line in lines] == expected
+    assert {(line["level"], line["event"]) for line in lines} == {("warning", "start")}

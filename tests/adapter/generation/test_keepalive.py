@@ -262,10 +262,10 @@ async def test_a_silent_server_is_waited_for_and_left(
                 async with client.stream("POST", "/v1/completions", json=body) as reply:
                     assert await anext(reply.aiter_raw()) == COMMENT
             for _ in range(100):
-                if not backend.server.turns._taken:
+                if not backend.server.turns.taken:
                     break
                 await asyncio.sleep(0.01)
-            assert not backend.server.turns._taken
+            assert not backend.server.turns.taken
     finally:
         await fake.stop()
 

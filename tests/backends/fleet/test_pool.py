@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 from latimer.backends.base import Generation
-from latimer.backends.errors import Busy, EngineError, EngineUnavailable, Refused, RequestError
+from latimer.backends.errors import (
+    Busy,
+    EngineError,
+    EngineUnavailable,
+    ModelLoading,
+    Refused,
+    RequestError,
+)
 from latimer.backends.fleet import pool as module
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -187,8 +194,51 @@ async def test_an_engine_that_is_away_at_the_start_is_logged_once(
     assert pool.replicas[1].state == "ready"
 
 
-async def test_another_model_is_noticed_before_it_answers() -> None:
-    """An engine that returns with another model gets no job of the pool's model."""
+async def test_an_engine_that_ends_while_it_is_drained_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An engine that is used again after a drain, and does not answer, is lost."""
+    one, other = Engine("one"), Engine("other")
+    pool = await pool_of(one, other)
+    replica = pool.replicas[1]
+    replica.set("draining", "it is drained by the operator")
+    other.error = EngineUnavailable("It is gone.")
+    await pool.ask(replica)
+    assert (replica.state, caplog.messages) == ("draining", [])
+    replica.set("unavailable", "it was drained")
+    for _ in range(2):
+        await pool.ask(replica)
+    found: list[Any] = caplog.records
+    assert [(each.event, each.fields["reason"]) for each in found] == [
+        ("engine_lost", "It is gone.")
+    ]
+
+
+async def test_an_engine_that_ends_while_it_loads_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first load is not logged; an engine that ends during it is lost once."""
+    caplog.set_level("INFO", "latimer")
+    one, other = Engine("one"), Engine("other")
+    other.error = ModelLoading("It loads.")
+    pool = await pool_of(one, other)
+    replica = pool.replicas[1]
+    assert (replica.shown, replica.reason, caplog.messages) == ("loading", "It loads.", [])
+    for error in (EngineUnavailable("It is gone."), ModelLoading("It loads."), other.error):
+        other.error = error
+        await pool.ask(replica)
+    assert replica.shown == "loading"
+    other.error = None
+    await pool.ask(replica)
+    found: list[Any] = caplog.records
+    assert [each.event for each in found] == ["engine_lost", "engine_returned"]
+    assert pool.replicas[1].shown == "ready"
+
+
+async def test_another_model_is_noticed_before_it_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An engine that returns with another model gets no job, unless it is the only one."""
     one, other = Engine("one", 1), Engine("other", 1)
     pool = await pool_of(one, other)
     one.facts = replace(one.facts, name="evil", template="another", fingerprint="fp_evil")
@@ -206,6 +256,11 @@ async def test_another_model_is_noticed_before_it_answers() -> None:
     assert {one.fingerprint for one in one.jobs} <= {"fp_echo"}
     assert await said(pool) == "one"
     assert (await pool.model()).name == "evil"
+    records: list[Any] = caplog.records
+    assert [each.getMessage() for each in records if each.event == "model_changed"] == [
+        "model demo: it serves another model (evil): its chat template is not as before; all "
+        "requests get it now"
+    ]
 
 
 async def test_each_engine_gets_its_own_fingerprint() -> None:
