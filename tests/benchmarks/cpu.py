@@ -1,7 +1,8 @@
 """Compare the CPU time of a request with that of another checkout.
 
     git worktree add ../before COMMIT
-    python tests/benchmarks/cpu.py --before ../before [--turns 10] [--fleet N] [--unseen]
+    python tests/benchmarks/cpu.py --before ../before [--turns 10] [--clients N] [--fleet N]
+        [--unseen]
     python tests/benchmarks/cpu.py --observed [--turns 10]
     python tests/benchmarks/cpu.py --apis [--turns 10 | --quantiles]
 
@@ -9,6 +10,8 @@ A turn starts `latimer serve` of both checkouts in front of one fake llama-serve
 them blocks of requests of one kind in random order, one request after the other, so that other work
 on the machine affects both. The time is the time on a core of all threads of a process. The result
 of a turn is the median of its blocks.
+
+With `--clients`, several clients send requests at the same time, and blocks are larger.
 
 With `--fleet`, this checkout serves a model of N engines, with a key that has limits. The other one
 has one engine and no keys. With `--unseen`, this checkout has neither metrics nor the log of
@@ -54,6 +57,8 @@ from latimer.adapter.settings import Settings
 WARM_UP = 400
 # The number of blocks per checkout, and of requests per block.
 BLOCKS, REQUESTS = 12, 400
+# How many times as many they are with several clients.
+LARGER = 8
 # The same with `--quantiles`, and which quantiles of the blocks: other work disturbs the small ones
 # less.
 SMALL_BLOCKS, SMALL_REQUESTS, SHARES = 160, 60, (0.0, 0.05, 0.1, 0.25, 0.5)
@@ -130,6 +135,11 @@ async def send(
     client = kind(request, end, count)
     await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", port)
     await client.done
+
+
+async def send_together(port: int, request: bytes, end: bytes, count: int, clients: int) -> None:
+    """Send requests on several connections, on each a number of them."""
+    await asyncio.gather(*(send(port, request, end, count) for _ in range(clients)))
 
 
 def message(stream: bool, tokens: int) -> bytes:
@@ -255,13 +265,17 @@ class Side(NamedTuple):
     words: Sequence[str] = ()
 
 
-def turn(sides: Mapping[str, Side], engine: int, kind: str, fleet: Path | None) -> dict[str, float]:
+def turn(
+    sides: Mapping[str, Side], engine: int, kind: str, fleet: Path | None, clients: int
+) -> dict[str, float]:
     """Return the microseconds per request of a kind, by the names of the sides.
 
     Args:
+        clients: how many send requests at the same time.
         fleet: the settings of this checkout's servers; None for one engine.
     """
     request, end = KINDS[kind]
+    each = REQUESTS if clients == 1 else LARGER * REQUESTS // clients
     found: dict[str, list[float]] = {name: [] for name in sides}
     with contextlib.ExitStack() as stack:
         servers = {
@@ -278,8 +292,8 @@ def turn(sides: Mapping[str, Side], engine: int, kind: str, fleet: Path | None) 
             for name in random.sample(sorted(servers), len(servers)):
                 process, port = servers[name]
                 before = on_core(process)
-                asyncio.run(send(port, request, end, REQUESTS))
-                found[name].append((on_core(process) - before) / REQUESTS)
+                asyncio.run(send_together(port, request, end, each, clients))
+                found[name].append((on_core(process) - before) / (each * clients))
     return {name: statistics.median(times) for name, times in found.items()}
 
 
@@ -359,6 +373,7 @@ def main() -> None:
         "--quantiles", action="store_true", help="compare APIs in many small blocks"
     )
     options.add_argument("--turns", type=int, default=10)
+    options.add_argument("--clients", type=int, default=1, help="how many send at the same time")
     options.add_argument("--fleet", type=int, help="the number of this checkout's engines")
     options.add_argument("--unseen", action="store_true", help="no metrics and no log")
     options.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
@@ -386,7 +401,8 @@ def main() -> None:
             ]
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             fleet = fleet_file(folder, engines) if arguments.fleet else None
-            turns = [turn(sides, engines[0], kind, fleet) for _ in range(arguments.turns)]
+            clients = arguments.clients
+            turns = [turn(sides, engines[0], kind, fleet, clients) for _ in range(arguments.turns)]
         for name in sides:
             times = sorted(one[name] for one in turns)
             middle = statistics.median(times)
