@@ -88,8 +88,8 @@ def give_way() -> Generator[None, None, None]:
     """Let the other tasks that are ready run first, as `asyncio.sleep(0)` in one call less.
 
     A request that gives way at a few points does each part of its work right after the same part of
-    others. Its code is then in the processor's caches: of 32 requests at once, a chat request takes
-    0.80 of the CPU time (docs/performance.md). A request without others does not give way.
+    others. Its code is then in the processor's caches: of 32 requests at once, one of chat takes
+    0.82 of the CPU time (docs/measurements.md). A request without others does not give way.
     """
     yield
 
