@@ -41,9 +41,9 @@ def test_it_checks_an_engine(plain: Environment, llama_server_url: str) -> None:
 @pytest.mark.parametrize(
     ("words", "feature", "extra"),
     [
-        (["serve", str(DEMO_MODEL)], "llama.cpp in process", "llama-cpp"),
-        (["serve"], "llama.cpp in process", "llama-cpp"),
-        (["check"], "llama.cpp in process", "llama-cpp"),
+        (["serve", str(DEMO_MODEL), "--backend", "llama-cpp"], "llama.cpp in process", "llama-cpp"),
+        (["serve", "--backend", "llama-cpp"], "llama.cpp in process", "llama-cpp"),
+        (["check", "--backend", "llama-cpp"], "llama.cpp in process", "llama-cpp"),
         (["conform", "http://127.0.0.1:1/v1"], "'latimer conform'", "conformance"),
         (["conform", "--help"], "'latimer conform'", "conformance"),
         (
@@ -69,6 +69,19 @@ def test_commands_name_the_missing_extra(
         words[0], ""
     )
     assert said == f"{prefix}{wanted}\n"
+
+
+@pytest.mark.parametrize("words", [["serve", str(DEMO_MODEL)], ["serve"], ["check"]])
+def test_commands_name_the_ways_to_an_engine(plain: Environment, words: list[str]) -> None:
+    """Without an engine, a command exits with 3 and first names one that needs no compiler."""
+    more = ["--no-log-requests"] if words[0] == "serve" else []
+    said = plain.run("latimer", *words, *more, code=3).stderr
+    assert said == (
+        f"Latimer cannot {'start' if more else 'check'}: No engine is installed. In a clone of "
+        "Latimer, run pip install '.[prebuilt]' for llama.cpp's server, which needs no compiler, "
+        "or pip install '.[llama-cpp]' for llama.cpp in process. Or name the URL of a running "
+        "engine, such as latimer serve http://127.0.0.1:8080\n"
+    )
 
 
 def test_requests_name_the_missing_extra(plain: Environment, llama_server_url: str) -> None:
