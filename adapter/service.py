@@ -583,6 +583,9 @@ class Service:
         if before is None or then is None or entry.pool is not None:
             return
         reason = difference(model, before, now, then, "as before")
+        if not reason and model.name != before.name:
+            # A fine-tuned model has the same sizes.
+            reason = f"it serves another model ({model.name}), not {before.name}"
         if reason:
             gets = "all requests get it now"
             if not (entry.names or entry.any_model):

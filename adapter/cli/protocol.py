@@ -321,7 +321,11 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
-        self._idle_until = self.loop.time() + self.timeout_keep_alive
+        now = self.loop.time()
+        if self._late_since < math.inf:
+            # The client may have begun the next request while it waited for this response.
+            self._late_since = now if self._unread or self.cycle.more_body else math.inf
+        self._idle_until = now + self.timeout_keep_alive
         if self.timeout_keep_alive_task is None:
             self._begin_timer(self.timeout_keep_alive)
 
@@ -335,8 +339,7 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
                 self._begin_timer(min(left, self.timeout_keep_alive))
                 return
             super().timeout_keep_alive_handler()
-            if self.transport.get_write_buffer_size():
-                self.await_reading()
+            self._close()
         elif self._late_since < math.inf:
             self._look_for_rest()
 
@@ -358,7 +361,7 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         elif not is_open:
             self._refuse(LateRequest())
         elif cycle.is_late or cycle.response_started:
-            self.transport.close()
+            self._close()
         else:
             # The app sends the error, unless it does not read.
             cycle.is_late = True
@@ -491,7 +494,7 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
     def _refuse(self, error: InvalidRequest) -> None:
         """Send an error object and close; only close if another response is incomplete."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()
+            self._close()
             return
         status, told, _ = render(error)
         body = orjson.dumps(told)
@@ -501,4 +504,10 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             b"content-length: %d\r\n\r\n" % len(body),
         ]
         self.transport.write(b"".join(head) + body)
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection when the client has read what was written."""
         self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self.await_reading()

@@ -18,8 +18,9 @@ if sys.platform != "win32":
 # Seconds for the head of a request, from its first byte on or from that of the connection; and
 # without progress of its body.
 REQUEST = 60.0
-# Seconds without progress after which a connection closes whose client does not read.
-UNREAD = 60.0
+# Seconds without progress after which a connection closes whose client does not read. A client's
+# system confirms what a slow one reads in steps, on Linux of some 350 KB.
+UNREAD = 300.0
 # The parts of this time after each of which the progress is measured.
 _LOOKS = 6
 

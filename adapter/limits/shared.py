@@ -202,6 +202,8 @@ class SharedLimits(LeaseStore):
                 self._renewing.cancel()
             if self._working is not None and not self._working.done():
                 await asyncio.wait([self._working], timeout=ANSWER_SECONDS)
+        # A step that failed meanwhile has started it again.
+        self._probe.cancel()
         await self._close()
 
     async def _asked(self, grant: Grant, tokens: int) -> SharedLease | Refusal:

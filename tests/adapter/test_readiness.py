@@ -116,10 +116,14 @@ async def test_a_model_of_another_name_says_what_requests_need(
         await client.get("/ready")
         engine.facts = replace(engine.facts, name="evil", eos_token="another")
         await client.get("/ready")
+        # A fine-tuned model can differ in its weights only.
+        engine.facts = replace(engine.facts, name="tuned")
+        await client.get("/ready")
     await app.aclose()
     assert caplog.messages == [
         "model demo: it serves another model (evil): its end token is not as before; requests have "
-        "to name evil now"
+        "to name evil now",
+        "model evil: it serves another model (tuned), not evil; requests have to name tuned now",
     ]
 
 

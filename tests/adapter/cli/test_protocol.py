@@ -370,11 +370,16 @@ async def test_a_client_that_reads_nothing_has_left(
             await app.has_left.wait()
 
 
-@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["idle", "last"])
+@pytest.mark.parametrize(
+    ("header", "then"),
+    [(b"", b""), (b"Connection: close\r\n", b""), (b"", b"nonsense\r\n\r\n")],
+    ids=["idle", "last", "refused"],
+)
 async def test_a_finished_response_that_nobody_reads_has_an_end(
-    monkeypatch: pytest.MonkeyPatch, header: bytes
+    monkeypatch: pytest.MonkeyPatch, header: bytes, then: bytes
 ) -> None:
-    """A connection closes in time after a response that its client does not read."""
+    """A connection closes in time after a response that its client does not read, also if what
+    follows is refused."""
     monkeypatch.setattr(timeouts, "UNREAD", 0.3)
     has_closed = asyncio.Event()
 
@@ -396,8 +401,38 @@ async def test_a_finished_response_that_nobody_reads_has_an_end(
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", port))
             client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + header + b"\r\n")
+            await asyncio.sleep(0.05)
+            client.sendall(then)
             async with asyncio.timeout(5):
                 await has_closed.wait()
+
+
+@pytest.mark.timed
+async def test_what_is_sent_beside_a_response_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a head does not begin with bytes that the client sent beside the response before
+    it, such as an empty line."""
+    monkeypatch.setattr(timeouts, "REQUEST", 1.0)
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.4)
+        await send({"type": WHOLE, "status": 200, "headers": [], "body": b""})
+
+    async with served(app, Brief) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        # The head of the next request takes 1.2 s, but only 0.8 of them after the response.
+        for piece in (b"\r\n", b"GET / HT", b"TP/1.1\r\nHo", b"st: a\r\n\r\n"):
+            await asyncio.sleep(0.05 if piece == b"\r\n" else 0.4)
+            writer.write(piece)
+        found = b""
+        async with asyncio.timeout(5):
+            while piece := await reader.read(4096):
+                found += piece
+        assert [line for line in found.split(b"\r\n") if line.startswith(b"HTTP")] == [
+            b"HTTP/1.1 200 OK",
+            b"HTTP/1.1 200 OK",
+        ]
+        writer.close()
 
 
 LATE = b"HTTP/1.1 408 Request Timeout\r\n"
