@@ -408,8 +408,8 @@ async def test_a_finished_response_that_nobody_reads_has_an_end(
 
 
 @pytest.mark.timed
-async def test_what_is_sent_beside_a_response_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of a head does not begin with bytes that the client sent beside the response before
+async def test_what_is_sent_during_a_response_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a head does not begin with bytes that the client sent during the response before
     it, such as an empty line."""
     monkeypatch.setattr(timeouts, "REQUEST", 1.0)
 
