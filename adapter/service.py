@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import (
-    EngineError,
     EngineSilent,
     EngineUnavailable,
     LatimerError,
@@ -648,7 +647,8 @@ class Service:
 
     def note_error(self, entry: ModelEntry, error: LatimerError) -> None:
         """Log that the only engine of a model has stopped answering; a pool logs its own."""
-        stops = isinstance(error, EngineError) and self._answers.get(entry.backend)
+        is_silent = isinstance(error, EngineUnavailable | EngineSilent)
+        stops = is_silent and self._answers.get(entry.backend)
         if stops and entry.pool is None:
             self._answers[entry.backend] = False
             words = f"does not answer: {error.message}"
