@@ -502,6 +502,11 @@ async def _probe(address: str, key: str | None) -> BackendName:
     raise EngineError(f"The server at {address} is neither llama-server nor koboldcpp.{hint}")
 
 
+def is_loading(error: LatimerError) -> bool:
+    """Return True if an engine loads its model, as it says or as a proxy's 503 may mean."""
+    return isinstance(error, ModelLoading) or "is loading" in error.message
+
+
 def _says_loading(body: Mapping[str, Any]) -> bool:
     """Return True if the body of a 503 is that of an engine that loads."""
     error = body.get("error")

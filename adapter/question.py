@@ -40,6 +40,8 @@ class Question:
             if reason or state == "ready":
                 return self.before
             return state, f"The engine has not answered within {waited:.2g} s."
+        if self.task.cancelled():
+            return "unavailable", "The server ends."
         if self.error is None:
             return "ready", ""
         if self.reason:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ...backends.errors import LatimerError, ModelLoading
+from ...backends.errors import LatimerError
 from ..errors import printable
 from ..settings import Settings
 from ..settings_file import WrongSettings
@@ -179,7 +179,9 @@ def _reached(pairs: Pairs, advice: str | None, of: str = "") -> Iterator[Row]:
 
 def _advice(error: LatimerError, model: str | None) -> str:
     """Return what to do about an engine that cannot be used; messages of others have a hint."""
-    if isinstance(error, ModelLoading) or "is loading" in error.message:
+    from ..engines import is_loading
+
+    if is_loading(error):
         return "Wait until the engine has loaded its model, and check again."
     if model is None or "://" not in model:
         return "Try a smaller --context, or read what the engine printed."

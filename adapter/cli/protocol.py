@@ -314,8 +314,7 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         """Begin the next request, or the time for which the connection may be idle."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            if self.transport.get_write_buffer_size():
-                self.await_reading()
+            self._close()
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -338,7 +337,6 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             if left > 0:
                 self._begin_timer(min(left, self.timeout_keep_alive))
                 return
-            super().timeout_keep_alive_handler()
             self._close()
         elif self._late_since < math.inf:
             self._look_for_rest()

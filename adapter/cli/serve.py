@@ -16,12 +16,13 @@ import click
 
 from ...backends import offload
 from ...backends.base import Backend, EmbeddingModel, Model
-from ...backends.errors import LatimerError, ModelLoading, shortened
+from ...backends.errors import LatimerError, shortened
 from ..app import OpenAIAdapter
 from ..engines import (
     LIMITS_ADVICE,
     backend_of,
     is_elsewhere,
+    is_loading,
     starts_engines,
     store_advice,
     unused,
@@ -408,11 +409,7 @@ async def _say_ready(settings: Settings, backend: Backend, model: Model, address
 
 def _next_step(error: LatimerError, settings: Settings) -> str:
     """Return what to do about an engine that does not serve; empty while it loads its model."""
-    if (
-        not is_elsewhere(settings)
-        or isinstance(error, ModelLoading)
-        or "is loading" in error.message
-    ):
+    if not is_elsewhere(settings) or is_loading(error):
         return ""
     return f" Start an engine there, or correct the URL; latimer check {settings.model} tests it."
 
