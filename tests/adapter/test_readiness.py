@@ -128,7 +128,7 @@ async def test_a_model_of_another_name_says_what_requests_need(
 
 
 async def test_an_engine_is_not_ready_when_the_server_ends_before_its_answer() -> None:
-    """`/ready` is no success if the app is closed while it waits for a hung engine."""
+    """`/ready` is a 503 if the app is closed while it waits for a hung engine."""
     app = OpenAIAdapter(Slow(), any_model=True)
     async with client_of(app) as client:
         asking = asyncio.create_task(client.get("/ready"))
