@@ -344,6 +344,8 @@ class Exchange(Request):
             # Only the value is kept.
             self._parts = []
         if self.size <= offload.SMALL:
+            if len(self.recent) > 1:
+                await offload.wait_for_others()
             return read(object_of(parts))
         return await offload.run(self.size, _read, parts, read)
 

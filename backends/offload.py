@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from time import perf_counter
 from types import coroutine
 from typing import Any, Generic, TypeVar
 
@@ -33,6 +34,11 @@ MOST_SECONDS = float(limits.SECONDS.maximum)
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
+
+# Seconds of a turn of the event loop which has run next to nothing, and the largest number of turns
+# that a request waits for others.
+_IDLE = 20e-6
+MOST_TURNS = 12
 
 # Seconds between attempts to end abandoned work.
 AGAIN = 0.1
@@ -92,6 +98,42 @@ def give_way() -> Generator[None, None, None]:
     0.82 of the CPU time (docs/measurements.md). A request without others does not give way.
     """
     yield
+
+
+# The requests of each event loop that wait for others.
+_waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+
+
+def wait_for_others() -> asyncio.Future[None]:
+    """Wait until the event loop has nothing else to do, but for `MOST_TURNS` of its turns at most.
+
+    Requests that arrive in small groups go on as a large one then, and `give_way` gains more: of 32
+    clients, a request of chat takes 0.88 of the CPU time (docs/measurements.md).
+    """
+    loop = asyncio.get_running_loop()
+    waiting = _waiting.get(loop)
+    if waiting is None:
+        waiting = _waiting[loop] = []
+        loop.call_soon(_look, loop, perf_counter(), MOST_TURNS)
+    future = loop.create_future()
+    waiting.append(future)
+    return future
+
+
+def _look(loop: asyncio.AbstractEventLoop, since: float, turns: int) -> None:
+    """Let the requests go on that wait for others, unless the last turn had work.
+
+    Args:
+        since: the time of the last turn.
+        turns: the number of turns that are left.
+    """
+    now = perf_counter()
+    if turns and now - since > _IDLE:
+        loop.call_soon(_look, loop, now, turns - 1)
+        return
+    for future in _waiting.pop(loop):
+        if not future.done():
+            future.set_result(None)
 
 
 class DeepThreads(ThreadPoolExecutor):
@@ -281,7 +323,7 @@ class Memo(Generic[K, V]):
                 # A cancelled caller must not cancel the work for the others.
                 value = await asyncio.shield(waiting)
         except TimeoutError:
-            raise TooComplex(MOST_SECONDS) from None
+            raise TooComplex(self._seconds or MOST_SECONDS) from None
         finally:
             self._left(key, shared)
         self._keep(key, value)

@@ -145,6 +145,8 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
         _check_native(chat.job, capabilities)
         await pass_native(exchange, served, chat.job, bool(request.stream))
     else:
+        if len(exchange.recent) > 1:
+            await offload.give_way()
         await _answer(exchange, service, served, request, chat, include_usage, aloud)
 
 

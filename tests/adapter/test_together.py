@@ -11,6 +11,7 @@ import pytest
 from latimer.adapter.chat.prepare import prepare_plain
 from latimer.adapter.endpoints import chat
 from latimer.adapter.request import Exchange
+from latimer.backends import offload
 from latimer.backends.llama_server import call
 from latimer.backends.llama_server.translate import encoded
 from support.clients import adapting
@@ -22,7 +23,7 @@ BODY = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The parts of requests in the order in which they begin: render, encode and reply."""
+    """The parts of requests in the order in which they begin: wait, render, encode and reply."""
     found: list[str] = []
 
     def noted(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,6 +33,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return note
 
+    monkeypatch.setattr(offload, "wait_for_others", noted("wait", offload.wait_for_others))
     monkeypatch.setattr(chat, "prepare_plain", noted("render", prepare_plain))
     monkeypatch.setattr(call, "encoded", noted("encode", encoded))
     monkeypatch.setattr(Exchange, "reply", noted("reply", Exchange.reply))
@@ -39,8 +41,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_requests_give_way_to_each_other(parts: list[str]) -> None:
-    """Requests that find others begin each part when all of them have come to it; one that is alone
-    does not wait."""
+    """Requests that find others wait for them, and begin each part when all have come to it; one
+    that is alone does not wait."""
     asked = 0
     together = asyncio.Event()
 
@@ -64,6 +66,6 @@ async def test_requests_give_way_to_each_other(parts: list[str]) -> None:
             *[client.post("/v1/chat/completions", json=BODY) for _ in range(4)]
         )
     # The first one is alone until it waits for the engine.
-    first, others = ["render", "encode"], [*["render"] * 3, *["encode"] * 3]
+    first, others = ["render", "encode"], [*["wait"] * 3, *["render"] * 3, *["encode"] * 3]
     assert parts == [*first, *others, *["reply"] * 4]
     assert {reply.status_code for reply in replies} == {200}

@@ -129,14 +129,12 @@ async def test_small_work_never_waits_for_large_work() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.slow
-async def test_work_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_that_takes_too_long_is_refused() -> None:
     """Work that exceeds the time limit ends with `TooComplex`."""
-    monkeypatch.setattr(offload, "MOST_SECONDS", 0.05)
     with pytest.raises(TooComplex):
-        await offload.run(SMALL + 1, forever)
+        await offload.run(SMALL + 1, forever, seconds=0.05)
     with pytest.raises(TooComplex):
-        await memo(100).get("key", forever)
+        await Memo[str, str](100, lambda _key, value: len(value), seconds=0.05).get("key", forever)
     async with asyncio.timeout(5):
         assert await offload.run(SMALL + 1, divmod, 7, 4) == (1, 3)
 
@@ -206,3 +204,58 @@ async def test_imports_leave_short_turns_to_the_event_loop(usual: float) -> None
     with pytest.raises(ModuleNotFoundError):
         await offload.importing(import_module, "no_such_module")
     assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+class Work:
+    """Turns of the event loop, and a clock by which a turn of it takes a millisecond if it has work.
+
+    Attributes:
+        turn: the number of turns so far.
+    """
+
+    def __init__(self, turns: int) -> None:
+        self.turn = 0
+        self._left = turns
+        self._now = 0.0
+
+    def clock(self) -> float:
+        """Return the time in seconds."""
+        return self._now
+
+    def run(self) -> None:
+        """Work in this turn, and in the next one unless it is the last."""
+        self.turn += 1
+        if self._left:
+            self._left -= 1
+            self._now += 0.001
+        asyncio.get_running_loop().call_soon(self.run)
+
+
+@pytest.fixture
+def work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """As many turns of work as the parameter says."""
+    found = Work(request.param)
+    monkeypatch.setattr(offload, "perf_counter", found.clock)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("work", "turns"), [(5, 7), (100, offload.MOST_TURNS + 4)], indirect=["work"]
+)
+async def test_requests_wait_for_others(work: Work, turns: int) -> None:
+    """Requests that begin to wait in different turns go on in the same one, when the loop has
+    nothing else to do or after the largest number of turns."""
+    ends: list[int] = []
+
+    async def wait() -> None:
+        await offload.wait_for_others()
+        ends.append(work.turn)
+
+    work.run()
+    tasks = []
+    for _ in range(4):
+        tasks.append(asyncio.create_task(wait()))
+        await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert ends == [turns] * 3
