@@ -207,7 +207,7 @@ async def test_imports_leave_short_turns_to_the_event_loop(usual: float) -> None
 
 
 class Work:
-    """Turns of the event loop, and a clock by which a turn of it takes a millisecond if it has work.
+    """Turns of the event loop, and a clock by which a turn with work takes a millisecond.
 
     Attributes:
         turn: the number of turns so far.
