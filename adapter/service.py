@@ -116,6 +116,9 @@ class ServedModel:
 # Seconds after which observers get the requests that have ended, and the number of requests that
 # they get at once. Their code is in no cache of the processor, so few requests at once cost more.
 OBSERVED_AFTER, MOST_UNSEEN = 0.25, 256
+# How many names of models are kept with what they have led to, and the characters of a name that is
+# too long for that. With `any_model`, clients can send any name.
+_MOST_LATEST, _LONG = 64, 256
 # The times of tokens that wait with them: a millisecond of work.
 _MOST_TIMES = 8192
 # The same with their responses, which can be large.
@@ -282,8 +285,8 @@ class Service:
     def replace(self, listings: Sequence[ModelEntry]) -> None:
         """Serve these models from now on; running requests end with the models that they have."""
         self._listings = listings
-        # The pool and the model that `served` has returned for a name, if no other one replaces it.
-        self._latest: dict[str, tuple[Pool, ServedModel]] = {}
+        # What `resolve` has returned for the name of a model that no other one can replace.
+        self._latest: dict[str, ServedModel] = {}
         # The models of engines that have reported them, and what these engines can do.
         self._reported: dict[Backend, Model] = {}
         self._abilities: dict[Backend, Capabilities] = {}
@@ -414,6 +417,8 @@ class Service:
             return await self.first(grant)
         missing: LatimerError | None = None
         known: list[str] = []
+        # Other models may be served since an engine was asked.
+        latest = self._latest
         for listing in self._listings:
             try:
                 model = await self.model_of(listing)
@@ -428,7 +433,10 @@ class Service:
                 if grant is not None and not _may_use(grant, name, names):
                     continue
                 rules = listing.policy, name, listing.pool is not None
-                return ServedModel(listing.backend, model, *rules, label=names[0])
+                served = ServedModel(listing.backend, model, *rules, label=names[0])
+                if name in names or (len(latest) < _MOST_LATEST and len(name) < _LONG):
+                    latest[name] = served
+                return served
             known += names
         if missing is not None:
             raise missing
@@ -446,16 +454,17 @@ class Service:
         # Other models may be served since the engine was asked.
         is_listed = self.table is not None and self.table.get(name) is entry
         if is_listed and entry.pool is not None and not (replaces or entry.fallback):
-            self._latest[name] = entry.pool, found
+            self._latest[name] = found
         return found
 
     def latest(self, name: str | None, grant: Grant | None) -> ServedModel | None:
-        """Return what `served` has returned for a name, if that is still true.
+        """Return what `resolve` has returned for a name, if that is still true.
 
-        None if a model can replace it, or if the key may not use all models.
+        None if a model can replace it, if its engine must be asked, or if the key may not use all
+        models.
         """
-        pool, found = self._latest.get(name or "", (None, None))
-        if pool is None or found is None or pool.known is not found.model:
+        found = self._latest.get(name or "")
+        if found is None or found.backend.known_model() is not found.model:
             return None
         return found if grant is None or grant.names is None else None
 

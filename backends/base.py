@@ -533,6 +533,10 @@ class Backend(Protocol):
         """Return the model; the engine's answer is cached."""
         ...
 
+    def known_model(self) -> Model | None:
+        """Return what `model` would return without a question to the engine, or None."""
+        return None
+
     def open(self, job: Generation) -> Stream:
         """Start a job; leaving the context or cancelling the task cancels generation.
 

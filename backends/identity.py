@@ -163,6 +163,11 @@ class IdentityMonitor(ABC, Generic[Identity]):
         if self.model is None:
             self.model = await self._read_model()
 
+    @property
+    def known(self) -> Model | None:
+        """The model, if it was checked a moment ago."""
+        return self.model if self.is_verified else None
+
     async def get_for(self, job: Generation | Embedding | Ranking) -> Model:
         """Return the model, if it is the one that a job was made for.
 
@@ -254,6 +259,12 @@ class LazyBackend(Backend):
         self._failure = None
         self._was_ready = True
         return model
+
+    @override
+    def known_model(self) -> Model | None:
+        if self._backend is None or self._failure is not None or not self._was_ready:
+            return None
+        return self._backend.known_model()
 
     async def _wait(self) -> None:
         """Wait for the result of another call, up to `PATIENCE` before the engine was ready."""

@@ -84,7 +84,7 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     request = await read(exchange, _REQUEST, CHAT_LIMITS if service.hosted else ())
     most = request.most_tokens
     if exchange.grant is None:
-        served = await service.resolve(request.model)
+        served = service.latest(request.model, None) or await service.resolve(request.model)
     else:
         served = await admitted(exchange, service, request.model, most, request.n or 1)
     exchange.model = served.label

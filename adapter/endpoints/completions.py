@@ -71,7 +71,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     """Create a completion."""
     request = await read(exchange, _REQUEST, COMPLETION_LIMITS if service.hosted else ())
     if exchange.grant is None:
-        served = await service.resolve(request.model)
+        served = service.latest(request.model, None) or await service.resolve(request.model)
         exchange.model = served.label
     else:
         most, each, count = request.max_tokens, request.n or 1, 1

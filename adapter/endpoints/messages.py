@@ -118,7 +118,7 @@ async def _drafted(
         LatimerError: the request is invalid, or cannot be served.
     """
     if exchange.grant is None:
-        served = await service.resolve(request.model)
+        served = service.latest(request.model, None) or await service.resolve(request.model)
     else:
         served = await admitted(exchange, service, request.model, most)
     exchange.model, capabilities = served.label, served.backend.capabilities

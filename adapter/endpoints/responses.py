@@ -172,7 +172,7 @@ async def _drafted(
     """
     try:
         if exchange.grant is None:
-            served = await service.resolve(request.model)
+            served = service.latest(request.model, None) or await service.resolve(request.model)
         else:
             most = request.most_tokens if generates else 0
             served = await admitted(exchange, service, request.model, most)

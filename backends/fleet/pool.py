@@ -659,6 +659,10 @@ class Pool(Speaking):
             await self._learn()
         return self.known  # type: ignore[return-value]
 
+    @override
+    def known_model(self) -> Model | None:
+        return self.known
+
     async def _learn(self) -> None:
         self._adopt()
         if self.known is not None:

@@ -80,6 +80,10 @@ class KoboldCpp(Backend):
         return self.server.monitor.get()
 
     @override
+    def known_model(self) -> Model | None:
+        return self.server.monitor.known
+
+    @override
     @asynccontextmanager
     async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """Run the choices one after the other, each in its turn."""

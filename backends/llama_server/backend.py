@@ -89,6 +89,10 @@ class LlamaServer(Backend):
         return self.server.monitor.get()
 
     @override
+    def known_model(self) -> Model | None:
+        return self.server.monitor.known
+
+    @override
     def open(self, job: Generation) -> Stream:
         """Run each choice as a native call; the calls wait for free slots."""
         if job.party is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):

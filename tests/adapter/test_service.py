@@ -58,6 +58,27 @@ async def test_a_replaced_model_is_not_served_again(llama_server_url: str) -> No
     await there.aclose()
 
 
+async def test_a_name_is_known_while_its_engine_was_checked(llama_server_url: str) -> None:
+    """A name needs no question to an engine that was checked a moment ago; of the names of clients,
+    which can be any, few are kept."""
+    there = LlamaServer(llama_server_url)
+    service = Service([ModelEntry(there, ["demo"], any_model=True)])
+    assert service.latest("demo", None) is None
+    served = await service.resolve("demo")
+    assert service.latest("demo", None) is served
+    assert service.latest("demo", Grant("team", names=frozenset({"other"}))) is None
+    there.server.monitor.invalidate()
+    assert service.latest("demo", None) is None
+    assert (await service.resolve("demo")).model is served.model
+    assert service.latest("demo", None) is not None
+    names = [*(str(number) for number in range(100)), "x" * 1000]
+    for name in names:
+        assert (await service.resolve(name)).name == name
+    kept = [name for name in names if service.latest(name, None)]
+    assert kept == names[:63]
+    await service.aclose()
+
+
 async def test_an_engine_that_is_away_hides_no_other(llama_server_url: str) -> None:
     """An unavailable engine makes its own name an error; others are served, or unknown."""
     away = LlamaServer(f"http://127.0.0.1:{free_port()}")
