@@ -332,6 +332,8 @@ class StreamSink(Sink):
             if self.at_once:
                 self._note()
             comments.idle = SENDING
+            if len(exchange.recent) > 1:
+                await offload.give_way()
             await exchange.start(200, EVENT_STREAM)
             comments.idle = 0
         if self._ended == len(self._choices):
