@@ -66,6 +66,8 @@ async def create_message(exchange: Exchange, service: Service) -> None:
     content, context = drafted.chat.job.prompt.content, drafted.served.model.context
     if isinstance(content, Text) and len(content.text) > _LONG * context:
         await _check_context(drafted)
+    if len(exchange.recent) > 1:
+        await offload.give_way()
     await _answer(exchange, service, request, drafted)
 
 

@@ -144,6 +144,8 @@ async def create_response(exchange: Exchange, service: Service) -> None:
     else:
         exchange.fault = fault
     draft = await _drafted(exchange, service, request, generates=True)
+    if len(exchange.recent) > 1:
+        await offload.give_way()
     if frame is None:
         await _answer(exchange, service, request, draft)
     else:
