@@ -108,7 +108,7 @@ def wait_for_others() -> asyncio.Future[None]:
     """Wait until the event loop has nothing else to do, but for `MOST_TURNS` of its turns at most.
 
     Requests that arrive in small groups go on as a large one then, and `give_way` gains more: of 32
-    clients, a request of chat takes 0.88 of the CPU time (docs/measurements.md).
+    clients, a request of chat takes 0.8 of the CPU time (docs/measurements.md).
     """
     loop = asyncio.get_running_loop()
     waiting = _waiting.get(loop)

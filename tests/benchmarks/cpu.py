@@ -49,6 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.checkouts import CORES, HERE, on_core, package_of, served
 from benchmarks.fake_engine import fake_engine, free_port, wait_for
 from benchmarks.load import LAST_FRAMES, Client, chat, completion, http
+from benchmarks.peers import UNSEEN
 from latimer.adapter.cli.serve import run, serve
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.service import MOST_UNSEEN, OBSERVED_AFTER
@@ -63,7 +64,6 @@ LARGER = 8
 # less.
 SMALL_BLOCKS, SMALL_REQUESTS, SHARES = 160, 60, (0.0, 0.05, 0.1, 0.25, 0.5)
 KEY = "unused"
-UNSEEN = ("--no-metrics", "--no-log-requests")
 
 
 def with_key(request: bytes) -> bytes:

@@ -78,10 +78,17 @@ def _nginx(port: int, engine: int, folder: Path) -> Sequence[str]:
     return [shutil.which("nginx") or "/usr/sbin/nginx", "-p", str(folder), "-c", str(config)]
 
 
-def _latimer(port: int, engine: int, _folder: Path) -> Sequence[str]:
-    serve = "import sys; from latimer.adapter.cli import main; main(sys.argv[1:])"
-    address = f"http://127.0.0.1:{engine}"
-    return [sys.executable, "-c", serve, "serve", address, "--port", str(port)]
+# The options of a server that neither counts requests nor logs them.
+UNSEEN = ("--no-metrics", "--no-log-requests")
+
+
+def _latimer(options: Sequence[str]) -> Callable[[int, int, Path], Sequence[str]]:
+    def command(port: int, engine: int, _folder: Path) -> Sequence[str]:
+        serve = "import sys; from latimer.adapter.cli import main; main(sys.argv[1:])"
+        address = f"http://127.0.0.1:{engine}"
+        return [sys.executable, "-c", serve, "serve", address, "--port", str(port), *options]
+
+    return command
 
 
 def _litellm(python: Path) -> Callable[[int, int, Path], Sequence[str]]:
@@ -104,18 +111,19 @@ NATIVE = {"chat": load.native, "completion": load.native}
 OPENAI = {"chat": load.chat, "completion": load.completion}
 
 
-def peers(litellm: Path | None) -> dict[str, Peer]:
+def peers(litellm: Path | None, options: Sequence[str] = ()) -> dict[str, Peer]:
     """Return the servers that this machine has.
 
     Args:
         litellm: the Python of an environment with `litellm[proxy]`, or None.
+        options: those of `latimer serve`.
     """
     found = {"direct": Peer("no proxy", _script("fake_engine.py"), NATIVE, LAST)}
     if shutil.which("nginx") or Path("/usr/sbin/nginx").exists():
         found["nginx"] = Peer("passes bytes", _nginx, NATIVE, LAST)
     found["aiohttp"] = Peer("passes bytes", _script("passing.py"), NATIVE, LAST)
     found["py-translate"] = Peer("translates", _script("translate.py"), OPENAI)
-    found["Latimer"] = Peer("translates, checks", _latimer, OPENAI)
+    found["Latimer"] = Peer("translates, checks", _latimer(options), OPENAI)
     if litellm is not None:
         requests = {"chat": load.chat}
         found["LiteLLM"] = Peer("parses, passes", _litellm(litellm), requests, slowness=20)

@@ -1,12 +1,14 @@
 """Compare Latimer with other proxies, in front of an engine that costs nothing.
 
-    python tests/benchmarks/proxy.py [--turns 3] [--litellm PYTHON] [--json FILE] [--plot FILE]
+    python tests/benchmarks/proxy.py [--turns 3] [--litellm PYTHON] [--unseen] [--json FILE]
+        [--plot FILE]
 
 All servers run together on one machine: the engine itself, nginx and aiohttp, which pass bytes,
 `translate.py`, a translator written by hand, Latimer, and LiteLLM's proxy if it is installed. The
 proxies are pinned to one core and idle while another one is measured. The engine and the client
 share another core. A turn measures every server one after the other. The table has medians of
-turns, and Latimer's multiple of the translator.
+turns, and Latimer's multiple of the translator. With `--unseen`, Latimer has neither metrics nor
+the log of requests, as the translator.
 
 * CPU time per request: chat and completions of 8 tokens by 32 clients, not streamed
 * requests per second: the same
@@ -40,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import calls
 from benchmarks.fake_engine import LAST, TOKENS
 from benchmarks.load import load, pacing, quantile, streams
-from benchmarks.peers import Peer, Server, peers, running
+from benchmarks.peers import UNSEEN, Peer, Server, peers, running
 from benchmarks.plots import picture
 
 CLIENTS = 32
@@ -228,11 +230,12 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     options.add_argument("--litellm", type=Path, metavar="PYTHON", help="of an environment with it")
     options.add_argument("--only", nargs="+", metavar="NAME", help="these servers only")
+    options.add_argument("--unseen", action="store_true", help="without metrics and log")
     options.add_argument("--no-ladder", action="store_true", help="do not count paced streams")
     options.add_argument("--json", type=Path)
     options.add_argument("--plot", type=Path, help="an SVG file to write")
     arguments = options.parse_args()
-    chosen = peers(arguments.litellm)
+    chosen = peers(arguments.litellm, UNSEEN if arguments.unseen else ())
     if arguments.only:
         chosen = {
             name: peer for name, peer in chosen.items() if name in ("direct", *arguments.only)
