@@ -117,7 +117,7 @@ class ServedModel:
 # they get at once. Their code is in no cache of the processor, so few requests at once cost more.
 OBSERVED_AFTER, MOST_UNSEEN = 0.25, 256
 # How many names of models are kept with what they have led to, and the characters of a name that is
-# too long for that. With `any_model`, clients can send any name.
+# too long for that. With `any_model`, clients can send any name; a full table begins again.
 _MOST_LATEST, _LONG = 64, 256
 # The times of tokens that wait with them: a millisecond of work.
 _MOST_TIMES = 8192
@@ -434,7 +434,9 @@ class Service:
                     continue
                 rules = listing.policy, name, listing.pool is not None
                 served = ServedModel(listing.backend, model, *rules, label=names[0])
-                if name in names or (len(latest) < _MOST_LATEST and len(name) < _LONG):
+                if len(name) < _LONG:
+                    if len(latest) >= _MOST_LATEST:
+                        latest.clear()
                     latest[name] = served
                 return served
             known += names
