@@ -12,6 +12,9 @@ from ..backends.errors import LatimerError, ModelLoading
 if TYPE_CHECKING:
     from ..backends.fleet.replica import State
 
+# The reason if the app is closed before an engine has answered.
+ENDS = "The server ends."
+
 
 @dataclass(eq=False, slots=True)
 class Question:
@@ -41,7 +44,7 @@ class Question:
                 return self.before
             return state, f"The engine has not answered within {waited:.2g} s."
         if self.task.cancelled():
-            return "unavailable", "The server ends."
+            return "unavailable", ENDS
         if self.error is None:
             return "ready", ""
         if self.reason:

@@ -26,7 +26,7 @@ from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
-from .question import Question
+from .question import ENDS, Question
 from .record import GONE, NO_ENGINE, OTHER, PROBES, Record, engine_name
 from .request import Exchange
 from .responses.background import Background
@@ -750,6 +750,9 @@ class Service:
         except TimeoutError:
             raise EngineUnavailable(f"The engine has not answered within {HEALTH:g} s.") from None
         for result in results:
+            if isinstance(result, asyncio.CancelledError):
+                # The app is closed; nobody has cancelled the request.
+                raise EngineUnavailable(ENDS)
             if result is not None:
                 raise result
 
