@@ -13,22 +13,52 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+# The bits of an IPv6 address in front of the IPv4 address that it maps.
+_MAPPED = 96
+
+
 def networks_of(texts: Iterable[str]) -> list[Network]:
     """Return addresses and networks that a user wrote, such as `10.0.0.5` or `10.0.0.0/8`.
 
     Raises:
-        ValueError: a text is neither.
+        ValueError: a text is neither, has bits of a host, or names a network interface.
     """
-    found: list[Network] = []
-    for text in texts:
-        try:
-            found.append(ipaddress.ip_network(text))
-        except ValueError:
-            raise ValueError(
-                f"{text!r} is not an address or a network. Write 10.0.0.5 for a proxy, or "
-                "10.0.0.0/8 for all of a network"
-            ) from None
-    return found
+    return [*map(_network, texts)]
+
+
+def _network(text: str) -> Network:
+    plain, scope, rest = text.partition("%")
+    if scope:
+        plain += "".join(rest.partition("/")[1:])
+    try:
+        found = ipaddress.ip_network(plain, strict=False)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not an address or a network. Write 10.0.0.5 for a proxy, or "
+            "10.0.0.0/8 for all of a network"
+        ) from None
+    address = plain.partition("/")[0]
+    is_one = found.prefixlen == found.max_prefixlen
+    if scope:
+        # Some event loops do not say from which interface a connection comes.
+        wanted = address if is_one else found
+        raise ValueError(
+            f"{text!r} names a network interface. Write {wanted}, which is trusted on all of them"
+        )
+    if ipaddress.ip_address(address) != found.network_address:
+        raise ValueError(
+            f"{text!r} has bits of a host after the {found.prefixlen} of its network. "
+            f"Write {address} for a proxy, or {found} for all of its network"
+        )
+    return _unmapped(found)
+
+
+def _unmapped(network: Network) -> Network:
+    """Return the network of IPv4 that a network of mapped addresses means; else the same one."""
+    mapped = getattr(network.network_address, "ipv4_mapped", None)
+    if mapped is None or network.prefixlen < _MAPPED:
+        return network
+    return ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED))
 
 
 class ForwardedFor:
@@ -64,7 +94,8 @@ class ForwardedFor:
         """
         found = peer
         for text in reversed(forwarded.split(",")):
-            address = _address(text.strip())
+            # The interface of an address is one of another machine, or any text of a client.
+            address = None if "%" in text else _address(text.strip())
             if address is None:
                 break
             found = str(address)

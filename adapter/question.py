@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ from ..backends.errors import LatimerError, ModelLoading
 
 if TYPE_CHECKING:
     from ..backends.fleet.replica import State
+
+# The reason if the app is closed before an engine has answered.
+ENDS = "The server ends."
 
 
 @dataclass(eq=False, slots=True)
@@ -22,12 +26,24 @@ class Question:
         since: the time at which it was asked (`time.monotonic`).
         patience: the seconds after which an engine without an answer is unavailable.
         before: the state of the engine until then, and the reason.
+        holds: the seconds for which that state holds; the engine is loading afterwards.
+
+    Attributes:
+        took: the seconds until its end.
     """
 
     task: asyncio.Task[None]
     since: float
     patience: float
     before: tuple[State, str]
+    holds: float = math.inf
+    took: float = field(init=False, default=math.inf)
+
+    def __post_init__(self) -> None:
+        self.task.add_done_callback(self._note_end)
+
+    def _note_end(self, _: object) -> None:
+        self.took = monotonic() - self.since
 
     @property
     def found(self) -> tuple[State, str]:
@@ -36,12 +52,12 @@ class Question:
             waited = monotonic() - self.since
             if waited >= self.patience:
                 return "unavailable", f"The engine has not answered for {waited:.0f} s."
-            state, reason = self.before
+            state, reason = self.before if waited <= self.holds else ("loading", "")
             if reason or state == "ready":
-                return self.before
+                return state, reason
             return state, f"The engine has not answered within {waited:.2g} s."
         if self.task.cancelled():
-            return "unavailable", "The server ends."
+            return "unavailable", ENDS
         if self.error is None:
             return "ready", ""
         if self.reason:

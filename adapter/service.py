@@ -26,7 +26,7 @@ from ..schemas import limits
 from .errors import InvalidRequest, UnknownModel, in_log
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
-from .question import Question
+from .question import ENDS, Question
 from .record import GONE, NO_ENGINE, OTHER, PROBES, Record, engine_name
 from .request import Exchange
 from .responses.background import Background
@@ -616,24 +616,31 @@ class Service:
         # Retrieves the error, since nobody may wait for it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         patience = math.inf if backend.loads_here else SILENCE
-        asked = Question(task, monotonic(), patience, self._state_before(entry, last))
+        asked = Question(task, monotonic(), patience, *self._state_before(entry, last))
         self.asked[backend] = asked
         if not backend.loads_here:
             timer = loop.call_later(SILENCE, self.note_error, entry, _silent_for(SILENCE))
             task.add_done_callback(lambda _: timer.cancel())
         return asked
 
-    def _state_before(self, entry: ModelEntry, last: Question | None) -> tuple[State, str]:
+    def _state_before(
+        self, entry: ModelEntry, last: Question | None
+    ) -> tuple[tuple[State, str], float]:
         """Return the state of an engine that is asked, until it answers, and the reason.
+
+        The number is the seconds for which it holds.
 
         Args:
             last: the question before.
         """
         if self._answers.get(entry.backend):
-            return "ready", ""
+            return ("ready", ""), math.inf
+        is_new = entry.backend not in self._answers
         if last is not None and last.task.done() and last.reason:
-            return last.found
-        return "loading" if entry.backend not in self._answers else "unavailable", ""
+            # One that refused connections begins to load when it accepts one, and then it takes
+            # longer. The time to find a host that is down is always the same.
+            return last.found, last.took if is_new else math.inf
+        return ("loading" if is_new else "unavailable", ""), math.inf
 
     async def _check(self, entry: ModelEntry) -> None:
         """Ask an engine whether it is ready; and for its model, if its name is not known.
@@ -752,6 +759,9 @@ class Service:
         except TimeoutError:
             raise EngineUnavailable(f"The engine has not answered within {HEALTH:g} s.") from None
         for result in results:
+            if isinstance(result, asyncio.CancelledError):
+                # The app is closed; nobody has cancelled the request.
+                raise EngineUnavailable(ENDS)
             if result is not None:
                 raise result
 

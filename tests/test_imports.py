@@ -43,9 +43,9 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("backends/speech/libraries.py",),
     ("backends/fleet/*.py",),
     (
-        "adapter/data_urls.py", "adapter/errors.py", "adapter/messages/errors.py",
-        "adapter/parts.py", "adapter/postgresql_errors.py", "adapter/probe.py",
-        "adapter/text_frames.py",
+        "adapter/daemon_threads.py", "adapter/data_urls.py", "adapter/errors.py",
+        "adapter/messages/errors.py", "adapter/parts.py", "adapter/postgresql_errors.py",
+        "adapter/probe.py", "adapter/text_frames.py",
     ),
     # Fields of other servers.
     ("adapter/dialects/*.py",),

@@ -399,7 +399,7 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": version,
             "method": parser.get_method().decode("ascii"),
-            "scheme": self.scheme,  # type: ignore[typeddict-item]
+            "scheme": self.scheme,
             "path": unquote(path) if "%" in path else path,
             "raw_path": url.path,
             "query_string": url.query or b"",

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
+from typing import Any
 
 from typing_extensions import override
 
 if sys.platform != "win32":
     import fcntl
     import termios
+
+log = logging.getLogger("latimer")
 
 # Seconds for the head of a request, from its first byte on or from that of the connection; and
 # without progress of its body.
@@ -50,6 +54,8 @@ class ReadProtocol(asyncio.Protocol):
 
     transport: asyncio.Transport
     client: tuple[str, int] | None
+    # The latest request, whose client is the one behind trusted proxies.
+    scope: Any
     _reading: asyncio.TimerHandle | None = None
     # The unconfirmed bytes at the last look, and the looks since then.
     _unconfirmed = _looks = 0
@@ -88,6 +94,16 @@ class ReadProtocol(asyncio.Protocol):
         self._looks = 0 if left < self._unconfirmed else self._looks + 1
         self._unconfirmed = left
         if self._looks >= _LOOKS:
-            self.transport.abort()
+            self._cut()
         elif self.transport.get_write_buffer_size():
             self._look_later()
+
+    def _cut(self) -> None:
+        """Abort the connection; the line of its request says only that the client has left."""
+        client = self.client if self.scope is None else self.scope["client"]
+        address = client[0] if client else ""
+        log.info(
+            "the connection of the client %s was closed: it has read nothing for %g s", address,
+            UNREAD, extra={"event": "client_cut", "fields": {"client": address, "seconds": UNREAD}},
+        )  # fmt: skip
+        self.transport.abort()

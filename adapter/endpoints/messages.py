@@ -154,6 +154,7 @@ async def _drafted(
         plain is None
         or tools is not _NO_TOOLS
         or request.context_management is not None
+        or request.container is not None
         or request.mcp_servers is not None
         or has_notes(exchange, request, sampling, capabilities, strict, found)
     ):
@@ -235,11 +236,13 @@ def turn_of_message(
 
 def _inert(request: CountTokensRequest) -> list[str]:
     """Return the fields that have a value without effect here."""
+    found = [] if request.container is None else ["container"]
     management = request.context_management
-    edits = management.get("edits") if isinstance(management, dict) else None
-    if management is None or (isinstance(edits, list) and all(map(_keeps, edits))):
-        return []
-    return ["context_management"]
+    if management is not None:
+        edits = management.get("edits")
+        if not (isinstance(edits, list) and all(map(_keeps, edits))):
+            found.append("context_management")
+    return found
 
 
 def _keeps(edit: object) -> bool:

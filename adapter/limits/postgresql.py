@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ import psycopg
 from psycopg import Connection
 from typing_extensions import override
 
+from ..daemon_threads import DaemonThreads
 from ..errors import LimitsUnavailable
 from ..postgresql_errors import reason_of
 from .leases import NO_RATES, LimitsError, Refusal, SharedAccount
@@ -58,7 +58,7 @@ class PostgresLimits(SharedLimits):
     def __init__(self, url: str, admits: bool = True) -> None:
         super().__init__(admits)
         self._url = url
-        self._thread = ThreadPoolExecutor(1, "latimer-limits")
+        self._thread = DaemonThreads(1, "latimer-limits")
         self._connection: Connection[Any] | None = None
 
     @override
@@ -80,7 +80,7 @@ class PostgresLimits(SharedLimits):
     @override
     async def _close(self) -> None:
         connection, self._connection = self._connection, None
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown()
         if connection is not None:
             connection.close()
 

@@ -46,7 +46,7 @@ def _read(exchange: Exchange, adapter: TypeAdapter[R], body: Mapping[str, Any]) 
     if request.stream:
         exchange.wants_stream = True
     if request.metadata is not None:
-        _note_user(exchange, request.metadata)
+        _note_user(exchange, request.metadata.user_id)
     if request.thread is not None:
         raise ThreadRefused
     if request.mcp_servers:
@@ -62,10 +62,9 @@ def _parsed(adapter: TypeAdapter[R], body: Mapping[str, Any]) -> R:
     return request
 
 
-def _note_user(exchange: Exchange, metadata: Any) -> None:
+def _note_user(exchange: Exchange, user: str | None) -> None:
     """Note the end user, and the session in it that Claude Code names as JSON."""
-    user = metadata.get("user_id") if isinstance(metadata, dict) else None
-    if not isinstance(user, str) or not user:
+    if not user:
         return
     exchange.end_user = user
     if user.startswith("{"):
@@ -92,7 +91,10 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
         full = path + context["path"]
         return InvalidRequest(context["text"].replace("{param}", full), full)
     message = first["msg"]
-    if first["type"] == "too_long":
+    if first["type"] == "model_type":
+        # pydantic names a class of this program, too.
+        message = "Input should be a valid dictionary"
+    elif first["type"] == "too_long":
         most, count = (first["ctx"][name] for name in ("max_length", "actual_length"))
         message = f"at most {most} items are allowed, not {count}"
     return InvalidRequest(f"{dotted(path)}: {message}" if path else message)

@@ -15,7 +15,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
+from ..daemon_threads import DaemonThreads
 from .blobs import Files, of
 from .config import StoreConfig
 from .errors import Deadlock, Rejected, StoreError, StoreUnavailable, damage, errors, opening
@@ -154,8 +155,10 @@ class Database:
         self._engine: Engine | None = None
         # In memory, the database exists as long as one connection is open.
         self._anchor: Connection | None = None
-        self._writer = ThreadPoolExecutor(1, "latimer-store-write")
-        self._readers = ThreadPoolExecutor(READERS, "latimer-store-read")
+        # A server that is silent would hold the end of the process.
+        threads = DaemonThreads if place.kind == "postgresql" else ThreadPoolExecutor
+        self._writer: Executor = threads(1, "latimer-store-write")
+        self._readers: Executor = threads(READERS, "latimer-store-read")
 
     async def open(self) -> tuple[int, int]:
         """Connect, and run the missing migrations; return the schema's versions before and after.
@@ -289,7 +292,7 @@ class Database:
         """Empty SQLite's log of changes, which has deleted text; return False if somebody reads."""
         return self.place.kind != "sqlite" or await self._in(self._writer, self._checkpoint)
 
-    async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+    async def _in(self, threads: Executor, call: Callable[[], T]) -> T:
         try:
             running = asyncio.get_running_loop().run_in_executor(threads, call)
         except RuntimeError:

@@ -1,7 +1,7 @@
 """The content blocks of a Messages request (contract of messages, section 3).
 
-`null` is the same as an absent member. Members that only matter at Anthropic have any type, and no
-effect. The messages of errors are pydantic's, as at Anthropic.
+`null` is the same as an absent member. Members that only matter at Anthropic have no effect, and
+most have any type. The messages of errors are pydantic's, as at Anthropic.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias
@@ -12,10 +12,19 @@ from ..openai.common import JsonObject, Request
 from ..openai.messages import form_of
 
 
+class CacheControl(BaseModel):
+    """The end of a prefix that Anthropic caches; it has no effect, because each one is cached."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+
+
 class _Block(Request):
     """The members that every block may have."""
 
-    cache_control: Any = None
+    cache_control: CacheControl | None = None
     citations: Any = None
 
 

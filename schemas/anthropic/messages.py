@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from .. import limits
 from ..openai.chat import InstructAdapter
 from ..openai.common import EngineExtras, JsonObject, LogitBias, Penalty, Request, Seed
 from ..openai.messages import form_of
-from .blocks import Block, TextBlock
+from .blocks import Block, CacheControl, TextBlock
 from .tools import AnyTool, ToolChoice
 
 
@@ -41,6 +41,14 @@ class OutputConfig(Request):
 
     effort: str | None = None
     format: OutputFormat | None = None
+
+
+class Metadata(BaseModel):
+    """The end user; Claude Code puts JSON into `user_id`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    user_id: str | None = None
 
 
 def _check_stops(value: list[str] | None) -> list[str] | None:
@@ -92,14 +100,15 @@ class CountTokensRequest(EngineExtras, defer_build=False):
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    mcp_servers: Any = None
-    context_management: Any = None
+    mcp_servers: list[Any] | None = None
+    context_management: JsonObject | None = None
     thread: Any = None
 
-    cache_control: Any = None
-    inference_geo: Any = None
-    metadata: Any = None
-    service_tier: Any = None
+    cache_control: CacheControl | None = None
+    container: str | JsonObject | None = None
+    inference_geo: str | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
 
     adapter: InstructAdapter | None = None
     chat_template_kwargs: JsonObject | None = None

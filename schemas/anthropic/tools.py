@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from ..openai.common import JsonObject, Request, kind_of
 from ..openai.response_tools import ToolName
+from .blocks import CacheControl
 
 # Tools that the client runs, and whose schemas Anthropic's models know. Their types end with a
 # date, also of versions that are newer than this list.
@@ -24,7 +25,7 @@ EXPECTED = (
 class _Offered(Request):
     """The members that have no effect on what the model sees."""
 
-    cache_control: Any = None
+    cache_control: CacheControl | None = None
     eager_input_streaming: Any = None
     defer_loading: bool | None = None
 

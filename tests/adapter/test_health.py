@@ -98,3 +98,16 @@ async def test_a_model_that_hangs_hides_no_other(client_of: Any) -> None:
     assert (await health(client_of, app))[0] == 200
     assert time.monotonic() - begun < 1
     await app.aclose()
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_an_engine_that_hangs_when_the_server_ends(client_of: Any, pooled: bool) -> None:
+    """`/health` is a 503 if the app is closed while it waits for a hung engine."""
+    backend = Pool("a", [Replica("a", Hanging("a"))]) if pooled else Hanging("a")
+    app = OpenAIAdapter([ModelEntry(backend, ("a",))])
+    asking = asyncio.create_task(health(client_of, app))
+    await asyncio.sleep(0.05)
+    await app.aclose()
+    status, body = await asking
+    assert (status, body["error"]["code"]) == (503, "engine_unavailable")
+    assert pooled or body["error"]["message"] == "The server ends."

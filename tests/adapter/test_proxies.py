@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -42,6 +43,9 @@ async def seen(peer: Any, *values: bytes, trusted: tuple[str, ...] = (NEAR, "10.
         ([b"203.0.113.9, ::ffff:10.1.2.3"], "203.0.113.9"),
         ([b"203.0.113.9, unknown, 10.1.2.3"], "10.1.2.3"),
         ([b"\x1b[31m"], NEAR),
+        ([b"fe80::1%eth0"], NEAR),
+        ([b"203.0.113.9, fe80::1%eth0, 10.1.2.3"], "10.1.2.3"),
+        ([b"fe80::1%\x1b[31m"], NEAR),
         ([b""], NEAR),
     ],
 )
@@ -56,6 +60,55 @@ async def test_only_trusted_proxies_are_believed() -> None:
     assert await seen(("192.0.2.1", 5), b"203.0.113.9") == ("192.0.2.1", 5)
     assert await seen(None, b"203.0.113.9") is None
     assert await seen((NEAR, 5)) == (NEAR, 5)
+
+
+@pytest.mark.parametrize(
+    ("peer", "trusted"),
+    [
+        ("::ffff:10.0.0.5", "10.0.0.0/8"),
+        ("::ffff:10.0.0.5", "10.0.0.5"),
+        ("10.0.0.5", "::ffff:10.0.0.5"),
+        ("::ffff:10.0.0.5", "::ffff:10.0.0.5"),
+        ("10.0.0.5", "::ffff:10.0.0.0/104"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("fe80::1", "fe80::/10"),
+    ],
+)
+async def test_a_proxy_has_one_address_in_all_spellings(peer: str, trusted: str) -> None:
+    """An IPv4 address is the same as an IPv6 address, and a peer is one on every interface."""
+    assert await seen((peer, 5), b"203.0.113.9", trusted=(trusted,)) == ("203.0.113.9", 0)
+
+
+@pytest.mark.parametrize(
+    ("peer", "trusted"),
+    [
+        ("::ffff:11.0.0.5", "10.0.0.0/8"),
+        ("11.0.0.5", "::ffff:10.0.0.0/104"),
+        ("10.0.0.5", "::/0"),
+        ("fe80::2%eth0", "fe80::1"),
+        ("::ffff:10.0.0.5%eth0:1", "10.0.0.6"),
+    ],
+)
+async def test_another_address_is_no_proxy(peer: str, trusted: str) -> None:
+    """A peer outside of the network is the client, in all spellings."""
+    assert await seen((peer, 5), b"203.0.113.9", trusted=(trusted,)) == (peer, 5)
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ("10.0.0.5/8", "Write 10.0.0.5 for a proxy, or 10.0.0.0/8 for all of its network"),
+        ("192.168.1.7/24", "Write 192.168.1.7 for a proxy, or 192.168.1.0/24 for all of its"),
+        ("2001:db8::1/32", "Write 2001:db8::1 for a proxy, or 2001:db8::/32 for all of its"),
+        ("::ffff:10.0.0.5/104", "or ::ffff:a00:0/104 for all of its network"),
+        ("fe80::1%eth0", "names a network interface. Write fe80::1, which is trusted on all"),
+        ("fe80::%eth0/10", "names a network interface. Write fe80::/10, which is trusted on all"),
+    ],
+)
+def test_a_wrong_proxy_shows_what_to_write(value: str, advice: str) -> None:
+    """A network with bits of a host, or an address with an interface, shows the right one."""
+    with pytest.raises(WrongSettings, match=re.escape(advice)):
+        Settings.load(None, trusted_proxies=(value,))
 
 
 @pytest.mark.parametrize("value", ["nginx", "10.0.0.0/33", "10.0.0.5/8", "*"])

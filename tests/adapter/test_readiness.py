@@ -186,6 +186,51 @@ async def test_an_engine_that_hangs_is_unavailable(
     await app.aclose()
 
 
+async def test_an_engine_that_was_down_and_hangs_is_loading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that was never ready is loading for some seconds when it accepts connections."""
+    monkeypatch.setattr("latimer.adapter.service.SILENCE", 0.6)
+    monkeypatch.setattr("latimer.adapter.endpoints.operations._READY", 0.2)
+    engine = Failing()
+    app = OpenAIAdapter(engine, model_names=["m"])
+    assert (await ready(app))[1] == "engine_unavailable"
+    engine.pause = 60.0
+    _, code, message = await ready(app)
+    assert code == "engine_loading"
+    assert "The engine has not answered within 0.2 s." in message
+    await asyncio.sleep(0.5)
+    assert (await ready(app))[1] == "engine_unavailable"
+    await app.aclose()
+
+
+async def test_an_engine_that_takes_its_time_to_fail_stays_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine whose host is down, which takes a while to find, is not loading in between."""
+    monkeypatch.setattr("latimer.adapter.endpoints.operations._READY", 0.05)
+    engine = Failing()
+    engine.pause = 0.4
+    app = OpenAIAdapter(engine, model_names=["m"])
+    await ready(app)
+    await asyncio.sleep(0.5)
+    for _ in range(2):
+        _, code, message = await ready(app)
+        assert (code, message.rpartition(": ")[2]) == ("engine_unavailable", "It has not started.")
+    await app.aclose()
+
+
+class Failing(Echo):
+    """An engine that fails after a pause in seconds."""
+
+    pause = 0.0
+
+    async def health(self) -> None:
+        """Wait, and fail."""
+        await asyncio.sleep(self.pause)
+        raise EngineUnavailable("It has not started.")
+
+
 @pytest.mark.parametrize("path", ["/ready", "/health", "/metrics"])
 async def test_an_engine_that_hangs_is_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str

@@ -16,6 +16,7 @@ import uvicorn
 from latimer.adapter.cli import timeouts
 from latimer.adapter.cli.protocol import MOST_HEAD, Protocol
 from latimer.adapter.errors import render
+from latimer.adapter.proxies import ForwardedFor
 from latimer.adapter.request import PUSH, WHOLE
 from latimer.backends.errors import LatimerError
 from support.servers import serving
@@ -329,7 +330,10 @@ class Endless:
 @asynccontextmanager
 async def served(app: Any, http: type[Protocol] = Protocol) -> AsyncIterator[int]:
     """Serve an app in this event loop; yield the port."""
-    config = uvicorn.Config(app, http=http, ws="none", log_config=None, ws_ping_interval=None)
+    config = uvicorn.Config(
+        app, http=http, ws="none", log_config=None, ws_ping_interval=None, interface="asgi3",
+        proxy_headers=False,
+    )  # fmt: skip
     config.load()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: http(config, ServerState(), {}), "127.0.0.1", 0)
@@ -346,11 +350,12 @@ HANDSHAKE = (
 @pytest.mark.parametrize("opening", [REQUEST, HANDSHAKE], ids=["HTTP", "WebSocket"])
 @pytest.mark.parametrize("reads", [False, True], ids=["reads nothing", "reads a little"])
 async def test_a_client_that_reads_nothing_has_left(
-    monkeypatch: pytest.MonkeyPatch, opening: bytes, reads: bool
+    monkeypatch: pytest.MonkeyPatch, opening: bytes, reads: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A connection whose client reads nothing for a while closes, and its request ends as if the
-    client had disconnected; that of a slow client stays."""
+    """A connection whose client reads nothing for a while closes, with a line in the log, and its
+    request ends as if the client had disconnected; that of a slow client stays."""
     monkeypatch.setattr(timeouts, "UNREAD", 0.6)
+    caplog.set_level("INFO", "latimer")
     app = Endless()
     async with served(app) as port:
         with socket.socket() as client:
@@ -360,6 +365,7 @@ async def test_a_client_that_reads_nothing_has_left(
             if not reads:
                 async with asyncio.timeout(5):
                     await app.has_left.wait()
+                assert cuts_in(caplog) == [{"client": "127.0.0.1", "seconds": 0.6}]
                 return
             client.settimeout(1)
             for _ in range(30):
@@ -368,6 +374,34 @@ async def test_a_client_that_reads_nothing_has_left(
             assert not app.has_left.is_set()
         async with asyncio.timeout(5):
             await app.has_left.wait()
+        assert cuts_in(caplog) == []
+
+
+async def test_a_client_behind_a_proxy_that_reads_nothing_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line about a closed connection has the address that the request's line has."""
+    monkeypatch.setattr(timeouts, "UNREAD", 0.3)
+    caplog.set_level("INFO", "latimer")
+    app = Endless()
+    head = REQUEST.replace(b"Host: a\r\n", b"Host: a\r\nX-Forwarded-For: 203.0.113.9\r\n")
+    async with served(ForwardedFor(app, ["127.0.0.1"])) as port:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(head)
+            async with asyncio.timeout(5):
+                await app.has_left.wait()
+    assert cuts_in(caplog) == [{"client": "203.0.113.9", "seconds": 0.3}]
+    assert caplog.messages == [
+        "the connection of the client 203.0.113.9 was closed: it has read nothing for 0.3 s"
+    ]
+
+
+def cuts_in(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """Return the fields of the lines about closed connections."""
+    records: list[Any] = caplog.records
+    return [one.fields for one in records if getattr(one, "event", "") == "client_cut"]
 
 
 @pytest.mark.parametrize(

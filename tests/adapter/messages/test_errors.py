@@ -98,7 +98,29 @@ CASES: list[tuple[dict[str, Any], str]] = [
      "messages.0.content.0.type: not supported by echo. The loaded model does not support "
      "images."),
     ({"logit_bias": {"x": 1}}, "logit_bias: Invalid key in 'logit_bias': x. "),
+    ({"service_tier": 5}, "service_tier: Input should be 'auto' or 'standard_only'"),
+    ({"service_tier": "fast"}, "service_tier: Input should be 'auto' or 'standard_only'"),
+    ({"metadata": {"user_id": 5}}, "metadata.user_id: Input should be a valid string"),
+    ({"container": 3}, "container: Input should be a valid string"),
+    ({"inference_geo": 5}, "inference_geo: Input should be a valid string"),
+    ({"mcp_servers": 0}, "mcp_servers: Input should be a valid list"),
+    ({"context_management": []}, "context_management: Input should be a valid dictionary"),
+    ({"cache_control": {}}, "cache_control.type: Field required"),
+    ({"cache_control": {"type": "ephemeral", "ttl": 5}},
+     "cache_control.ttl: Input should be a valid string"),
+    ({"messages": [user({**text("a"), "cache_control": {"type": "x"}})]},
+     "messages.0.content.0.cache_control.type: Input should be 'ephemeral'"),
+    ({"tools": [{**TOOL, "cache_control": {"type": "x"}}]},
+     "tools.0.cache_control.type: Input should be 'ephemeral'"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["metadata", "cache_control", "output_config"])
+async def test_an_object_has_no_other_type(echo: httpx2.AsyncClient, name: str) -> None:
+    """The error for a text in place of an object is Anthropic's, without a class of Python."""
+    reply = await echo.post(PATH, json=body_of(**{name: "x"}))
+    found = told(reply, 400, "invalid_request_error")
+    assert found == f"{name}: Input should be a valid dictionary"
 
 
 @pytest.mark.parametrize(("fields", "message"), CASES, ids=[message for _, message in CASES])

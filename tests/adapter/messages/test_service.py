@@ -158,7 +158,10 @@ async def test_a_request_of_claude_code_is_served() -> None:
     "fields",
     [
         {"cache_control": EPHEMERAL},
+        {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}},
+        {"cache_control": None, "service_tier": None, "inference_geo": None},
         {"metadata": {"user_id": None}},
+        {"metadata": {"user_id": "u", "more": 1}},
         {"metadata": {"user_id": "{broken"}},
         {"metadata": None},
         {"service_tier": "standard_only", "inference_geo": "us"},
@@ -181,6 +184,7 @@ async def test_what_has_no_effect_is_not_listed(fields: dict[str, Any]) -> None:
     ("fields", "listed"),
     [
         ({"speed": "fast", "container": "c"}, "container, speed"),
+        ({"container": {"id": "c"}}, "container"),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
         ({"thinking": {"block_binding": "x"}}, "thinking"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 4000},

@@ -7,6 +7,8 @@ import os
 import resource
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ from support.prometheus import scrape
 from support.stored import KIND, PIXEL, opened, record, same, store_at
 
 SECRET = "Rumpelstiltskin"
+TESTS = Path(__file__).parents[2]
 
 
 async def listed(store: Store) -> list[str]:
@@ -163,6 +166,46 @@ async def test_an_idle_postgresql_that_is_silent_is_noticed(
     with server.paused():
         await state_of(remote, "unavailable")
     await state_of(remote, "ok")
+
+
+# Ends while a probe waits for the database, which its parent has stopped.
+ENDS = """
+import asyncio, sys
+from latimer.adapter import probe
+from support.stored import store_at
+
+probe.IDLE_SECONDS = 0.05
+
+
+async def main():
+    store = store_at(sys.argv[1])
+    await store.open()
+    print("open", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await asyncio.sleep(0.3)
+    await store.aclose()
+
+
+asyncio.run(main())
+"""
+
+
+def test_the_end_waits_for_no_probe(server: postgresql.PostgreSQL) -> None:
+    """A process whose PostgreSQL is silent ends, although a probe has no answer yet."""
+    with server.database() as url, subprocess.Popen(
+        [sys.executable, "-c", ENDS, url], cwd=TESTS,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        with server.paused():
+            process.stdin.write("\n")
+            process.stdin.flush()
+            try:
+                assert process.wait(10) == 0
+            finally:
+                process.kill()
 
 
 async def test_a_required_store_that_is_back_takes_the_next_request(
