@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -215,8 +215,8 @@ class Server(uvicorn.Server):
     def end(self) -> None:
         """Cancel running requests, which then send the shutdown error."""
         self._app.end()
-        for task in list(self.server_state.tasks):
-            task.cancel()
+        # A task that is cancelled before its first step would end without a response.
+        self._loop.call_soon(_cancel, [*self.server_state.tasks])
         before = {one: unread(one.transport) for one in self.server_state.connections}
         self._loop.call_later(_SOME, self._cut, before)
         self._loop.call_later(_ALL, self._cut, {})
@@ -238,6 +238,11 @@ class Server(uvicorn.Server):
         if cut:
             whose = "a connection whose client" if cut == 1 else f"{cut} connections whose clients"
             log.info("Latimer closed %s did not read the response.", whose)
+
+
+def _cancel(tasks: Iterable[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 def waits_for(running: int, drain: int) -> str:

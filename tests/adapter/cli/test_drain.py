@@ -70,6 +70,42 @@ async def test_requests_that_have_arrived_are_answered() -> None:
         assert [one.status_code for one in found] == [200] * 90
 
 
+async def test_a_second_signal_leaves_none_without_a_response() -> None:
+    """Requests that arrive just before the second signal get a 503, and the server ends at once."""
+    with begun() as (process, address, _):
+        async with httpx2.AsyncClient(timeout=30) as client:
+            url, body = f"{address}/v1/completions", {**LONG, "max_tokens": 1}
+            assert (await client.post(url, json=body)).status_code == 200
+            process.send_signal(signal.SIGSTOP)
+            tasks = [asyncio.create_task(client.post(url, json=body)) for _ in range(90)]
+            await asyncio.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGCONT)
+            found = await asyncio.gather(*tasks)
+        assert {one.status_code for one in found} <= {200, 503}
+        assert len(found) == 90
+        await asyncio.to_thread(process.wait, server.END - 1)
+
+
+async def test_the_end_lets_each_request_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose task has not begun at the end of the drain begins, and is then cancelled."""
+    monkeypatch.setattr(server, "end_within", lambda _seconds: None)
+    served = server.Server(OpenAIAdapter(Echo()), 60)
+    has_begun: list[bool] = []
+
+    async def run() -> None:
+        has_begun.append(True)
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(run())
+    served.server_state.tasks.add(task)
+    served.end()
+    await asyncio.wait([task], timeout=5)
+    assert has_begun
+    assert task.cancelled()
+
+
 @pytest.mark.timed
 @pytest.mark.parametrize(
     ("drain", "signals"),
