@@ -40,7 +40,7 @@ HANDSHAKE = (
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 MOST = 3 * PIECE
-LONG = {"max_output_tokens": 400, "ignore_eos": True}
+LONG = {"max_output_tokens": 1500, "ignore_eos": True}
 SIZES = st.sampled_from([0, 1, 125, 126, 127, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, MOST])
 
 
