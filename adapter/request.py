@@ -359,6 +359,7 @@ class Exchange(Request):
         loop = asyncio.get_running_loop()
         watched = _watched.get(loop)
         if watched is None:
+            _forget_closed()
             watched = _watched[loop] = {}
             loop.call_later(WATCH_AFTER, _start_watchers, loop)
         self.recent = watched
@@ -557,6 +558,13 @@ def _engine_headers(engine: str, affinity: str) -> tuple[Header, ...]:
 
 # The exchanges that the next timer of each event loop starts to watch, and the tasks of their work.
 _watched: dict[asyncio.AbstractEventLoop, dict[Exchange, asyncio.Task[Any] | None]] = {}
+
+
+def _forget_closed() -> None:
+    """Forget event loops that were closed before their timer, with all that their requests made."""
+    for loop in [*_watched]:
+        if loop.is_closed():
+            _watched.pop(loop, None)
 
 
 def _start_watchers(loop: asyncio.AbstractEventLoop) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import weakref
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from latimer.adapter import OpenAIAdapter
 from latimer.adapter.request import PUSH
+from support.clients import client_of
+from support.engines.echo import Echo
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = [{"role": "user", "content": "word " * 4_000}]
@@ -101,3 +105,17 @@ async def test_a_request_leaves_nothing_behind(
         # Wait until connections are closed and cancelled tasks have ended.
         await asyncio.sleep(0.05)
     assert found == []
+
+
+def test_a_closed_event_loop_is_not_kept() -> None:
+    """A loop that ends soon after a request is freed when another one has its first request."""
+
+    async def ask() -> weakref.ref[asyncio.AbstractEventLoop]:
+        async with client_of(OpenAIAdapter(Echo(), any_model=True)) as client:
+            reply = await client.post("/v1/chat/completions", json={"model": "m", "messages": USER})
+            assert reply.status_code == 200
+        return weakref.ref(asyncio.get_running_loop())
+
+    first, _ = asyncio.run(ask()), asyncio.run(ask())
+    gc.collect()
+    assert first() is None
