@@ -468,7 +468,7 @@ class FlatSettings(Checked):
         le=DAY,
     )
     drain: int = server_setting(
-        30, "Seconds that running requests get after SIGTERM.", ge=0, le=DAY
+        30, "Seconds that running requests get after SIGTERM or Ctrl-C.", ge=0, le=DAY
     )
     metrics: bool | None = server_setting(
         None,

@@ -526,7 +526,7 @@ class ConnectionPool:
 
     def separate(self, most_idle: int) -> ConnectionPool:
         """Return a pool with the same settings and connections of its own."""
-        return ConnectionPool(self.address, self._silence, self._patience, None, most_idle)
+        return ConnectionPool(self.address, self._silence, self._patience, self._probe, most_idle)
 
     async def handle_async_request(self, request: Request | httpcore2.Request) -> Response:
         """Send a request, and return its response when the head has arrived.

@@ -13,8 +13,9 @@ import httpx2
 import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.backends import http
 from latimer.backends.base import Generation, Prompt, Sampling, Text
-from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
@@ -198,3 +199,21 @@ async def test_a_version_that_the_server_does_not_know() -> None:
             engine = LlamaServer(address, build="b1, wheel 2")
             assert (await engine.model()).build == wanted
             await engine.aclose()
+
+
+async def test_a_server_that_hangs_is_not_asked_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question about the model ends, as a call does, when `/health` is silent, too."""
+    monkeypatch.setattr(http, "PROBE_AFTER", 0.1)
+    monkeypatch.setattr(http, "PROBE_SECONDS", 0.1)
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    running = await asyncio.start_server(hang, "127.0.0.1", 0)
+    backend = LlamaServer(f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}")
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineSilent, match="has stopped"):
+            await backend.model()
+    await backend.aclose()
+    running.close()
