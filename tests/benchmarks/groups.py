@@ -81,7 +81,7 @@ def around(owner: Any, name: str, begin: str | None, end: str | None) -> None:
 
 
 def waits(name: str) -> None:
-    """Note when a request waits for others or gives way, and when it goes on."""
+    """Note when a request waits for others or gives way, and when it continues."""
     usual = getattr(offload, name)
 
     @coroutine
