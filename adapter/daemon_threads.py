@@ -1,4 +1,4 @@
-"""Threads for a database that may never answer."""
+"""Threads for a database or a download that may never answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DaemonThreads(Executor):
 
     Args:
         most: the largest number of threads.
-        name: the start of their names.
+        name: the name of a single thread; several have a number at its end.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -45,7 +45,7 @@ class DaemonThreads(Executor):
             self._calls.put((future, partial(fn, *args, **kwargs)))
             if self._started < self._most:
                 self._started += 1
-                name = f"{self._name}_{self._started}"
+                name = self._name if self._most == 1 else f"{self._name}_{self._started}"
                 threading.Thread(target=self._run, name=name, daemon=True).start()
         return future
 

@@ -94,8 +94,8 @@ def give_way() -> Generator[None, None, None]:
     """Let the other tasks that are ready run first, as `asyncio.sleep(0)` in one call less.
 
     A request that gives way at a few points does each part of its work right after the same part of
-    others. Its code is then in the processor's caches: of 32 requests at once, one of chat takes
-    0.82 of the CPU time (docs/measurements.md). A request without others does not give way.
+    others. Its code is then in the processor's caches. With `wait_for_others`, one of 32 chat
+    requests takes 0.74 of the CPU time (docs/measurements.md). One without others does neither.
     """
     yield
 
@@ -107,8 +107,7 @@ _waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 def wait_for_others() -> asyncio.Future[None]:
     """Wait until the event loop has nothing else to do, but for `MOST_TURNS` of its turns at most.
 
-    Requests that arrive in small groups go on as a large one then, and `give_way` gains more: of 32
-    clients, a request of chat takes 0.8 of the CPU time (docs/measurements.md).
+    Requests that arrive in small groups are a large one then, and `give_way` gains more.
     """
     loop = asyncio.get_running_loop()
     waiting = _waiting.get(loop)

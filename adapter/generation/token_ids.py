@@ -20,6 +20,7 @@ from ...backends import offload
 from ...backends.base import Backend, Sampling, Text
 from ...backends.errors import EngineError, LatimerError, Unsupported, shortened, summed_up
 from ...schemas.openai.common import EngineExtras
+from ..daemon_threads import DaemonThreads
 from ..errors import InvalidRequest, wrong_value
 from ..service import ServedModel
 
@@ -45,17 +46,10 @@ class _Load:
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.begun = time.monotonic()
-        self.future: Future[Any] = Future()
-        # A daemon thread, since a download that hangs must not block the end of the process.
-        threading.Thread(
-            target=self._run, args=(work,), name="latimer-vocabulary", daemon=True
-        ).start()
-
-    def _run(self, work: Callable[[], Any]) -> None:
-        try:
-            self.future.set_result(work())
-        except BaseException as error:
-            self.future.set_exception(error)
+        # A download that hangs must not block the end of the process.
+        thread = DaemonThreads(1, "latimer-vocabulary")
+        self.future: Future[Any] = thread.submit(work)
+        thread.shutdown()
 
     @property
     def has_failed(self) -> bool:

@@ -154,7 +154,7 @@ def table(marks: Sequence[Mark]) -> str:
     count = sum(place == "end" for _, place, _ in marks)
     times: dict[str, list[list[float]]] = defaultdict(list)
     for name, group in groupby(found, lambda part: part[0]):
-        times[name].append([seconds for _, seconds in group])
+        times[name].append([took for _, took in group])
     lines = [
         "| part | mean | group | " + " | ".join(map(str, NUMBERS)) + " |",
         "|---" + "|--:" * (len(NUMBERS) + 2) + "|",

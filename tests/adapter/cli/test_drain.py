@@ -84,7 +84,6 @@ async def test_a_second_signal_leaves_none_without_a_response() -> None:
             process.send_signal(signal.SIGCONT)
             found = await asyncio.gather(*tasks)
         assert {one.status_code for one in found} <= {200, 503}
-        assert len(found) == 90
         await asyncio.to_thread(process.wait, server.END - 1)
 
 

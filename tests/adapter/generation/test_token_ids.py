@@ -197,6 +197,7 @@ async def test_a_download_that_hangs_holds_nobody(
     assert time.monotonic() - start < 15
     assert asked == [NAME]
     threads = [one for one in threading.enumerate() if one.name == "latimer-vocabulary"]
+    assert threads
     assert all(thread.daemon for thread in threads)
     over.set()
 
