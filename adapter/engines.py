@@ -118,11 +118,6 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         raise WrongSetup(
             f"{wanted}." if model is None else f"{wanted}, not '{shown_address(model)}'."
         )
-    if settings.backend == "llama-server" and model is None:
-        raise WrongSetup(
-            "The backend llama-server needs a model: a GGUF file, hf:ORG/REPO, or the URL of a "
-            f"running llama-server, such as {_EXAMPLE}."
-        )
     if model is not None:
         _check_file(model)
     if not is_in_process(settings):

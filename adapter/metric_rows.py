@@ -209,8 +209,16 @@ PREEMPTIONS = Row(
     "Calls that an engine interrupted for others, and continued; only in process.",
     ENGINE,
 )
+# The states of an engine in `Values` are the indices of this list, so that the worst is the most.
+FROM_BEST: tuple[State, ...] = (
+    "ready", "unloaded", "draining", "loading", "unavailable", "failed",
+)  # fmt: skip
 STATE = _own(
-    "engine_state", "gauge", "1 for the state of an engine.", (*ENGINE, "state"), merge=max
+    "engine_state",
+    "gauge",
+    f"1 for the state of an engine: {', '.join(FROM_BEST)}.",
+    (*ENGINE, "state"),
+    merge=max,
 )
 RETRIES = _own(
     "engine_retries",
@@ -265,11 +273,6 @@ ROWS: tuple[Row, ...] = (
     RUNNING, WAITING, CACHE, STATE, *OF_STREAMS, BETWEEN, *OF_ALL, MOST_TOKENS, *TOKENS.values(),
     PREEMPTIONS, FINISHED, REQUESTS, GONE, REFUSED, AFFINITY, RETRIES, EJECTIONS, LOADS, EVICTIONS,
     STORE_QUEUE, STORE_LOST, STORE_UP, LIMITS_UP, BUILD, *_PROCESS,
-)  # fmt: skip
-
-# The states of an engine in `Values` are the indices of this list, so that the worst is the most.
-FROM_BEST: tuple[State, ...] = (
-    "ready", "unloaded", "draining", "loading", "unavailable", "failed",
 )  # fmt: skip
 
 

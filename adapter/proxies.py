@@ -27,6 +27,10 @@ def networks_of(texts: Iterable[str]) -> list[Network]:
 
 
 def _network(text: str) -> Network:
+    if "," in text:
+        raise ValueError(
+            f"{text!r} is a list. Repeat the option for each of them; a file has an array"
+        )
     plain, scope, rest = text.partition("%")
     if scope:
         plain += "".join(rest.partition("/")[1:])

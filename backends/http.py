@@ -487,7 +487,7 @@ class ConnectionPool:
         patience: seconds without a first byte after which a response counts as lost; a long prompt
             takes time.
         probe: a path that an engine answers while it generates. It is requested when a response
-            falls silent. If the engine no longer accepts connections, the response counts as lost.
+            falls silent. If the engine answers no new connections, the response counts as lost.
         most_idle: the largest number of idle connections.
 
     Attributes:
@@ -646,7 +646,7 @@ class ConnectionPool:
         self._sweep = loop.call_later(self._interval, self._look, loop) if again else None
 
     async def _ask_whether_alive(self, connection: Connection) -> None:
-        """Fail a silent exchange once its engine no longer accepts connections.
+        """Fail a silent exchange once its engine answers no new connections.
 
         A llama-server that shuts down stops listening but keeps its silent connections open.
         """
@@ -654,7 +654,7 @@ class ConnectionPool:
             if not await self._is_alive():
                 break
             await asyncio.sleep(PROBE_AFTER)
-        connection.lose("no longer accepts connections, and its response has stopped")
+        connection.lose("answers no new connections, and its response has stopped")
 
     async def _is_alive(self) -> bool:
         head = f"GET {self._probe or '/'} HTTP/1.1\r\nHost: {self._host_header}\r\n\r\n"

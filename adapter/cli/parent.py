@@ -37,7 +37,7 @@ from . import serve
 from .admin_socket import with_key
 from .listener import Listener
 from .reload import fixed_in
-from .server import END, WAITING, waits_for
+from .server import END, ENDS, WAITING, waits_for
 from .sharing import check_shared, one_call_engine, shared
 from .terminal import ALL, EXIT_START, START, WrongUse, fail, is_read, mute, say
 from .worker import (
@@ -230,6 +230,7 @@ class _Parent:
     def _drain(self) -> None:
         """Let the workers finish what runs; after the second time, end them."""
         if self._is_draining:
+            say(ENDS, "drain")
             self._tell(STOP)
             self._end = time.monotonic() + END + 1
             return

@@ -39,6 +39,8 @@ _SHORTAGE = 1.0
 WAITING = 2048
 # Seconds in which a drain reads requests that have arrived.
 _READ = 0.02
+# What a server prints when a signal ends its drain.
+ENDS = "Latimer ends now; requests that still run get an error."
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -184,6 +186,7 @@ class Server(uvicorn.Server):
         """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
         self._app.drain()
         if self.should_exit:
+            self._loop.call_soon_threadsafe(say, ENDS, "drain")
             self._loop.call_soon_threadsafe(self.end)
         else:
             line = waits_for(self.running, self._drain)

@@ -87,8 +87,6 @@ def test_backends_that_do_not_fit() -> None:
         backend_of(Settings.load(None, backend="koboldcpp"))
     with pytest.raises(WrongSetup, match="5001, not '/x'"):
         backend_of(Settings.load(None, backend="koboldcpp", model="/x"))
-    with pytest.raises(WrongSetup, match="llama-server needs a model: a GGUF file, hf:ORG/REPO"):
-        backend_of(Settings.load(None, backend="llama-server"))
     with pytest.raises(WrongSetup, match=r"There is no model at x\.gguf"):
         backend_of(Settings.load(None, backend="llama-server", model="x.gguf"))
     with pytest.raises(WrongSetup, match="needs a GGUF file"):

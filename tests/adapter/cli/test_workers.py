@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter.cli.relay import Relay
+from latimer.adapter.cli.server import ENDS
 from latimer.adapter.cli.sharing import check_shared, shared
 from latimer.adapter.cli.worker import REGISTER
 from latimer.adapter.errors import LateRequest
@@ -136,7 +137,7 @@ async def test_a_second_signal_ends_at_once(engine: str, number: signal.Signals)
         await asyncio.sleep(0.2)
         assert all(one.tokens > count for one, count in zip(found, before, strict=True))
         at = time.monotonic()
-        assert await asyncio.to_thread(server.end, number) == ""
+        assert await asyncio.to_thread(server.end, number) == f"{ENDS}\n"
         assert time.monotonic() - at < 6
         assert server.process.returncode == 0
         assert not any(await ended(found))

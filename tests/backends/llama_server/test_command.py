@@ -109,11 +109,13 @@ def test_a_file_for_llama_server_is_checked() -> None:
         backend_of(Settings.load(None, model=__file__, backend="llama-server"))
 
 
-def test_a_file_is_served_by_llama_server(tmp_path: Path) -> None:
-    """`latimer serve FILE --backend llama-server` serves it, and the process ends with Latimer."""
+@pytest.mark.parametrize("file", [(str(DEMO_MODEL),), ()], ids=["file", "demo"])
+def test_a_file_is_served_by_llama_server(file: tuple[str, ...], tmp_path: Path) -> None:
+    """`latimer serve FILE --backend llama-server` serves it, without a file the demo model, and the
+    process ends with Latimer."""
     import httpx2
 
-    arguments = (str(DEMO_MODEL), "--backend", "llama-server", "--context", "1024")
+    arguments = (*file, "--backend", "llama-server", "--context", "1024")
     with command(*arguments, XDG_STATE_HOME=str(tmp_path)) as (_, url):
         [model] = httpx2.get(f"{url}/v1/models").json()["data"]
         assert (model["id"], model["context_length"]) == (DEMO_MODEL.stem, 1024)
