@@ -446,6 +446,9 @@ _NOT_SERVED: Mapping[str, str] = {
     "rank": "This is not a reranking model and thus not supported in the v1/rerank endpoint.",
 }
 
+# For clients that send a chat to v1/completions.
+_CHAT = " For a chat, send 'messages' to v1/chat/completions."
+
 # OpenAI's message for each type of error (contract 1.2 to 1.4).
 _MESSAGES: Mapping[type[RequestError], Callable[[Any], str]] = {
     Unsupported: lambda error: (
@@ -455,7 +458,7 @@ _MESSAGES: Mapping[type[RequestError], Callable[[Any], str]] = {
     ContextExceeded: _context,
     EmptyPrompt: lambda error: (
         f"Invalid '{error.param}': empty prompt. This model has no BOS token, so send at least one "
-        "token."
+        "token." + (_CHAT if error.param == "prompt" else "")
     ),
     InvalidGrammar: lambda error: f"Invalid '{error.param}': {summed_up(error.reason)}.",
     UnreadableMedia: lambda error: (

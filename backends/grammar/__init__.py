@@ -9,9 +9,10 @@ from ...schemas.limits import SCHEMA
 from ..base import Generation, Grammar
 from ..errors import InvalidGrammar
 from ..offload import Memo
-from .gbnf import MAX_SIZE, UnsupportedSchema, WrongGrammar, check, check_size
+from .gbnf import MAX_SIZE, UnsupportedSchema, WrongGrammar, check, check_size, tokens
 from .preamble import after
 from .regex import to_gbnf as regex_to_gbnf
+from .repetitions import accepted
 from .schema import to_gbnf as schema_to_gbnf
 
 _MOST_BYTES = 16 << 20
@@ -34,7 +35,7 @@ def gbnf_of(grammar: Grammar) -> str:
     if grammar.after is not None:
         text = after(text, grammar.after)
         check(text, SCHEMA.maximum)
-    return text
+    return accepted(text)
 
 
 def check_length(grammar: Grammar) -> None:
@@ -83,3 +84,11 @@ async def with_gbnf(job: Generation) -> Generation:
     except (UnsupportedSchema, WrongGrammar) as error:
         raise in_request(error, grammar) from None
     return replace(job, grammar=Grammar("gbnf", text, grammar.param))
+
+
+_with_tokens: Memo[str, bool] = Memo(_MOST_BYTES, lambda text, _: _ENTRY + getsizeof(text))
+
+
+async def has_tokens(text: str) -> bool:
+    """Return True if a grammar that `with_gbnf` returned has tokens, such as `<[5]>`."""
+    return "<" in text and await _with_tokens.get(text, lambda: bool(tokens(text)))

@@ -208,14 +208,15 @@ class _Follower:
         once = part._replace(least=1, most=1)
         what = part.rule or part.text
         if part.most is None:
-            name = f"{what}(*"
+            name = f"{what}{{*"
             if name not in self._places:
                 self._places[name] = []
                 self._places[name] += [self._once(once, _Place(name, (), None)), None]
             return name
         left: _Place | None = None
         for count in range(1, part.most - part.least + 1):
-            name = f"{what}({count}"
+            # Groups have names with a `(`.
+            name = f"{what}{{{count}"
             if name not in self._places:
                 self._places[name] = [self._once(once, left), None]
             left = _Place(name, (), None)

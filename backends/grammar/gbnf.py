@@ -56,7 +56,7 @@ _CHAR = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\\"\[\]-])"
 # Possessive, to prevent backtracking: `####` could be four comments or one.
 _SPACE = r"(?:[ \t]|[#][^\r\n]*+)*+"
 _GAP = r"(?:[ \t\r\n]|[#][^\r\n]*+)*+"
-_ITEM = re.compile(
+ITEM = re.compile(
     rf"""(?P<literal>"(?:{_CHAR}|[^"\\])*+")
     |(?P<set>\[\^?(?:{_CHAR}|[^\]\\])*+\])
     |(?P<token>!?<(?:\[\d{{1,9}}\]|[^>\[][^>]*)>)
@@ -67,9 +67,9 @@ _ITEM = re.compile(
     """,
     re.VERBOSE,
 )
-_RULE = re.compile(rf"(?P<name>[a-zA-Z0-9-]+){_SPACE}::={_GAP}")
+RULE = re.compile(rf"(?P<name>[a-zA-Z0-9-]+){_SPACE}::={_GAP}")
 _BLANK = re.compile(_SPACE)
-_BLANK_LINES = re.compile(_GAP)
+BLANK_LINES = re.compile(_GAP)
 _LINE_END = re.compile(r"\r\n?|\n|$")
 
 
@@ -185,9 +185,9 @@ class _Reader:
     def rules(self) -> dict[str, _Group]:
         """Return every rule by its name, and every group by a name that no rule can have."""
         found: dict[str, _Group] = {}
-        self._skip(_BLANK_LINES)
+        self._skip(BLANK_LINES)
         while self._position < len(self._text):
-            rule = _RULE.match(self._text, self._position)
+            rule = RULE.match(self._text, self._position)
             if rule is None:
                 raise self._error("expected a rule, 'name ::= …'")
             self._position = rule.end()
@@ -197,13 +197,13 @@ class _Reader:
             if end is None:
                 raise self._error("expected another item or the end of the rule")
             self._position = end.end()
-            self._skip(_BLANK_LINES)
+            self._skip(BLANK_LINES)
         return found
 
     def _body(self, name: str) -> Iterator[_Group]:
         """Yield the groups in a rule, then the rule itself."""
         open_groups = [_Group(name)]
-        while (match := _ITEM.match(self._text, self._position)) is not None:
+        while (match := ITEM.match(self._text, self._position)) is not None:
             kind = match.lastgroup
             group = open_groups[-1]
             if kind == "close":
@@ -229,7 +229,7 @@ class _Reader:
                 # An empty item, which cannot be repeated.
                 group.alternates[-1].append(_NOTHING)
             self._position = match.end()
-            self._skip(_BLANK_LINES if len(open_groups) > 1 or kind == "or" else _BLANK)
+            self._skip(BLANK_LINES if len(open_groups) > 1 or kind == "or" else _BLANK)
         if len(open_groups) > 1:
             raise self._error("expected ')' or another item")
         yield open_groups[0]
@@ -245,11 +245,15 @@ class _Reader:
                 raise self._error(
                     f"the maximum of '{shortened(match[0])}' is less than its minimum"
                 )
-        if least > MAX_REPETITION:
-            raise self._error(f"at most {MAX_REPETITION} repetitions are allowed")
+        # Some versions of llama.cpp ignore a maximum above this limit, and others the grammar.
+        if max(least, most) > MAX_REPETITION:
+            raise self._error(
+                f"at most {MAX_REPETITION} repetitions are allowed, or any number: {{{least},}}"
+                if least <= MAX_REPETITION
+                else f"at most {MAX_REPETITION} repetitions are allowed"
+            )
         item = alternate.pop()
-        # llama.cpp ignores an upper bound above its limit.
-        endless = match[0] in "*+" or (match["range"] and not match["max"]) or most > MAX_REPETITION
+        endless = match[0] in "*+" or (match["range"] and not match["max"])
         if endless and item.optional:
             raise self._error("an item that can be empty needs a maximum of repetitions")
         times = item.times * max(least, 1 if endless else most, 1)

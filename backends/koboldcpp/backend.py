@@ -25,8 +25,8 @@ from ..base import (
     Special,
     TokenIds,
 )
-from ..errors import NotServed, Unsupported, read_from
-from ..grammar import with_gbnf
+from ..errors import InvalidGrammar, NotServed, Unsupported, read_from
+from ..grammar import has_tokens, with_gbnf
 from ..http import HttpClient
 from ..queue import QUEUE
 from ..speech.base import Transcriber
@@ -101,7 +101,7 @@ class KoboldCpp(Backend):
             )
         with read_from(ENGINE, "its tokenizer"):
             prompt, max_tokens, tokens = await input_of(server, job, model)
-        job = await with_gbnf(job)
+        job = await _with_grammar(job)
         if max_tokens == 0:
             yield end_at_once(job, tokens or 0)
             return
@@ -120,7 +120,7 @@ class KoboldCpp(Backend):
         model = await server.monitor.get_for(job)
         with read_from(ENGINE, "its tokenizer"):
             prompt, count, _tokens = await counted(server, job, model)
-        job = await with_gbnf(job)
+        job = await _with_grammar(job)
         room = model.context - count if job.max_tokens is None else job.max_tokens
         cap = longest_call(model.context)
         if job.max_tokens is not None and room > cap:
@@ -196,3 +196,16 @@ class KoboldCpp(Backend):
     @override
     async def aclose(self) -> None:
         await self.server.aclose()
+
+
+async def _with_grammar(job: Generation) -> Generation:
+    """Return a job with its grammar as GBNF.
+
+    Raises:
+        InvalidGrammar: see `with_gbnf`; or it has tokens, at which koboldcpp fails or ends.
+    """
+    job = await with_gbnf(job)
+    if job.grammar is not None and await has_tokens(job.grammar.text):
+        reason = f"{ENGINE} does not support tokens, such as <[5]>; write their text in quotes"
+        raise InvalidGrammar(job.grammar.param, reason)
+    return job

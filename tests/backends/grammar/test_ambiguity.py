@@ -41,6 +41,7 @@ TOO_MANY = {
 }
 FEW = {
     "alternatives that are told apart": ('root ::= e\ne ::= t ([+-] e)?\nt ::= "(" e ")" | [0-9]+'),
+    "a rule that is only a group, repeated": 'root ::= r{1,5}\nr ::= ("a"{1,4} "-")',
     "some that may be missing": "root ::= " + '"a"? ' * 5,
     "a long list": "root ::= " + " | ".join(f'"value-{i:04d}"' for i in range(1_000)),
     "a chain of optional parts": "root ::= " + '"a" ("a" ' * 60 + '"a"' + ")?" * 60,

@@ -72,6 +72,7 @@ def test_named_tokens_are_told() -> None:
         ('root ::= ""+', "there is no item before '+' to repeat"),
         ('root ::= "a"{3,2}', "the maximum of '{3,2}' is less than its minimum"),
         ('root ::= "a"{2001}', "at most 2000 repetitions"),
+        ('root ::= "a"{3,2001}', "at most 2000 repetitions are allowed, or any number: {3,}"),
         ('root ::= "a"{50}{50}', "at most 2000 repetitions"),
         ('root ::= "a"?*', "an item that can be empty needs a maximum of repetitions"),
         ('root ::= ("a" |)*', "rule 'root' repeats an item that can be empty, without a maximum"),

@@ -24,6 +24,7 @@ from latimer.backends.base import (
 from latimer.backends.errors import (
     EngineError,
     EngineUnavailable,
+    InvalidGrammar,
     Unsupported,
 )
 from latimer.backends.http import ConnectionPool
@@ -126,6 +127,17 @@ async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
     texts, finishes = await run(backend, job)
     assert texts == [b"1234" * 450 + b"."]
     assert finishes[0].completion_tokens == 1801
+
+
+@pytest.mark.parametrize("text", ["root ::= !<[5]>", 'root ::= "x" | <[300]>', "root ::= <eos>"])
+async def test_tokens_in_grammars_are_refused(backend: KoboldCpp, text: str) -> None:
+    """koboldcpp gets no grammar with tokens: it ends at some, and fails at others."""
+    job = Generation(Prompt(Text("1234")), 10, grammar=Grammar("gbnf", text, "grammar"))
+    with pytest.raises(InvalidGrammar, match="does not support tokens, such as <"):
+        await run(backend, job)
+    with pytest.raises(InvalidGrammar, match="does not support tokens, such as <"):
+        async with backend.native(job, False):
+            pass
 
 
 async def test_long_native_replies_are_refused(backend: KoboldCpp) -> None:
