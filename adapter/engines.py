@@ -130,6 +130,10 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
         if settings.mmproj is not None and not settings.mmproj.is_file():
             where = settings.source_of("mmproj")
             raise WrongSetup(f"There is no projector at {settings.mmproj} ({where}).")
+        for path, _ in settings.adapters():
+            if not Path(path).is_file():
+                where = settings.source_of("lora")
+                raise WrongSetup(f"There is no LoRA adapter at {path} ({where}).")
         make = partial(_llama_server, settings, build_of(program))
         return child_of(settings, program, file, make)
     if not all(map(find_spec, EXTRA)):
@@ -313,8 +317,16 @@ def starts_engines(settings: Settings) -> bool:
     return not is_elsewhere(settings) and not is_in_process(settings)
 
 
+def chosen(settings: Settings) -> list[str]:
+    """Return a line about the llama-server that serves a file, if no setting asks for it."""
+    program = find_program()
+    if program is None or settings.backend != "auto" or not starts_engines(settings):
+        return []
+    return [f"{shown_program(program)} serves the model, in a process of its own."]
+
+
 def unused(settings: Settings) -> list[str]:
-    """Return lines about the engine that was chosen, and about settings without effect."""
+    """Return lines about settings without effect."""
     reasons: list[tuple[Need, str]] = [
         ("a GGUF file", "only for a GGUF file")
         if is_elsewhere(settings)
@@ -326,12 +338,9 @@ def unused(settings: Settings) -> list[str]:
         where = ", ".join(map(settings.source_of, operator))
         lines.append(f"Ignored: {where} (only with tables of engines).")
     if not is_elsewhere(settings) and not is_in_process(settings):
-        program = find_program()
-        if settings.backend == "auto" and program is not None:
-            lines.append(f"{shown_program(program)} serves the model, in a process of its own.")
         from .on_demand import unsupported
 
-        places = unsupported(settings)
+        program, places = find_program(), unsupported(settings)
         if places and program is not None:
             kind = shown_program(program)
             lines.append(f"Ignored: {', '.join(places)} (not supported by {kind}).")

@@ -16,9 +16,9 @@ from typing import Any
 from typing_extensions import override
 
 from ..backends.base import Backend, Embedding, Embeddings, Ranking, Scores
-from ..backends.errors import ContextExceeded, NotServed
+from ..backends.errors import ContextExceeded, EngineUnavailable, NotServed
 from ..backends.fleet.groups import state_folder
-from ..backends.fleet.loading import EngineLoader
+from ..backends.fleet.loading import EngineLoader, cause_of
 from ..backends.fleet.machine import Machine, Member
 from ..backends.fleet.pool import Pool
 from ..backends.fleet.process import EngineProcess
@@ -26,8 +26,8 @@ from ..backends.fleet.replica import Replica
 from ..backends.fleet.router_mode import KoboldModel, RouterModel
 from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
-from ..backends.llama_cpp.options import name_of
-from ..backends.llama_server.command import PROGRAM, command_of, find_program, supported_by
+from ..backends.llama_cpp.options import INCOMPLETE, name_of
+from ..backends.llama_server.command import PROGRAM, command_of, find_program
 from ..backends.llama_server.embeddings import EMBEDDINGS_OFF, NO_VECTORS, NOT_POOLED
 from ..backends.llama_server.server import RERANKING_OFF
 from ..backends.llama_server.translate import LARGER_BATCH
@@ -51,14 +51,11 @@ def options_of(settings: Settings) -> dict[str, Any]:
 
 
 def unsupported(settings: Settings) -> list[str]:
-    """Return where those settings were set that the llama-server here does not know."""
-    supported = supported_by(find_program() or [""])
+    """Return where those settings were set that a llama-server does not know."""
     return [
         settings.source_of(name)
         for name, field in Settings.model_fields.items()
-        if name in settings.model_fields_set
-        and option_of(field).needs == "a GGUF file"
-        and (option_of(field).argument or name) not in supported
+        if name in settings.model_fields_set and option_of(field).in_process
     ]
 
 
@@ -82,8 +79,9 @@ def child_of(
         lambda address: make(address, key),
         environment={_KEY: key},
         start_timeout=_START,
+        is_only=True,
     )
-    return OnlyModel(name, Member(Machine(), loader), settings.queue)
+    return OnlyModel(name, model, Member(Machine(), loader), settings.queue)
 
 
 # What llama-server's errors advise, in options of Latimer, which has started it.
@@ -102,6 +100,15 @@ _ADVICE = {
 }
 
 
+# What to do about a llama-server that ends before it serves, by words of its log.
+_NEXT_STEPS = {
+    "CLIP model": "Correct --mmproj: a model needs the projector that was made for it.",
+    "lora adapter": "Correct --lora: an adapter is a GGUF file that was made for this model.",
+    "allocat": "Use a smaller --context, or a smaller quantization of the model.",
+    "error loading model": INCOMPLETE,
+}
+
+
 @contextmanager
 def _own_advice() -> Iterator[None]:
     try:
@@ -112,11 +119,26 @@ def _own_advice() -> Iterator[None]:
 
 
 class OnlyModel(Pool):
-    """The only model of a server, whose engine ends with it."""
+    """The only model of a server, whose engine ends with it.
 
-    def __init__(self, name: str, member: Member, queue: int) -> None:
+    Args:
+        file: the model's.
+    """
+
+    def __init__(self, name: str, file: Path, member: Member, queue: int) -> None:
         super().__init__(name, [Replica(name, member.backend, loader=member)], queue)
-        self._member = member
+        self._file, self._member = file, member
+
+    @override
+    def unavailable(self) -> EngineUnavailable:
+        loader = self._member.loader
+        if self.known is not None or not loader.failure:
+            return super().unavailable()
+        # The start fails.
+        reason = cause_of(loader.tail) or loader.failure
+        steps = [step for words, step in _NEXT_STEPS.items() if words in loader.tail]
+        message = f"llama-server cannot serve {self._file}: {reason}."
+        return EngineUnavailable(" ".join([message, *steps[:1]]))
 
     @override
     async def embed(self, job: Embedding) -> Embeddings:

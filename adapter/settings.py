@@ -712,7 +712,11 @@ class Settings(FlatSettings, defer_build=False):
 
     def source_of(self, name: str) -> str:
         """Return the flag, the variable, or the file and key that set a setting, for messages."""
-        return _place(name, self._given, self._file)
+        place = _place(name, self._given, self._file)
+        has_choices = bool(option_of(Settings.model_fields[name]).choices)
+        if name in self._given and getattr(self, name) is False and not has_choices:
+            return place.replace("--", "--no-", 1)
+        return place
 
     def store_place(self) -> StoreConfig | None:
         """Return where objects are stored; None if the store is off.

@@ -146,13 +146,13 @@ async def _rows_of(settings: Settings) -> list[Row]:
 
 
 async def _single(settings: Settings) -> list[Row]:
-    from ..engines import backend_of, describe, unused, with_files
+    from ..engines import backend_of, chosen, describe, unused, with_files
 
     placed = with_files(settings, Download())
     # Before the engine takes it.
     memory = _memory(placed)
     backend = backend_of(placed)
-    for line in unused(settings):
+    for line in [*chosen(settings), *unused(settings)]:
         say(line)
     try:
         error, pairs = await describe(backend)
@@ -184,7 +184,7 @@ def _advice(error: LatimerError, model: str | None) -> str:
     if is_loading(error):
         return "Wait until the engine has loaded its model, and check again."
     if model is None or "://" not in model:
-        return "Try a smaller --context, or read what the engine printed."
+        return "Correct what this names; if memory is short, try a smaller --context."
     if "cannot be reached" in error.message:
         return (
             "Start the engine, or correct the address. latimer serve can start before its engine: "

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ...backends.errors import LatimerError
 from ...backends.llama_cpp import DEMO_MODEL
 from ...backends.llama_cpp.options import parts_of
-from ...backends.llama_server.command import CONTEXT, find_program, supported_by
+from ...backends.llama_server.command import CONTEXT, SUPPORTED
 from ..engines import is_elsewhere, is_in_process
 from ..hub.memory import Estimate, estimate, quantization, read_metadata, trained_context
 from ..hub.names import in_units, is_name, parse
@@ -66,8 +66,7 @@ def needed_by(settings: Settings, files: Files, context: int | None) -> Estimate
         cache_type = "f32" if settings.exact else settings.cache_type
         supported = frozenset({"lora", "draft_model"})
     else:
-        supported = supported_by(find_program() or [])
-        cache_type = settings.cache_type if "cache_type" in supported else None
+        supported, cache_type = SUPPORTED, settings.cache_type
         context = settings.context or CONTEXT
     if "lora" in supported:
         weights += [Path(path) for path, _ in settings.adapters()]

@@ -21,6 +21,7 @@ from ..app import OpenAIAdapter
 from ..engines import (
     LIMITS_ADVICE,
     backend_of,
+    chosen,
     is_elsewhere,
     is_loading,
     starts_engines,
@@ -156,8 +157,10 @@ async def _made_from(settings: Settings) -> _Made:
     if fleet is None:
         placed = with_files(settings, Download())
         backend = backend_of(placed, progress)
-        for line in unused(settings):
+        for line in chosen(settings):
             say(line, START)
+        for line in unused(settings):
+            say(line, START, "warning")
     writer = Writer(form=form_of(settings.log_format, has_requests=True))
     sdk = otel.start(settings)
     observers = [*_logs(settings, writer), *([] if sdk is None else [sdk.observer])]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from ..base import Backend
-from ..errors import EngineUnavailable, LatimerError
+from ..errors import EngineUnavailable, LatimerError, summed_up
 from .replica import LoadState
 
 log = logging.getLogger("latimer")
@@ -32,6 +33,9 @@ STABLE = 60.0
 MOST_RETRY = 60.0
 # Seconds between two attempts to reach an engine that starts.
 POLL = 0.1
+# The beginning of a line of llama.cpp's log that is an error: its time, level, part and function.
+_ERROR = re.compile(r"[\d.]+ E (?:\w{3} +)?(?:[\w()]+: +)?(?:error: )?")
+_SAYS_ERROR = re.compile(r"error|failed", re.IGNORECASE)
 
 
 class Waiting(Protocol):
@@ -73,6 +77,17 @@ def _ignore(_memory: Mapping[str, int]) -> None:
     return
 
 
+def cause_of(tail: str) -> str:
+    """Return the error in the last lines of an engine; an empty text if they have none.
+
+    llama.cpp names the cause first, and other programs last.
+    """
+    lines = tail.splitlines()
+    errors = [line[found.end() :] for line in lines if (found := _ERROR.match(line))]
+    errors = errors[:1] or [line for line in lines if _SAYS_ERROR.search(line)][-1:]
+    return summed_up(errors[0].strip(" .:")) if errors else ""
+
+
 class LoadFailed(Exception):
     """A load that failed; `tail` has the last lines that the engine wrote."""
 
@@ -98,6 +113,7 @@ class EngineLoader(ABC):
         idle: seconds after the last request until it is unloaded; None for never.
         is_pinned: True if it is never unloaded for another model, or because it is idle.
         memory: the bytes that it takes, by the names of the machine's memories; empty if unknown.
+        is_only: True if the server ends when the first load has failed.
 
     Attributes:
         state: unloaded, loading, ready, or failed.
@@ -117,12 +133,14 @@ class EngineLoader(ABC):
         idle: float | None = None,
         is_pinned: bool = False,
         memory: Mapping[str, int] | None = None,
+        is_only: bool = False,
     ) -> None:
         self.name = name
         self.idle = idle
         self.is_pinned = is_pinned
         self.memory: Mapping[str, int] = dict(memory or {})
         self._is_declared = memory is not None
+        self._ends_server = is_only
         self.state: LoadState = "unloaded"
         self.failure = self.tail = ""
         self.since = time.monotonic()
@@ -276,6 +294,7 @@ class EngineLoader(ABC):
             self._fail(repr(error), "")
         else:
             self.failure = self.tail = ""
+            self._ends_server = False
             self._enter("ready")
 
     async def _abandon(self) -> None:
@@ -300,9 +319,10 @@ class EngineLoader(ABC):
             "seconds": round(time.monotonic() - self.since, 3), "next_attempt": pause, "log": tail,
         }  # fmt: skip
         self._enter("failed")
+        following = "" if self._ends_server else f"; next attempt in {pause:g} s"
         last = f"\n{tail}" if tail else ""
         log.warning(
-            "engine %s failed: %s; next attempt in %g s%s", self.name, reason, pause, last,
+            "engine %s failed: %s%s%s", self.name, reason, following, last,
             extra={"event": "load_failed", "fields": fields},
         )  # fmt: skip
 

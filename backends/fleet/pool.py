@@ -385,7 +385,7 @@ class Pool(Speaking):
         if not self._can_wait(place):
             await self._revive()
             if not self._can_wait(place):
-                raise self._unavailable()
+                raise self.unavailable()
         if not party.admitted and party not in self._line and self.waiting >= self.queue:
             call_seconds = max(one.call_seconds for one in self.replicas) or 1.0
             seconds = min(max(call_seconds * self.waiting / max(self.places, 1), 0.1), 60)
@@ -460,7 +460,8 @@ class Pool(Speaking):
             if not done:
                 return
 
-    def _unavailable(self) -> EngineUnavailable:
+    def unavailable(self) -> EngineUnavailable:
+        """Return the error of a request that no engine can serve."""
         reasons = [f"{one.name}: {one.reason}" for one in self.replicas if one.reason]
         message = f"No engine of the model {self.name} is available."
         kind = ModelLoading if all(one.says_loading for one in self.replicas) else EngineUnavailable
@@ -474,7 +475,7 @@ class Pool(Speaking):
 
     def _fail(self, place: Place) -> None:
         if place.future is not None and not place.future.done():
-            place.future.set_exception(self._unavailable())
+            place.future.set_exception(self.unavailable())
 
     def grant(self) -> None:
         """Give free places to waiting calls."""
@@ -674,7 +675,7 @@ class Pool(Speaking):
             await self.begin(place, None)
             self.release(place)
         if self.known is None:
-            raise self._unavailable()
+            raise self.unavailable()
 
     @override
     def open(self, job: Generation) -> Stream:
@@ -785,7 +786,7 @@ class Pool(Speaking):
                 error = failure
                 if not isinstance(failure, Busy):
                     self.blame(replica, failure)
-        raise error or self._unavailable()
+        raise error or self.unavailable()
 
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
@@ -821,7 +822,7 @@ class Pool(Speaking):
             if self.known is None:
                 await self._learn()
             else:
-                raise self._unavailable()
+                raise self.unavailable()
 
     @override
     async def aclose(self) -> None:

@@ -75,10 +75,12 @@ class EngineProcess(EngineLoader):
         idle: float | None = None,
         is_pinned: bool = False,
         memory: Mapping[str, int] | None = None,
+        is_only: bool = False,
     ) -> None:
         super().__init__(
-            name, start_timeout=start_timeout, idle=idle, is_pinned=is_pinned, memory=memory
-        )
+            name, start_timeout=start_timeout, idle=idle, is_pinned=is_pinned, memory=memory,
+            is_only=is_only,
+        )  # fmt: skip
         self._command = command
         self._make = make
         self._environment = environment or {}

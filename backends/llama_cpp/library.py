@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..base import Pooling
 from ..errors import EngineError
 from .huge_pages import StateMemory, huge_pages
-from .options import MOST_SEQUENCES, CacheType, Options
+from .options import INCOMPLETE, MOST_SEQUENCES, CacheType, Options
 
 
 class Batch:
@@ -158,11 +158,7 @@ class LoadedModel:
         with huge_pages():
             self.pointer = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
-            raise EngineError(
-                f"llama.cpp cannot load {path}: {last_error()}. Compare the size of the file with "
-                "that of its source, since a download can be incomplete. A new kind of model needs "
-                "a newer llama.cpp."
-            )
+            raise EngineError(f"llama.cpp cannot load {path}: {last_error()}. {INCOMPLETE}")
         self.has_decoder: bool = llama_cpp.llama_model_has_decoder(self.pointer)
         if llama_cpp.llama_model_has_encoder(self.pointer) and self.has_decoder:
             self.close()

@@ -24,6 +24,11 @@ MISSING = (
     "clone of Latimer. Without it, 'latimer serve' uses a llama-server: from llama.cpp, or of "
     "pip install xllamacpp."
 )
+# What to do about a file that llama.cpp cannot load.
+INCOMPLETE = (
+    "Compare the size of the file with that of its source, since a download can be incomplete. A "
+    "new kind of model needs a newer llama.cpp."
+)
 PARALLEL = 16
 BATCH = 512
 # The maximum in llama.cpp (`llama_max_parallel_sequences`).

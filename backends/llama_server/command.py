@@ -63,11 +63,8 @@ _FLAGS: Mapping[str, Callable[[Any], Sequence[str]]] = {
     "embeddings": _on("--embeddings"),
     "pooling": lambda value: ["--reranking"] if value == "rank" else ["--pooling", value],
 }
-_ALWAYS = ("context", "parallel")
-# Those that the server of the package xllamacpp knows (`wheel.py`).
-_OF_WHEEL = (
-    "threads", "batch", "gpu_layers", "cache_memory", "mmproj", "embeddings", "pooling",
-)  # fmt: skip
+# The arguments of the in-process engine that llama-server has flags for.
+SUPPORTED = frozenset({*_FLAGS, "context", "parallel"})
 
 
 def is_wheel(program: Sequence[str]) -> bool:
@@ -93,11 +90,6 @@ def build_of(program: Sequence[str]) -> str:
     return f"b{found.rpartition('.')[2]}, xllamacpp {found}"
 
 
-def supported_by(program: Sequence[str]) -> frozenset[str]:
-    """Return the arguments of the in-process engine that a program has flags for."""
-    return frozenset({*(_OF_WHEEL if is_wheel(program) else _FLAGS), *_ALWAYS})
-
-
 def command_of(
     program: Sequence[str], model: Path, name: str, options: Mapping[str, Any]
 ) -> list[str]:
@@ -116,6 +108,6 @@ def command_of(
         # An input of an embedding has to fit into one step of the graph.
         command += ["-ub", str(options["batch"])]
     for name, flags in _FLAGS.items():
-        if options.get(name) is not None and name in supported_by(program):
+        if options.get(name) is not None:
             command += flags(options[name])
     return command

@@ -15,7 +15,7 @@ from latimer.adapter.cli import main
 from latimer.adapter.option import option_of
 from latimer.adapter.settings import Settings
 from latimer.backends.llama_cpp import DEMO_MODEL
-from latimer.backends.llama_server.command import supported_by
+from latimer.backends.llama_server.command import SUPPORTED
 
 COMMIT = "0123456789" * 4
 
@@ -131,8 +131,7 @@ def test_the_help_has_sections() -> None:
 
 def test_options_in_process_are_those_that_a_llama_server_does_not_have() -> None:
     """The help marks the options of a file that a llama-server of Latimer's own does not know."""
-    supported = supported_by(["llama-server"])
     for name, field in Settings.model_fields.items():
         option = option_of(field)
         if option.needs == "a GGUF file":
-            assert option.in_process == ((option.argument or name) not in supported), name
+            assert option.in_process == ((option.argument or name) not in SUPPORTED), name

@@ -20,6 +20,7 @@ import pytest
 from latimer.backends.base import Backend, Generation, Piece, Prompt, Text
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet import groups
+from latimer.backends.fleet.loading import cause_of
 from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.process import EngineProcess, Tail
 from latimer.backends.llama_cpp import DEMO_MODEL
@@ -185,6 +186,21 @@ async def test_an_unload_during_a_load_ends_it(tmp_path: Path) -> None:
         with pytest.raises(EngineUnavailable, match="was unloaded"):
             await loading
         assert groups.start_of(pid) is None
+
+
+def test_the_cause_of_a_failure_is_found_in_the_log() -> None:
+    """The cause is the first error of llama.cpp's log, or the last one of another program."""
+    log = (
+        "0.00.001.105 I srv  llama_server: initializing ...\n"
+        "0.00.002.000 W llama_context: failed in part\n"
+        "0.00.010.097 E cmn  common_init_: failed to load model 'cut.gguf'\n"
+        "0.00.010.148 E srv    load_model: failed, 'cut.gguf'\n"
+    )
+    assert cause_of(log) == "failed to load model 'cut.gguf'"
+    assert cause_of("0.00.1 E mtmd_init_from_file: error: no CLIP model.\n") == "no CLIP model"
+    library = "error while loading shared libraries: libgomp.so.1: cannot open shared object file"
+    assert cause_of(f"failed once\nllama-server: {library}\n") == f"llama-server: {library}"
+    assert cause_of("") == cause_of("all is well\n") == ""
 
 
 def test_the_tail_of_a_log_is_bounded() -> None:

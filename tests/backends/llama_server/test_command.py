@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from latimer.adapter.engines import WrongSetup, backend_of, is_in_process, unused
+from latimer.adapter.engines import WrongSetup, backend_of, chosen, is_in_process, unused
 from latimer.adapter.on_demand import options_of
 from latimer.adapter.settings import Settings
 from latimer.backends.fleet import groups
@@ -57,12 +57,27 @@ def test_the_version_of_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build_of(["/usr/bin/llama-server"]) == ""
 
 
-def test_the_wheel_gets_no_flag_that_it_does_not_know() -> None:
-    """The command of the prebuilt server omits settings that it has no flag for."""
-    options = {"threads": 2, "mlock": True, "cache_type": "q8_0", "pooling": "rank"}
-    words = command_of([sys.executable, wheel.__file__], DEMO_MODEL, "demo", options)
+def test_the_wheel_takes_every_setting_of_a_llama_server(tmp_path: Path) -> None:
+    """The prebuilt server sets llama.cpp's parameters for each setting that llama-server takes."""
+    settings = Settings.load(
+        None, cache_type="q8_0", flash_attention="on", mmap=False, mlock=True, pooling="rank",
+        batch=64, lora=["a.gguf=0.5", "b:c.gguf"], mmproj=tmp_path, embeddings=True,
+    )  # fmt: skip
+    words = command_of([sys.executable, wheel.__file__], DEMO_MODEL, "demo", options_of(settings))
     values = wheel.parse([word.replace("{port}", "8080") for word in words[2:]])
-    assert (values.t, values.reranking) == (2, True)
+    assert (values.ctk, values.ctv, values.fa, values.mmap) == ("q8_0", "q8_0", "on", False)
+    assert (values.mlock, values.reranking, values.ub) == (True, True, 64)
+    assert values.lora_scaled == ["a.gguf:0.5", "b:c.gguf:1"]
+    library = pytest.importorskip("xllamacpp")
+    found = wheel.parameters_of(values)
+    assert found.cache_type_k == found.cache_type_v == library.ggml_type.GGML_TYPE_Q8_0
+    assert found.flash_attn_type.name.endswith("ENABLED")
+    assert found.load_mode == library.llama_load_mode.LLAMA_LOAD_MODE_MLOCK
+    adapters = [(one.path, one.scale) for one in found.lora_adapters]
+    assert adapters == [("a.gguf", 0.5), ("b:c.gguf", 1.0)]
+    plain = wheel.parameters_of(wheel.parse(["-m", "m.gguf"]))
+    assert plain.load_mode.name.endswith("AUTO")
+    assert not plain.lora_adapters
 
 
 def test_llama_server_on_the_path_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,11 +103,12 @@ def test_llama_server_is_chosen_where_the_extra_is_missing(
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    settings = Settings.load(None, model=str(DEMO_MODEL), exact=True)
+    settings = Settings.load(None, model=str(DEMO_MODEL), exact=True, prompt_lookup=False)
     assert not is_in_process(settings)
-    first, second = unused(settings)
-    assert first == f"{program} serves the model, in a process of its own."
-    assert second == f"Ignored: --exact (not supported by {program})."
+    assert chosen(settings) == [f"{program} serves the model, in a process of its own."]
+    assert unused(settings) == [
+        f"Ignored: --exact, --no-prompt-lookup (not supported by {program})."
+    ]
     lacking = Settings.load(None, model=str(DEMO_MODEL), mmproj="nothing.gguf")
     with pytest.raises(WrongSetup, match=r"There is no projector at nothing\.gguf"):
         backend_of(lacking)
@@ -139,35 +155,69 @@ def test_a_file_is_served_by_llama_server(file: tuple[str, ...], tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_broken_file_ends_the_start(tmp_path: Path) -> None:
-    """A file that llama-server cannot load ends the start with its log, and leaves no process."""
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(DEMO_MODEL.read_bytes()[:1000])
+@pytest.mark.parametrize(
+    ("size", "options", "words"),
+    [
+        (1000, (), "size of the file with that of its source"),
+        (
+            1_000_000,
+            (),
+            "data is not within the file bounds, model is corrupted or incomplete. "
+            "Compare the size of the file with that of its source",
+        ),
+        (None, ("--lora", str(DEMO_MODEL)), "to be 'adapter', but got. Correct --lora: an adapter"),
+        (None, ("--mmproj", str(DEMO_MODEL)), f"from {DEMO_MODEL}. Correct --mmproj: a model"),
+        (
+            None,
+            ("--cache-type", "q4_0", "--flash-attention", "off"),
+            "quantized V cache requires flash_attn to be enabled.\n",
+        ),
+        (None, ("--lora", "nothing.gguf=0.5"), "There is no LoRA adapter at nothing.gguf (--lora)"),
+    ],
+)
+def test_a_failed_start_has_its_cause(
+    size: int | None, options: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    """A llama-server that cannot serve a file ends the start with the cause and what to do, and
+    leaves no process."""
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(DEMO_MODEL.read_bytes()[:size])
     ended = subprocess.run(
-        ["latimer", "serve", str(broken), "--backend", "llama-server", "--port", "0"],
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        ["latimer", "serve", str(file), "--backend", "llama-server", "--port", "0", *options],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "LATIMER_LOG_FORMAT": "text"},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 3
-    assert "exit code 1" in ended.stderr
-    assert "broken.gguf" in ended.stderr
+    *_, last = ended.stderr.splitlines(keepends=True)
+    assert last.startswith("Latimer cannot start: ")
+    assert words in last
+    assert ("broken.gguf" in last) == ("nothing.gguf" not in last)
+    # The process ends, so nothing is tried again.
+    assert "next attempt" not in ended.stderr
     assert not [*tmp_path.rglob("engines/*.json")]
 
 
 def test_the_library_of_the_wheel_serves(tmp_path: Path) -> None:
-    """The server of the package xllamacpp, where it is installed, answers with its key only."""
+    """The server of the package xllamacpp, where it is installed, answers with its key only, and
+    applies adapters."""
     pytest.importorskip("xllamacpp")
     import httpx2
+    from support import gguf_files
     from support.servers import free_port, wait_for
 
-    port = free_port()
+    port, adapter = free_port(), tmp_path / "adapter.gguf"
+    gguf_files.lora(DEMO_MODEL, adapter)
+    options = ("-c", "512", "--port", str(port), "--lora-scaled", f"{adapter}:0.5")
     process = subprocess.Popen(
-        [sys.executable, wheel.__file__, "-m", str(DEMO_MODEL), "-c", "512", "--port", str(port)],
+        [sys.executable, wheel.__file__, "-m", str(DEMO_MODEL), *options],
         env={**os.environ, "LLAMA_API_KEY": "secret"},
     )
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process)
         assert httpx2.get(f"http://127.0.0.1:{port}/props").status_code == 401
+        key = {"Authorization": "Bearer secret"}
+        [applied] = httpx2.get(f"http://127.0.0.1:{port}/lora-adapters", headers=key).json()
+        assert (applied["path"], applied["scale"]) == (str(adapter), 0.5)
     finally:
         process.terminate()
         process.wait(10)
