@@ -27,10 +27,17 @@ from ..backends.fleet.router_mode import KoboldModel, RouterModel
 from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
 from ..backends.llama_cpp.options import INCOMPLETE, name_of
-from ..backends.llama_server.command import PROGRAM, command_of, find_program
+from ..backends.llama_server.command import (
+    PROGRAM,
+    SLOTS,
+    command_of,
+    default_context,
+    find_program,
+)
 from ..backends.llama_server.embeddings import EMBEDDINGS_OFF, NO_VECTORS, NOT_POOLED
 from ..backends.llama_server.server import RERANKING_OFF
 from ..backends.llama_server.translate import LARGER_BATCH
+from .hub.memory import read_metadata, trained_context
 from .option import option_of
 from .settings import Settings
 
@@ -73,9 +80,12 @@ def child_of(
     """
     key = secrets.token_urlsafe(24)
     name = name_of(model)
+    options = options_of(settings)
+    trained = trained_context(read_metadata(model) or {})
+    options.setdefault("context", default_context(trained, options.get("parallel", SLOTS)))
     loader = EngineProcess(
         name,
-        command_of(program, model, name, options_of(settings)),
+        command_of(program, model, name, options),
         lambda address: make(address, key),
         environment={_KEY: key},
         start_timeout=_START,

@@ -191,7 +191,7 @@ class FlatSettings(Checked):
     context: int | None = file_setting(
         None,
         "Size of the KV cache in tokens, shared by parallel choices.",
-        default="the model's, at most 8192",
+        default="the model's, over llama-server for each choice; at most 8192",
         ge=1,
         le=2**24,
     )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ...backends.errors import LatimerError
 from ...backends.llama_cpp import DEMO_MODEL
 from ...backends.llama_cpp.options import parts_of
-from ...backends.llama_server.command import CONTEXT, SUPPORTED
+from ...backends.llama_server.command import SLOTS, SUPPORTED, default_context
 from ..engines import is_elsewhere, is_in_process
 from ..hub.memory import Estimate, estimate, quantization, read_metadata, trained_context
 from ..hub.names import in_units, is_name, parse
@@ -67,7 +67,9 @@ def needed_by(settings: Settings, files: Files, context: int | None) -> Estimate
         supported = frozenset({"lora", "draft_model"})
     else:
         supported, cache_type = SUPPORTED, settings.cache_type
-        context = settings.context or CONTEXT
+        slots = settings.parallel if "parallel" in settings.model_fields_set else SLOTS
+        trained = trained_context(read_metadata(files[0]) or {})
+        context = settings.context or default_context(trained, slots)
     if "lora" in supported:
         weights += [Path(path) for path, _ in settings.adapters()]
     if settings.draft_model is not None and "draft_model" in supported:

@@ -17,8 +17,45 @@ Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
 
 
+# What llama-server's options are called here, if not the same.
+_FILE, _NAME = "the argument FILE", "the argument hf:ORG/REPO"
+_OF_LLAMA_SERVER = {
+    "-m": _FILE, "--model": _FILE, "-hf": _NAME, "-hfr": _NAME, "--hf-repo": _NAME,
+    "-c": "--context", "--ctx-size": "--context",
+    "-np": "--parallel", "-t": "--threads", "-b": "--batch", "--batch-size": "--batch",
+    "-ub": "--batch", "--ubatch-size": "--batch",
+    "-ngl": "--gpu-layers", "--n-gpu-layers": "--gpu-layers",
+    "-fa": "--flash-attention", "--flash-attn": "--flash-attention",
+    "-ctk": "--cache-type", "--cache-type-k": "--cache-type",
+    "-ctv": "--cache-type", "--cache-type-v": "--cache-type", "-cram": "--cache-ram",
+    "-a": "--model-name", "--alias": "--model-name",
+    "-mm": "--mmproj", "--lora-scaled": "--lora FILE=SCALE",
+    "-md": "--draft-model", "--model-draft": "--draft-model",
+    "--embedding": "--embeddings", "--rerank": "--pooling rank", "--reranking": "--pooling rank",
+}  # fmt: skip
+
+
 class Sectioned(click.Command):
-    """A command whose help has a section for each group of settings."""
+    """A command of settings.
+
+    Its help has a section for each group of them. Its errors know llama-server's options.
+    """
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [word.partition("=")[0] for word in args]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            own = {name for one in self.params for name in one.opts}
+            for word in words:
+                found = _OF_LLAMA_SERVER.get(word, "")
+                # click reads the letters after one dash as options of their own.
+                is_it = error.option_name in (word, *(f"-{letter}" for letter in word[1:]))
+                if is_it and (found in (_FILE, _NAME) or found.partition(" ")[0] in own):
+                    text = f"No such option '{word}'. llama-server's '{word}' is {found} here."
+                    raise click.NoSuchOption(word, text, ctx=ctx) from None
+            raise
 
     @override
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

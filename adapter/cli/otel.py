@@ -202,7 +202,7 @@ def start(settings: Settings) -> Sdk | None:
     except Unsendable as error:
         if settings.otel:
             fail(f"{settings.source_of('otel')}: {error}.")
-        say(f"Latimer sends no spans and no metrics: {error}.")
+        say(f"Latimer sends no spans and no metrics: {error}.", level="warning")
         return None
     say(f"Latimer sends {sdk.where}.")
     return sdk

@@ -42,7 +42,17 @@ from ..store.errors import StoreError, StoreUnavailable, in_words
 from . import otel
 from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
-from .terminal import EXIT_START, START, Download, end_at_once, fail, is_read, print_json, say
+from .terminal import (
+    EXIT_START,
+    START,
+    Download,
+    end_at_once,
+    fail,
+    is_read,
+    limit_log,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from ...backends.speech.base import Speaker, Transcriber
@@ -248,6 +258,7 @@ def set_log(settings: Settings, worker: int | None = None) -> None:
         worker: the number of the worker, from 1, which its lines have.
     """
     logging.getLogger("latimer").setLevel(settings.log_level.upper())
+    limit_log(settings.log_level)
     is_json = form_of(settings.log_format, settings.log_requests is not False) == "json"
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(worker) if is_json else TextFormatter(worker))
@@ -318,7 +329,7 @@ async def _open_later(app: OpenAIAdapter, where: str) -> None:
         except StoreUnavailable:
             continue
         except StoreError as error:
-            say(f"The store cannot be used: {where}: {error}")
+            say(f"The store cannot be used: {where}: {error}", level="error")
         else:
             say(_stores(where))
         return
@@ -392,12 +403,13 @@ async def _listen_when_ready(
 
 async def _say_ready(settings: Settings, backend: Backend, model: Model, address: str) -> None:
     """Print the model, the addresses, and on a terminal a command that calls the server."""
-    names = ", ".join(settings.model_name or [model.name])
+    names = settings.model_name or [model.name]
     # An engine at a URL would be asked what it can do, which a start does not wait for.
     task = None if is_elsewhere(settings) else await backend.embedding_model()
     engine = backend.capabilities.engine
     say(
-        f"Latimer serves {names} ({engine}, {model.context} tokens{_made_for(task)}) at {address}",
+        f"Latimer serves {', '.join(names)} ({engine}, {model.context} tokens{_made_for(task)}) "
+        f"at {address}",
         START,
     )
     _say_context(settings, model)
@@ -407,7 +419,9 @@ async def _say_ready(settings: Settings, backend: Backend, model: Model, address
         from . import banner
 
         server = banner.Server(settings, address, is_local(settings.host))
-        banner.show([*banner.rows_of(server, model, engine)], banner.command_of(server, None, task))
+        is_named = settings.strict or settings.limits == "openai"
+        command = banner.command_of(server, names[0] if is_named else None, task)
+        banner.show([*banner.rows_of(server, model, engine)], command)
 
 
 def _next_step(error: LatimerError, settings: Settings) -> str:

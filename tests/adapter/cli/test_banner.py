@@ -24,7 +24,6 @@ from latimer.adapter.cli.banner import Server, command_of, lines_of, rows_of
 from latimer.adapter.settings import Settings
 from latimer.backends.base import EmbeddingModel, Model
 from latimer.backends.llama_cpp import DEMO_MODEL
-from latimer.backends.llama_server import command as commands
 from support.servers import QUIET
 
 URL = "http://127.0.0.1:8000/v1"
@@ -55,8 +54,7 @@ def test_an_engine_at_a_url_has_the_facts_that_it_reports() -> None:
 def test_the_memory_of_a_llama_server_is_that_of_its_own_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The KV cache has the context of the command, and settings that it has no flag for are not
-    counted."""
+    """The KV cache has the context of the command, and its type."""
     settings: dict[str, Any] = {
         "model": str(DEMO_MODEL),
         "backend": "llama-server",
@@ -71,10 +69,9 @@ def test_the_memory_of_a_llama_server_is_that_of_its_own_context(
     assert "KV cache 6.7 MB for 4,096 tokens" in asked["memory"]
     default = dict(rows_of(server(**settings), model, "llama-server"))
     assert "KV cache 13.4 MB for 8,192 tokens" in default["memory"]
-    program.unlink()
-    monkeypatch.setattr(commands, "find_spec", lambda name: name == "xllamacpp" or None)
-    prebuilt = dict(rows_of(server(**settings), model, "llama-server"))
-    assert "KV cache 25.2 MB for 8,192 tokens" in prebuilt["memory"]
+    # No slot uses more than the 2,048 tokens that the model was trained for.
+    two = dict(rows_of(server(**settings, parallel=2), model, "llama-server"))
+    assert "KV cache 6.7 MB for 4,096 tokens" in two["memory"]
 
 
 def test_the_state_of_keys() -> None:
@@ -158,7 +155,9 @@ def test_the_demo_model_in_process(tmp_path: Path) -> None:
     """The first line stays, the rows fit 60 columns, and the pasted command is answered."""
     keys = tmp_path / "my keys"
     keys.write_text("\nsecret\n")
-    with on_terminal("--api-key-file", str(keys), "--context", "4096", columns=60) as text:
+    # The terminal has the lines of the start at every level.
+    options = ("--api-key-file", str(keys), "--context", "4096", "--log-level", "error")
+    with on_terminal(*options, columns=60) as text:
         first, *rows = text[text.index("Latimer serves") :].split("\n")
         assert first.startswith("Latimer serves demo (llama.cpp in process, 4096 tokens) at http:")
         assert "trained for 2,048 tokens, not 4,096, so its text gets worse" in rows[0]
@@ -186,12 +185,18 @@ def test_a_llama_server_that_latimer_starts() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--workers", "2"), ("--limits", "openai"), ("--strict", "--model-name", "it's")],
+    ids=["one", "workers", "limits", "strict"],
+)
 def test_an_engine_at_a_url(llama_server_url: str, options: tuple[str, ...]) -> None:
-    """A llama-server at a URL shows its facts, and the banner is printed once with workers."""
+    """A llama-server at a URL shows its facts, the banner is printed once with workers, and the
+    command has a model where a request must name one."""
     with on_terminal(llama_server_url, *options) as text:
         assert "  model       demo.gguf" in text
-        assert ("  workers     2 processes" in text) == bool(options)
+        assert ("  workers     2 processes" in text) == ("--workers" in options)
+        assert ('"model": ' in text) == (options[:1] in (("--limits",), ("--strict",)))
         assert "choices" in answer_of(text)
         assert text.count("curl ") == 1
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from latimer.backends.llama_cpp import DEMO_MODEL
+from support.servers import free_port, wait_for
 
 CODE = """
 import sys
@@ -53,3 +59,26 @@ def test_a_line_after_a_full_disk_is_whole(tmp_path: Path) -> None:
     with file.open("ab") as log:
         subprocess.run([sys.executable, "-c", FULL], stderr=log, check=True, timeout=30)
     assert file.read_text() == "one\ntw\nfour\nfive\n"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_log_has_no_lines_below_its_level(workers: str, tmp_path: Path) -> None:
+    """`--log-level error` leaves a log without errors empty, and `info` has the lines of the start
+    and of the end."""
+    for level, expected in (("error", set()), ("info", {"start", "drain"})):
+        port = free_port()
+        file = tmp_path / level
+        engine = (str(DEMO_MODEL), "--backend", "llama-server")
+        options = ("--log-level", level, "--port", str(port))
+        if workers == "2":
+            engine, options = ("http://127.0.0.1:1",), (*options, "--workers", workers)
+        with file.open("wb") as log:
+            process = subprocess.Popen(["latimer", "serve", *engine, *options], stderr=log)
+            try:
+                wait_for(f"http://127.0.0.1:{port}/", process)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 0
+        events = {json.loads(line)["event"] for line in file.read_text().splitlines()}
+        assert events >= expected
+        assert bool(events) == bool(expected), events
