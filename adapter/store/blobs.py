@@ -51,6 +51,14 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
 
+    def check(self) -> None:
+        """Check that the folder can be written, or made.
+
+        Raises:
+            StoreError: it cannot.
+        """
+        check_folder(next(filter(os.path.lexists, (self.path, *self.path.parents))), "store_media")
+
     def put(self, digest: str, data: bytes) -> None:
         """Store a blob durably, or make it new again if it is stored."""
         path = self._path(digest)
@@ -114,6 +122,28 @@ class Folder:
             _sync(path.parent)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def check_folder(folder: Path, name: str, writes: bool = True) -> None:
+    """Check that a folder can be used.
+
+    Args:
+        name: of what it is the folder, for the message.
+        writes: also check that files can be made in it.
+
+    Raises:
+        StoreError: it does not exist, or this process has no permission.
+    """
+    try:
+        os.stat(os.path.join(folder, "."))
+    except OSError as error:
+        is_closed = isinstance(error, PermissionError)
+        reason = "cannot be entered" if is_closed else "does not exist"
+    else:
+        if not writes or os.access(folder, os.W_OK):
+            return
+        reason = "cannot be written"
+    raise StoreError(f"The folder of {name} {reason}: {folder}.")
 
 
 def _sync(folder: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import sqlite3
 import time
@@ -26,7 +27,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
 from ..daemon_threads import DaemonThreads
-from .blobs import Files, of
+from .blobs import Files, Folder, check_folder, of
 from .config import StoreConfig
 from .errors import Deadlock, Rejected, StoreError, StoreUnavailable, damage, errors, opening
 from .schema import NEWEST, check, migrate, schema, version_of
@@ -172,6 +173,16 @@ class Database:
     async def look(self) -> int:
         """Return the version of the schema, 0 if there is none, and change nothing; see `open`."""
         return await self._in(self._readers, self._look)
+
+    async def check(self) -> None:
+        """Check that the file and the media can be written, and change nothing.
+
+        SQLite only reports it for a change, and a folder of media for the first medium.
+
+        Raises:
+            StoreError: they cannot.
+        """
+        await self._in(self._readers, self._check)
 
     async def read(self, work: Work[P, T], *values: P.args, **named: P.kwargs) -> T:
         """Return the result of a function that reads, in a transaction.
@@ -338,7 +349,7 @@ class Database:
 
     def _look(self) -> int:
         engine = _engine(self.place, reads_only=True)
-        if self.place.kind == "sqlite" and not Path(self.place.target).exists():
+        if self.place.kind == "sqlite" and not os.path.exists(self.place.target):
             return 0
         try:
             with opening(), engine.connect() as connection, connection.begin():
@@ -347,6 +358,15 @@ class Database:
             engine.dispose()
         check(version)
         return version
+
+    def _check(self) -> None:
+        if self.place.kind == "sqlite":
+            file = self.place.target
+            check_folder(Path(file).parent, "the store")
+            if os.path.exists(file) and not os.access(file, os.W_OK):
+                raise StoreError("The file cannot be written.")
+        if isinstance(self.files.blobs, Folder):
+            self.files.blobs.check()
 
     def _run(self, work: Callable[[Connection], T], writes: bool) -> T:
         engine = self._ready()
@@ -494,6 +514,5 @@ def _url(place: StoreConfig) -> tuple[URL, tuple[str, ...]]:
         query = {"vfs": "memdb", "uri": "true"}
         return URL.create("sqlite", database=name, query=query), _MEMORY
     path = Path(place.target)
-    if not path.parent.is_dir():
-        raise StoreError(f"The folder of the store does not exist: {path.parent}.")
+    check_folder(path.parent, "the store", writes=False)
     return URL.create("sqlite", database=str(path)), _FILE

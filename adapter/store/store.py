@@ -86,6 +86,7 @@ class Store:
     async def _open(self) -> Database:
         database = await asyncio.to_thread(_database, self.place)
         try:
+            await database.check()
             await database.open()
         except (StoreError, StoreUnavailable) as error:
             self._can_open = False
@@ -100,7 +101,7 @@ class Store:
         return database
 
     async def look(self) -> bool:
-        """Check that the database can be opened; return False if `open` would make its tables.
+        """Check that the store can be opened; return False if `open` would make its tables.
 
         Nothing is changed.
 
@@ -108,6 +109,7 @@ class Store:
             StoreError, StoreUnavailable: see `open`.
         """
         database = await asyncio.to_thread(_database, self.place)
+        await database.check()
         return await database.look() > 0
 
     def keep(self, record: Record) -> bool:

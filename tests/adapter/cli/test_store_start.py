@@ -76,6 +76,57 @@ async def test_a_missing_folder_is_no_start(
     assert not (tmp_path / "no").exists()
 
 
+# Root has no more permissions than others without its capabilities.
+UNPRIVILEGED = (
+    () if os.geteuid() else ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "where", "reason"),
+    [
+        (0o000, ("{}/kept.db",), "The folder of the store cannot be entered: {}."),
+        (0o000, ("{}/deep/kept.db",), "The folder of the store cannot be entered: {}/deep."),
+        (0o555, ("{}/kept.db",), "The folder of the store cannot be written: {}."),
+        (0o555, ("{}.db", "--store-media", "{}/deep"), "The folder of store_media cannot be "
+         "written: {}."),
+        (0o000, ("{}.db", "--store-media", "{}/deep"), "The folder of store_media cannot be "
+         "entered: {}."),
+    ],
+)  # fmt: skip
+def test_a_folder_without_permission_is_no_start(
+    tmp_path: Path, mode: int, where: tuple[str, ...], reason: str
+) -> None:
+    """A folder that may not be entered or written is a failed start and check, with its path."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode)
+    store = [word.format(folder) for word in where]
+    for command, code in (("serve", 3), ("check", 1)):
+        done = subprocess.run(
+            [*UNPRIVILEGED, "latimer", command, ENGINE, "--store", *store],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == code
+        assert reason.format(folder) in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_file_without_permission_is_no_start(tmp_path: Path) -> None:
+    """A file that may only be read is a failed start, and `latimer store stats` reads it."""
+    file = tmp_path / "kept.db"
+    asyncio.run(create(str(file)))
+    file.chmod(0o444)
+    for command, code, words in (
+        (["serve", ENGINE], 3, f"SQLite file {file}: The file cannot be written."),
+        (["store", "stats"], 0, "objects     0"),
+    ):
+        done = subprocess.run(
+            [*UNPRIVILEGED, "latimer", *command, "--store", str(file)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, words in done.stdout + done.stderr) == (code, True)
+
+
 async def test_a_newer_schema_is_no_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
