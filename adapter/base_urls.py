@@ -1,4 +1,4 @@
-"""Advice for requests to unknown paths that a wrong base URL of a client explains.
+"""Advice for requests to unknown paths: a wrong base URL of a client, or an endpoint of OpenAI's.
 
 A client adds the path of an endpoint to its base URL: OpenAI's add `/chat/completions`, Anthropic's
 `/v1/messages`. A base URL that already has a part of that is a usual mistake.
@@ -24,10 +24,28 @@ _OLLAMA = tuple(
         "chat", "embed", "embeddings", "generate", "ps", "pull", "show", "tags", "version",
     )
 )  # fmt: skip
+# OpenAI's endpoints that Latimer does not have, by the beginnings of their paths.
+_MISSING = {
+    "assistants": "This server does not have assistants. Use the Responses API.",
+    "batches": "This server does not run batches. Send the requests themselves.",
+    "containers": "This server does not have containers.",
+    "evals": "This server does not run evals.",
+    "files": "This server does not store files. Send a file in a message.",
+    "fine_tuning": "This server does not train models.",
+    "images": "This server does not make images.",
+    "moderations": "This server does not moderate texts.",
+    "realtime": "This server does not have realtime sessions.",
+    "threads": "This server does not have threads. Use the Responses API.",
+    "uploads": "This server does not store files. Send a file in a message.",
+    "vector_stores": "This server does not have vector stores.",
+    "videos": "This server does not make videos.",
+}
 
 
 def advice_for(path: str, scope: Scope, prefixes: Sequence[str]) -> str:
-    """Return the base URL that the client of a request needs; empty if that is not its mistake.
+    """Return the base URL that the client of a request needs, or that an endpoint is missing.
+
+    It is empty for any other path.
 
     Args:
         path: the path of the request below the place where the app is mounted.
@@ -50,7 +68,8 @@ def advice_for(path: str, scope: Scope, prefixes: Sequence[str]) -> str:
         )
     is_doubled = bool(prefix) and path.startswith(f"{prefix}{prefix}/")
     if not is_doubled and not path.endswith(_SERVED):
-        return ""
+        missing = _MISSING.get(path.removeprefix(prefix).lstrip("/").partition("/")[0])
+        return f". {missing}" if missing else ""
     if not speaks_anthropic(scope):
         return (
             f". The base URL for clients of OpenAI's API {_end(base)}: they add the path of an "

@@ -101,7 +101,8 @@ def check_format(form: AudioFormat, param: str) -> None:
 def _no_encoder(form: AudioFormat, param: str) -> InvalidRequest:
     return InvalidRequest(
         f"Unsupported value: '{param}' does not support '{form}' on this server, which has no "
-        "encoder for it. Use 'wav', or install Latimer's extra 'speech' on the server.",
+        "encoder for it. Use 'wav', or install the extra 'speech' on the server: run pip install "
+        "'.[speech]' in a clone of Latimer.",
         param,
         "unsupported_value",
     )

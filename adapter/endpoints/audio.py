@@ -55,10 +55,10 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     request = await read(exchange, _SPEECH)
     exchange.wants_stream = request.stream_format == "sse"
     form = request.response_format or "mp3"
-    check_format(form, "response_format")
     use = speech(service, exchange.place)
     served, has_model = await admitted_for_audio(exchange, service, request.model, use)
     speaker = await speaker_for(service, served, exchange.place)
+    check_format(form, "response_format")
     facts = await speaker.facts()
     strict, speed = served.policy.strict, request.speed or 1.0
     chosen = voice_for(facts, request.voice, "voice", strict)

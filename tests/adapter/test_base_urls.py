@@ -64,6 +64,30 @@ async def test_a_wrong_base_url_gets_the_right_one(
     assert await message_of(app, method, root + path) == advice.format(end)
 
 
+@pytest.mark.parametrize("root", ["", "/ai"])
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/v1/images/generations", "make images"),
+        ("/v1/images/edits", "make images"),
+        ("/images/generations", "make images"),
+        ("/v1/files", "store files. Send a file in a message"),
+        ("/v1/files/a/content", "store files. Send a file in a message"),
+        ("/v1/assistants", "have assistants. Use the Responses API"),
+        ("/v1/fine_tuning/jobs", "train models"),
+        ("/v1/batches", "run batches. Send the requests themselves"),
+        ("/v1/moderations", "moderate texts"),
+        ("/v1/vector_stores/", "have vector stores"),
+    ],
+)
+async def test_a_missing_endpoint_of_openai_is_named(root: str, path: str, reason: str) -> None:
+    """The 404 for an endpoint of OpenAI's that is not served says so, also in another app."""
+    app: Any = OpenAIAdapter(Echo())
+    if root:
+        app = Starlette(routes=[Mount(root, app)])
+    assert await message_of(app, "POST", root + path) == f". This server does not {reason}."
+
+
 async def test_a_client_of_anthropic_is_known_by_its_header() -> None:
     """A path of both APIs gets the advice for the API of the client."""
     said = await message_of(OpenAIAdapter(Echo()), "GET", "/v1/v1/models", headers=VERSION)

@@ -114,7 +114,7 @@ def requests() -> Iterator[Asked]:
                 yield f"{path} {field}: {name}", "POST", path, {**right, field: value}
     for method, path in (
         ("GET", C), ("DELETE", H), ("POST", "/v1/models"), ("GET", "/v1/models/none"),
-        ("GET", "/v1/none"), ("GET", E), ("POST", RESPONSES),
+        ("GET", "/v1/none"), ("POST", "/v1/images/generations"), ("GET", E), ("POST", RESPONSES),
     ):  # fmt: skip
         yield f"{method} {path}", method, path, None
 

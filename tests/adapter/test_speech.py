@@ -209,6 +209,18 @@ async def test_nothing_speaks() -> None:
             assert "Start it with speaker" in error["message"]
 
 
+async def test_nothing_speaks_any_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a speaker and without encoders, the error of any format is that nothing speaks."""
+    for module in ("endpoints.audio", "audio.formats"):
+        monkeypatch.setattr(f"latimer.adapter.{module}.has_encoders", lambda: False)
+    for form in (None, "wav", "mp3"):
+        error = (await ask(OpenAIAdapter(Echo(), any_model=True), response_format=form)).json()
+        assert error["error"]["code"] == "unsupported_endpoint"
+    error = (await ask(app_of())).json()["error"]
+    assert error["param"] == "response_format"
+    assert "run pip install '.[speech]' in a clone of Latimer" in error["message"]
+
+
 async def test_voices_are_listed() -> None:
     """Each has an id, a name and its language, as clients read them."""
     async with client_of(app_of()) as client:
