@@ -23,7 +23,10 @@ _TOO_LONG = next(status for status, reason in REASONS.items() if reason == "long
 # signal it has crashed.
 _KILLED = (None, -9, -24)
 _FORMATS = "WAV, MP3, FLAC, OGG, Opus, M4A, MP4, WebM and AAC"
-_NEEDS = "Others need the package 'av' on the server: pip install 'latimer[transcription]'."
+_NEEDS = (
+    "Others require the extra 'transcription' on the server: run pip install '.[transcription]' in "
+    "a clone of Latimer."
+)
 
 # They only wait for processes.
 _threads = ThreadPoolExecutor(MOST_RECORDINGS, "latimer-audio")

@@ -71,7 +71,7 @@ def ask(
             return reply.status, reply.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise _unreachable(url, getattr(error, "reason", error), "latimer serve") from None
 
 

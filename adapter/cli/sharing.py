@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..engines import ONE_CALL, is_elsewhere, is_koboldcpp
+from ..engines import ONE_CALL, is_elsewhere, is_in_process, is_koboldcpp
 from ..limits.config import grants_of, kind_of
 from ..limits.leases import NO_RATES
 from ..settings import Settings
@@ -41,9 +41,9 @@ def _obstacles(settings: Settings) -> Iterator[str]:
                 "Start the engine yourself and write its url, or omit the workers."
             )
         elif table.file is not None:
-            yield f"engines.{name} runs in Latimer's own process. {_START_A_SERVER}"
+            yield f"engines.{name} {_of_one_process(settings.for_engine(name))}"
     if not settings.engines and not is_elsewhere(settings):
-        yield f"the model runs in Latimer's own process. {_START_A_SERVER}"
+        yield f"the model {_of_one_process(settings)}"
     if settings.backend == "koboldcpp":
         yield ONE_CALL
     if kind_of(settings.admission.store) == "memory":
@@ -55,10 +55,19 @@ def _obstacles(settings: Settings) -> Iterator[str]:
                 )
 
 
-_START_A_SERVER = (
-    "Serve it with llama-server, and start the workers in front of its address, such as "
-    "http://127.0.0.1:8080."
-)
+def _of_one_process(settings: Settings) -> str:
+    """Return why only one process can serve a file, and what to do instead."""
+    if is_in_process(settings):
+        reason = "runs in Latimer's own process. Serve it with llama-server"
+    else:
+        reason = (
+            "is served by a llama-server that Latimer starts, which only one process can do. "
+            "Start a llama-server yourself"
+        )
+    return f"{reason}, and start the workers in front of its address, such as {_EXAMPLE}."
+
+
+_EXAMPLE = "http://127.0.0.1:8080"
 
 
 async def one_call_engine(settings: Settings) -> str | None:

@@ -245,7 +245,7 @@ def fetch(url: str, key: str | None) -> str:
     """Return the metrics of a server.
 
     Raises:
-        Unreachable: it does not answer, or has none.
+        Unreachable: it does not answer, or has none of Latimer's or vLLM's.
     """
     status, body = ask("GET", url, key, _PATIENCE)
     if status == 401:
@@ -256,10 +256,14 @@ def fetch(url: str, key: str | None) -> str:
         raise Unreachable("the server needs an API key: send one with --api-key")
     if status == 403:
         raise Unreachable("the API key may use some models only: send one for all")
-    if status != 200:
-        hint = ": is it started with --no-metrics?" if status == 404 else ""
-        raise Unreachable(f"{url} answers with status {status}{hint}")
-    return body.decode()
+    text = body.decode(errors="replace")
+    if status != 200 or not any(prefix in text for prefix in _PREFIXES):
+        more = ", and start it without --no-metrics" if status == 404 else ""
+        raise Unreachable(
+            f"{url} does not answer like Latimer (status {status}). Write the address of "
+            f"'latimer serve', not that of an engine{more}"
+        )
+    return text
 
 
 @click.command()

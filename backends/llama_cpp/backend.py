@@ -152,7 +152,8 @@ class LlamaCpp(Backend):
         trace: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        self._path = Path(path)
+        # The working directory can change before the model is loaded, and errors show the path.
+        self._path = Path(path).absolute()
         self._options = Options(
             context=context,
             parallel=parallel,

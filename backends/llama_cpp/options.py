@@ -22,7 +22,7 @@ EXTRA = frozenset({"llama_cpp", "llguidance", "numpy"})
 MISSING = (
     "llama.cpp in process requires the extra 'llama-cpp': run pip install '.[llama-cpp]' in a "
     "clone of Latimer. Without it, 'latimer serve' uses a llama-server: from llama.cpp, or of "
-    "pip install xllamacpp."
+    "pip install xllamacpp. An app uses one that runs: LlamaServer(URL)."
 )
 # What to do about a file that llama.cpp cannot load.
 INCOMPLETE = (

@@ -67,7 +67,8 @@ def speaker_of(value: str) -> Speaker:
 def _check_installed(name: str, module: str, extra: str) -> None:
     if find_spec(module) is None:
         raise UnknownLibrary(
-            f"'{name}' is not installed. Install it with: pip install 'latimer[{extra}]'."
+            f"'{name}' requires the extra '{extra}': run pip install '.[{extra}]' in a clone of "
+            "Latimer."
         )
 
 

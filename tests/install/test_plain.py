@@ -64,7 +64,7 @@ def test_commands_name_the_missing_extra(
     wanted += "Latimer."
     if extra == "llama-cpp":
         wanted += " Without it, 'latimer serve' uses a llama-server: from llama.cpp, or of "
-        wanted += "pip install xllamacpp."
+        wanted += "pip install xllamacpp. An app uses one that runs: LlamaServer(URL)."
     prefix = {"serve": "Latimer cannot start: ", "check": "Latimer cannot check: "}.get(
         words[0], ""
     )

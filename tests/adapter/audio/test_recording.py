@@ -123,7 +123,8 @@ def test_without_ffmpeg(tmp_path: Path) -> None:
 async def test_without_ffmpeg_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator learns what to install."""
     monkeypatch.setattr("latimer.adapter.audio.recording.find_spec", lambda _name: None)
-    assert "pip install 'latimer[transcription]'" in await refusal(b"garbage" * 99)
+    said = await refusal(b"garbage" * 99)
+    assert "run pip install '.[transcription]' in a clone of Latimer." in said
 
 
 async def test_long_recordings() -> None:

@@ -9,15 +9,18 @@ import re
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import pytest
 from latimer.adapter.cli.top import Row, percentile, rows_of, scrape_of, table_of
 from support.servers import command, free_port
+from typing_extensions import override
 
 CHAT = {
     "model": "demo",
@@ -193,6 +196,38 @@ def test_a_server_that_is_gone_is_an_error() -> None:
     done = top(f"http://127.0.0.1:{free_port()}", "--once")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert top("127.0.0.1:8000").returncode == 2
+
+
+class Other(BaseHTTPRequestHandler):
+    """A server that is not Latimer: its metrics are missing, disabled, or others."""
+
+    answers: ClassVar = {"/a": 404, "/b": 501, "/c": 200}
+
+    def do_GET(self) -> None:
+        self.send_response(self.answers[self.path.removesuffix("/metrics")])
+        self.end_headers()
+        self.wfile.write(b"llamacpp:prompt_tokens_total 3\n\xff")
+
+    @override
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+def test_another_server_is_no_latimer() -> None:
+    """A server without Latimer's metrics is an error that names the address to use."""
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            for path, status in Other.answers.items():
+                done = top(f"http://127.0.0.1:{other.server_port}{path}", "--once")
+                assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+                assert f"does not answer like Latimer (status {status}). Write" in done.stderr
+                assert "the address of 'latimer serve', not that of an engine" in done.stderr
+                assert ("--no-metrics" in done.stderr) == (status == 404)
+        finally:
+            other.shutdown()
+            thread.join()
 
 
 def screen(master: int, until: str, seconds: float = 20.0) -> str:

@@ -564,6 +564,27 @@ def test_what_one_process_owns_is_refused(
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("file", "what"), [("", "the model"), ('[engines.a]\nfile = "a.gguf"\n', "engines.a")]
+)
+def test_a_llama_server_for_a_file_has_one_owner(
+    file: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file for which Latimer starts a llama-server is refused, and not called in process."""
+    config = tmp_path / "latimer.toml"
+    config.write_text(file)
+    monkeypatch.setattr("latimer.adapter.engines.find_spec", lambda _name: None)
+    monkeypatch.setattr("latimer.adapter.engines.find_program", lambda: ["llama-server"])
+    settings = Settings.load(config, workers=2)
+    with pytest.raises(WrongSettings) as error:
+        check_shared(settings)
+    assert str(error.value) == (
+        f"--workers: {what} is served by a llama-server that Latimer starts, which only one "
+        "process can do. Start a llama-server yourself, and start the workers in front of its "
+        "address, such as http://127.0.0.1:8080."
+    )
+
+
 SHARED = """
 [engines.a]
 url = "http://127.0.0.1:1"

@@ -55,7 +55,7 @@ def test_unknown_libraries(value: str, message: str) -> None:
 def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the extra that installs one."""
     monkeypatch.setattr("latimer.backends.speech.libraries.find_spec", lambda _name: None)
-    with pytest.raises(UnknownLibrary, match=r"pip install 'latimer\[transcription\]'"):
+    with pytest.raises(UnknownLibrary, match=r"pip install '\.\[transcription\]' in a clone"):
         transcriber_of("faster-whisper:base")
 
 

@@ -185,7 +185,7 @@ async def test_a_folder_that_is_no_model_of_sherpa_onnx(tmp_path: Path) -> None:
         ("flute:x", r"no library 'flute' speaks\. Expected one of piper:VOICE\.onnx, sherpa-onnx"),
         ("sherpa-onnx", "needs a model: sherpa-onnx:FOLDER"),
         ("sherpa-onnx:/none", "'/none' does not exist"),
-        ("piper:/", r"Install it with: pip install 'latimer\[piper]'"),
+        ("piper:/", r"the extra 'piper': run pip install '\.\[piper]' in a clone"),
     ],
 )
 def test_wrong_values(value: str, says: str) -> None:
