@@ -59,9 +59,14 @@ async def begin(
 
     Args:
         body: the request's body, as it is stored.
+
+    Raises:
+        StoreUnavailable: the store is required, and does not take the response.
     """
     keepalive = work.served.policy.keepalive
     job = Job(exchange.key, exchange.request_id, work.draft.begun, body, exchange.size, keepalive)
+
+    queued = orjson.dumps(job.reply)
 
     async def record(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
@@ -73,11 +78,15 @@ async def begin(
     service.background.start(job, _run(recorder, service, request, work, job, again))
     # A task that is cancelled before it has begun does nothing at all.
     await asyncio.sleep(0)
-    await service.background.announce(job)
+    try:
+        await service.background.announce(job)
+    except StoreUnavailable:
+        await job.cancel(delete=True)
+        raise
     if request.stream:
         await follow(exchange, job, -1)
     else:
-        await exchange.reply(200, orjson.dumps(job.reply))
+        await exchange.reply(200, queued)
 
 
 async def follow(exchange: Exchange, job: Job, after: int) -> None:
@@ -126,7 +135,6 @@ async def _keep(exchange: Exchange, work: Work, job: Job, reply: Any) -> None:
         if reply["status"] in USABLE:
             # The store is required, so the response fails.
             raise
-        reply["store"] = False
     job.end(reply)
 
 
@@ -152,8 +160,9 @@ async def _run(
     async def fail(error: LatimerError) -> None:
         if exchange.record is not None:
             exchange.record.fail(error)
+        # The event says if the response is stored.
+        await _keep(exchange, work, job, frames.failed(error))
         job.log.add(job.fault(error))
-        await _keep(exchange, work, job, dict(frames.failed(error)))
 
     async def respond_once() -> None:
         keep = partial(_keep, exchange, work, job)

@@ -330,6 +330,6 @@ async def store_response(
         record.size *= 2
     if (not record.is_kept and record.conversation is None) or await store.commit(record):
         return
+    reply["store"] = False
     if store.place.required:
         raise StoreUnavailable(LATE)
-    reply["store"] = False

@@ -349,6 +349,9 @@ def _ends(ids: Sequence[str], has_more: bool, empty: str | None) -> bytes:
     return b"," + orjson.dumps(ends)[1:]
 
 
+_RENUMBERED = (
+    "The events of a stored response have new numbers, with one delta for each text. Omit it."
+)
 _RETRIEVE: TypeAdapter[RetrieveQuery] = TypeAdapter(RetrieveQuery)
 _ITEMS: TypeAdapter[ItemsQuery] = TypeAdapter(ItemsQuery)
 
@@ -360,6 +363,8 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
     job = service.background.find(exchange.key, name)
     if job is not None and query.stream:
         await found_response(exchange, service, name)
+        if job.log.has_ended and after >= job.log.count:
+            raise _beyond(after, f"Send at most {job.log.count - 1}, or omit it.")
         await follow(exchange, job, after)
         return
     stored = await found_response(exchange, service, name, whole=query.stream)
@@ -376,7 +381,7 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
     tier = stored.request.get("service_tier") or "auto"
     parts = await offload.run(offload.UNKNOWN, replayed, stored.reply, after, tier)
     if not parts:
-        raise _beyond(after)
+        raise _beyond(after, _RENUMBERED)
     await exchange.start(200, EVENT_STREAM)
     for part in parts:
         await exchange.chunk(part)
@@ -488,9 +493,5 @@ def _check_here(job: Job | None, stored: Stored) -> None:
         raise ReplicaUnavailable
 
 
-def _beyond(after: int) -> InvalidRequest:
-    return wrong_value(
-        "starting_after",
-        f"this response has no event after {after}. The events of a stored response have new "
-        "numbers, with one delta for each text. Omit it.",
-    )
+def _beyond(after: int, advice: str) -> InvalidRequest:
+    return wrong_value("starting_after", f"this response has no event after {after}. {advice}")

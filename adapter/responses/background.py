@@ -211,7 +211,11 @@ class Elsewhere(Protocol):
         ...
 
     async def add(self, job: Job) -> None:
-        """Let the other processes find a response that has begun here."""
+        """Let the other processes find a response that has begun here.
+
+        Raises:
+            StoreUnavailable: the store is required for this response, and does not take it.
+        """
         ...
 
     def end(self, job: Job) -> None:
@@ -272,7 +276,7 @@ class Background:
         job.start(work).add_done_callback(lambda _: self.keep(job))
 
     async def announce(self, job: Job) -> None:
-        """Let other processes of the server find a response."""
+        """Let other processes of the server find a response; see `Elsewhere.add`."""
         if self.elsewhere is not None:
             await self.elsewhere.add(job)
             if job.log.has_ended:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ..errors import StoreUnavailable
+from ..store.errors import LATE
 from ..store.records import Record, Stored, time_of
 from ..store.store import Store
 from .background import RUNNING, Job
@@ -83,8 +84,6 @@ class Replicas:
         """See `Elsewhere`. Nothing is written of a response that is not to be stored but its id."""
         if self._store is None:
             return
-        with suppress(StoreUnavailable):
-            await self._members.join()
         is_kept = job.begun["store"]
         record = Record(
             _row(job.id),
@@ -98,8 +97,13 @@ class Replicas:
             {},
             job.size,
         )
-        # Without it, nobody finds the response that the client is about to get.
-        await self._store.commit(record, WRITE)
+        is_written = False
+        with suppress(StoreUnavailable):
+            # Without the lock of this process, the row would be that of a process that has ended.
+            await self._members.join()
+            is_written = await self._store.commit(record, WRITE)
+        if is_kept and not is_written and self._store.place.required:
+            raise StoreUnavailable(LATE)
         self._jobs[job.id] = job
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look(self._store))

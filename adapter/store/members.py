@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import secrets
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ...backends.single_flight import SingleFlight
-from .errors import errors
+from ..daemon_threads import DaemonThreads
+from .errors import LATE, StoreUnavailable, errors
 from .store import Store
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ _HELD = (
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 _PING = "SELECT 1"
+# Seconds that the database has to answer, and at the end of the process.
+PATIENCE = 2.0
+_LEAVE = 1.0
 
 
 class Members:
@@ -47,6 +52,8 @@ class Members:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._joining = SingleFlight()
+        # A server that is silent would hold the end of the process.
+        self._thread = DaemonThreads(1, "latimer-store-members")
         # The file that this process has locked.
         self._file: IO[bytes] | None = None
         self._connection: Connection | None = None
@@ -65,8 +72,10 @@ class Members:
         await self._joining.run(self._check)
 
     async def _check(self) -> None:
-        database = await self._store.open()
-        await asyncio.to_thread(self._join, database)
+        async with _in_time():
+            database = await self._store.open()
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._join, database)
 
     async def running(self) -> set[str]:
         """Return the marks of the processes that run.
@@ -74,14 +83,18 @@ class Members:
         Raises:
             StoreError, StoreUnavailable: see `Store.open`.
         """
-        database = await self._store.open()
-        if self._store.place.kind == "postgresql":
-            return await database.read(_locked)
+        async with _in_time():
+            database = await self._store.open()
+            if self._store.place.kind == "postgresql":
+                return await database.read(_locked)
         return await asyncio.to_thread(_locked_files, Path(self._store.place.target))
 
     async def leave(self) -> None:
-        """Let the others know that this process ends."""
-        await asyncio.to_thread(self._leave)
+        """Let the others know that this process ends; without an answer, its end does so."""
+        thread, self._thread = self._thread, DaemonThreads(1, "latimer-store-members")
+        leaving = asyncio.get_running_loop().run_in_executor(thread, self._leave)
+        thread.shutdown()
+        await asyncio.wait([leaving], timeout=_LEAVE)
 
     def _join(self, database: Database) -> None:
         if self._store.place.kind != "postgresql":
@@ -117,6 +130,16 @@ class Members:
             # The pool would keep the connection, and the connection its lock.
             connection.invalidate()
             connection.close()
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Raise `StoreUnavailable` after `PATIENCE`."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield
+    except TimeoutError:
+        raise StoreUnavailable(LATE) from None
 
 
 def _path(target: str, mark: str) -> Path:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 
 import httpx2
@@ -137,3 +138,30 @@ async def test_a_required_store_that_fails(tmp_path: Path) -> None:
             assert (await http.get("/health")).status_code == 503
         assert await everything(http) == [old]
         assert (await http.post(PATH, json=BODY)).status_code == 200
+
+
+async def test_a_response_that_a_required_store_does_not_take_says_so(tmp_path: Path) -> None:
+    """A stream ends with a failed response whose `store` is false, also one in the background."""
+    file = tmp_path / "s.db"
+    body = {"model": "demo", "input": SECRET, "stream": True, "max_output_tokens": 16}
+    async with client(file, required=True) as http:
+        assert (await http.post("/v1/responses", json=body)).status_code == 200
+        with locked(file):
+            text = (await http.post("/v1/responses", json=body)).text
+            last = json.loads(text.rpartition("data: ")[2])
+            assert (last["type"], last["response"]["store"]) == ("response.failed", False)
+        assert await everything(http) == []
+
+
+async def test_a_failed_response_in_the_background_says_if_it_is_stored(tmp_path: Path) -> None:
+    """The event of a response that fails before its text, and is not stored, has `store: false`."""
+    file = tmp_path / "s.db"
+    body = {"model": "demo", "input": "x" * 300, "background": True, "stream": True}
+    async with client(file) as http:
+        for lock, stored in ((nullcontext(), True), (locked(file), False)):
+            with lock:
+                text = (await http.post("/v1/responses", json=body)).text
+                last = json.loads(text.rpartition("data: ")[2])["response"]
+                assert (last["status"], last["store"]) == ("failed", stored)
+                kept = (await http.get(f"/v1/responses/{last['id']}")).json()
+                assert kept == last

@@ -168,21 +168,29 @@ async def test_an_idle_postgresql_that_is_silent_is_noticed(
     await state_of(remote, "ok")
 
 
-# Ends while a probe waits for the database, which its parent has stopped.
+# Ends while a probe and a member wait for the database, which its parent has stopped.
 ENDS = """
 import asyncio, sys
+from contextlib import suppress
 from latimer.adapter import probe
+from latimer.adapter.store import members
+from latimer.adapter.store.errors import StoreUnavailable
 from support.stored import store_at
 
 probe.IDLE_SECONDS = 0.05
+members.PATIENCE = 0.3
 
 
 async def main():
     store = store_at(sys.argv[1])
-    await store.open()
+    member = members.Members(store)
+    await member.join()
     print("open", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    await asyncio.sleep(0.3)
+    with suppress(StoreUnavailable):
+        await member.join()
+        raise AssertionError("PostgreSQL is not silent")
+    await member.leave()
     await store.aclose()
 
 
@@ -190,8 +198,8 @@ asyncio.run(main())
 """
 
 
-def test_the_end_waits_for_no_probe(server: postgresql.PostgreSQL) -> None:
-    """A process whose PostgreSQL is silent ends, although a probe has no answer yet."""
+def test_the_end_waits_for_no_question(server: postgresql.PostgreSQL) -> None:
+    """A process whose PostgreSQL is silent ends, although two questions have no answer yet."""
     with server.database() as url, subprocess.Popen(
         [sys.executable, "-c", ENDS, url], cwd=TESTS,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -279,6 +287,31 @@ async def test_a_postgresql_that_is_silent_holds_nobody(
         assert await refused(remote.page("", KIND, Query(), same), "does not answer") < 1
     await recovered(remote)
     assert await listed(remote) == [old, new.id]
+
+
+@pytest.mark.parametrize("required", [False, True])
+async def test_a_silent_postgresql_holds_no_response_in_the_background(
+    server: postgresql.PostgreSQL, required: bool
+) -> None:
+    """The client gets a 503 if the store is required, and else the response, within seconds."""
+    body: dict[str, Any] = {"model": "demo", "input": SECRET, "background": True}
+    stored = 503 if required else 200
+    with server.database() as url:
+        app = OpenAIAdapter(Echo(), any_model=True, store=url, store_required=required)
+        await app.open_store()
+        async with client_of(app) as client:
+            made = (await client.post("/v1/responses", json=body)).json()
+            assert (made["status"], made["store"]) == ("queued", True)
+            with server.paused():
+                for more, status in (
+                    ({}, stored), ({"stream": True}, stored), ({"store": False}, 200),
+                ):  # fmt: skip
+                    start = time.monotonic()
+                    reply = await client.post("/v1/responses", json={**body, **more})
+                    assert (reply.status_code, time.monotonic() - start < 5) == (status, True)
+                start = time.monotonic()
+                await app.aclose()
+                assert time.monotonic() - start < 5
 
 
 async def test_closing_does_not_wait_for_a_silent_database(
