@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from time import monotonic, perf_counter
@@ -17,6 +18,7 @@ from ..backends.errors import (
     EngineUnavailable,
     LatimerError,
     ModelChanged,
+    ModelLoading,
     shortened,
 )
 from ..backends.fleet.loading import REQUEST
@@ -762,8 +764,7 @@ class Service:
             if isinstance(result, asyncio.CancelledError):
                 # The app is closed; nobody has cancelled the request.
                 raise EngineUnavailable(ENDS)
-            if result is not None:
-                raise result
+        _raise_all([result for result in results if result is not None])
 
     async def aclose(self) -> None:
         """End what runs, write what waits for the store, and release the store and the backends."""
@@ -839,27 +840,32 @@ def _completed(one: _Ended, is_fleet: bool) -> Record | None:
 
 
 async def _check_any(pools: Sequence[Pool]) -> None:
-    """Return when the first model is ready; raise an error if none is."""
+    """Return when the first model is ready; raise the errors of all if none is."""
     for pool in pools:
         pool.start()
     if any(pool.is_available for pool in pools):
         return
     checks = [asyncio.ensure_future(pool.health()) for pool in pools]
-    failure: LatimerError | None = None
     try:
         for check in asyncio.as_completed(checks):
-            try:
+            with suppress(LatimerError):
                 await check
-            except LatimerError as error:
-                failure = error
-            else:
                 return
     finally:
         for one in checks:
             one.cancel()
-        await asyncio.gather(*checks, return_exceptions=True)
-    if failure is not None:
-        raise failure
+        results = await asyncio.gather(*checks, return_exceptions=True)
+    _raise_all([result for result in results if result is not None])
+
+
+def _raise_all(errors: Sequence[BaseException]) -> None:
+    """Raise the only error, or one with the messages of all."""
+    if len(errors) == 1 or not all(isinstance(one, LatimerError) for one in errors):
+        raise errors[0]
+    if errors:
+        are_loading = all(isinstance(one, ModelLoading) for one in errors)
+        message = " ".join(dict.fromkeys(map(str, errors)))
+        raise ModelLoading(message) if are_loading else EngineUnavailable(message)
 
 
 def _is_available(entry: ModelEntry) -> bool:

@@ -11,6 +11,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.service import ModelEntry
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.backends.base import Model
+from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
 from support.engines.fleet import Engine, pool_of
@@ -73,6 +74,24 @@ class Hanging(Engine):
         return self.facts
 
 
+class Failing(Engine):
+    """An engine that fails after a pause in seconds."""
+
+    def __init__(self, name: str, pause: float) -> None:
+        super().__init__(name)
+        self.name, self.pause = name, pause
+
+    async def health(self) -> None:
+        """Wait, and fail."""
+        await asyncio.sleep(self.pause)
+        raise EngineUnavailable(f"{self.name} is down.")
+
+    async def model(self) -> Model:
+        """Wait, and fail."""
+        await self.health()
+        return self.facts
+
+
 async def test_an_engine_that_hangs_is_soon_a_503(
     client_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +116,22 @@ async def test_a_model_that_hangs_hides_no_other(client_of: Any) -> None:
     begun = time.monotonic()
     assert (await health(client_of, app))[0] == 200
     assert time.monotonic() - begun < 1
+    await app.aclose()
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_all_models_without_an_engine_are_named(client_of: Any, pooled: bool) -> None:
+    """The error has the reason of each model in their order, whichever answers first."""
+    entries = []
+    for name, pause in (("a", 0.1), ("b", 0.0)):
+        backend = Failing(name, pause)
+        made = Pool(name, [Replica(name, backend)]) if pooled else backend
+        entries.append(ModelEntry(made, (name,)))
+    app = OpenAIAdapter(entries)
+    status, body = await health(client_of, app)
+    assert (status, body["error"]["code"]) == (503, "engine_unavailable")
+    message = body["error"]["message"]
+    assert 0 <= message.find("a is down.") < message.find("b is down.")
     await app.aclose()
 
 
