@@ -22,7 +22,7 @@ from .terminal import EXIT_CHECK, EXIT_START, Download, end_at_once, say
 
 if TYPE_CHECKING:
     from ...backends.base import Backend
-    from ..fleet import Fleet
+    from ...backends.fleet.pool import Pool
 
 Status = Literal["ok", "warning", "failed"]
 Pairs = Sequence[tuple[str, str]]
@@ -188,7 +188,7 @@ def _advice(error: LatimerError, model: str | None) -> str:
     if "cannot be reached" in error.message:
         return (
             "Start the engine, or correct the address. latimer serve can start before its engine: "
-            "it answers 503 until then."
+            "it answers 503 while no other serves the model."
         )
     if "API key" in error.message:
         return "Use the key that the engine was started with, such as --api-key of llama-server."
@@ -354,27 +354,43 @@ async def _fleet(settings: Settings) -> list[Row]:
                 advice = None if error is None else _advice(error, table.url or table.file)
             broken |= set() if advice is None else {name}
             rows += _reached(pairs, advice, of)
-        for name in fleet.pools:
-            rows += await _model(fleet, name, broken)
+        await asyncio.gather(*(pool.ask_all() for pool in fleet.pools.values()))
+        for entry, name in zip(fleet.entries, fleet.pools, strict=True):
+            serves = (one for one in entry.fallback if _about(fleet.pools[one], broken))
+            rows += _model(fleet.pools[name], name, broken, next(serves, ""))
     finally:
         await fleet.aclose()
     return rows
 
 
-async def _model(fleet: Fleet, name: str, broken: Collection[str]) -> list[Row]:
-    """Return the rows of a model of a fleet: its first engine's, and the state of each."""
+def _about(pool: Pool, broken: Collection[str]) -> str:
+    """Return how a model is served; empty if it is not.
+
+    Args:
+        broken: the names of engines that cannot be used.
+    """
     from ..engines import ON_DEMAND
 
-    pool, of = fleet.pools[name], f"models.{name}"
-    await pool.ask_all()
-    status: Status = "ok"
     if pool.known is not None:
-        about = f"{pool.known.name}, {pool.places} at a time"
-    elif any(one.is_loadable and one.name not in broken for one in pool.replicas):
-        about = ON_DEMAND
-    else:
-        about, status = "no engine is ready", "failed"
-    advice = "Mend one of its engines; requests get a 503 until then." if status != "ok" else ""
+        return f"{pool.known.name}, {pool.places} at a time"
+    loads = any(one.is_loadable and one.name not in broken for one in pool.replicas)
+    return ON_DEMAND if loads else ""
+
+
+def _model(pool: Pool, name: str, broken: Collection[str], fallback: str) -> list[Row]:
+    """Return the rows of a model of a fleet: its first engine's, and the state of each.
+
+    Args:
+        fallback: the model that serves its requests while no engine does, if there is one.
+    """
+    from ..engines import ON_DEMAND
+
+    of, about, advice = f"models.{name}", _about(pool, broken), ""
+    status: Status = "ok"
+    if not about:
+        about, status = "no engine is ready", "warning" if fallback else "failed"
+        until = f"{fallback} serves its requests" if fallback else "requests get a 503"
+        advice = f"Mend one of its engines; {until} until then."
     rows = [Row(of=of, name="served", value=about, status=status, advice=advice)]
     for one in pool.replicas:
         state = f"{one.shown}: {one.reason}" if one.reason else one.shown

@@ -441,7 +441,7 @@ async def _serve_fleet(
     """Print the models and the address, and follow the changes of the settings file."""
     fleet.start()
     if settings.wait:
-        await _warn(fleet, "Latimer accepts no requests")
+        await _warn(fleet, waits=True)
         await fleet.wait()
         door.listen()
     engines = len(fleet.replicas)
@@ -458,23 +458,27 @@ async def _serve_fleet(
         banner.show([*banner.rows_of_fleet(server, fleet)], command)
     listens.set()
     # A signal to read the file again may come at once.
-    warning = asyncio.create_task(_warn(fleet, "its requests get a 503"))
+    warning = asyncio.create_task(_warn(fleet, waits=False))
     try:
         await follow(settings, fleet, app, door)
     finally:
         warning.cancel()
 
 
-async def _warn(fleet: Fleet, until: str) -> None:
+async def _warn(fleet: Fleet, waits: bool) -> None:
     """Say which models have no engine that answers soon, or can be loaded.
 
     Args:
-        until: what that means for requests.
+        waits: True if the server accepts no requests before they have one.
     """
     asking = [asyncio.ensure_future(pool.ask_all()) for pool in fleet.pools.values()]
     await asyncio.wait(asking, timeout=_FIRST)
-    for name, pool in fleet.pools.items():
+    for entry, (name, pool) in zip(fleet.entries, fleet.pools.items(), strict=True):
         if not pool.is_available:
+            other = next((one for one in entry.fallback if fleet.pools[one].is_available), None)
+            until = "its requests get a 503" if other is None else f"{other} serves its requests"
+            if waits:
+                until = "Latimer accepts no requests"
             reasons = "; ".join(f"{one.name}: {one.reason}" for one in pool.replicas)
             advice = "Start one, or correct its table: latimer check --config FILE tests all. "
             if any(one.shown == "loading" for one in pool.replicas):

@@ -200,6 +200,27 @@ def test_a_fleet_without_engines_warns_at_the_start(tmp_path: Path) -> None:
     assert "model b" not in rest
 
 
+def test_a_model_with_a_fallback_is_served(llama_server_url: str, tmp_path: Path) -> None:
+    """`serve` and `check` name the model that serves instead of one without an engine."""
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        f'[engines.one]\nurl = "http://127.0.0.1:{free_port()}"\n'
+        f'[engines.two]\nurl = "{llama_server_url}"\n'
+        '[models.a]\nengines = ["one"]\nfallback = ["c", "b"]\n'
+        '[models.b]\nengines = ["two"]\n[models.c]\nengines = ["one"]\n'
+    )
+    done = run("check", "--config", str(file))
+    assert "→ Mend one of its engines; b serves its requests until then." in done.stdout
+    assert done.stdout.count("requests get a 503 until then") == 1
+    with begun("--config", str(file)) as (process, _, _):
+        assert process.stderr is not None
+        line = ""
+        while "of the model a" not in line:
+            line = process.stderr.readline()
+        process.terminate()
+    assert "No engine of the model a is ready, so b serves its requests until one is." in line
+
+
 def test_check_of_a_koboldcpp(koboldcpp_replay: tuple[str, Any]) -> None:
     """`latimer check` recognizes a koboldcpp, although it also answers llama-server's paths."""
     done = run("check", koboldcpp_replay[0])
