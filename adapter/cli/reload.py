@@ -38,7 +38,7 @@ async def follow(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter, do
     """Read the settings file again when it has changed, or `door` asks for it, until cancelled."""
     file = settings.file
     assert file is not None
-    asked = door.reloads()
+    asked, started = door.reloads(), settings
     seen, missed = _stamp(file), 0
     while True:
         with contextlib.suppress(TimeoutError):
@@ -55,17 +55,20 @@ async def follow(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter, do
             continue
         asked.clear()
         seen = now
-        before, settings = settings, await reload(settings, fleet, app)
+        before, settings = settings, await reload(settings, fleet, app, started)
         if settings is not before:
             door.has_reloaded()
 
 
-async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) -> Settings:
+async def reload(
+    settings: Settings, fleet: Fleet | None, app: OpenAIAdapter, started: Settings
+) -> Settings:
     """Serve what the file says now; an invalid one changes nothing. Return the settings.
 
     Args:
         fleet: the engines and models of the file's tables; None for a server of one engine, which
             follows the keys only.
+        started: the settings with which the server has started.
     """
     # It imports the schemas of all requests, which the start of a server does not need.
     from ..fleet import changes_of
@@ -103,7 +106,7 @@ async def reload(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter) ->
     same = "the same keys" if fleet is None else "the same engines and models"
     words = f"Latimer has read {new.file} again: {', '.join(changes) or same}."
     say(words, "reload", changes=changes)
-    fixed = fixed_in(settings, new)
+    fixed = fixed_in(started, new)
     if fixed:
         say(f"Start the server again to change: {', '.join(fixed)}.")
     return new

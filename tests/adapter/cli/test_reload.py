@@ -75,7 +75,7 @@ async def test_a_file_that_is_not_used_is_an_error(
     app = OpenAIAdapter(LlamaServer("http://127.0.0.1:9"), keys=settings.keys)
     monkeypatch.setattr(terminal, "_is_json", True)
     file.write_text("queue = true")
-    assert await reload(settings, None, app) is settings
+    assert await reload(settings, None, app, settings) is settings
     line = orjson.loads(capsys.readouterr().err)
     assert (line["level"], line["event"]) == ("error", "reload")
     assert line["message"] == f"Latimer keeps its settings: {line['reason']}"
@@ -159,10 +159,26 @@ async def test_the_log_names_settings_that_are_followed(
     file = tmp_path / "fleet.toml"
     settings, fleet, app = served(file)
     file.write_text('queue = 2\n[engines.a]\nurl = "http://127.0.0.1:1"\n')
-    settings = await reload(settings, fleet, app)
+    settings = await reload(settings, fleet, app, settings)
     assert "setting queue changed" in capfd.readouterr().err
-    await reload(settings, fleet, app)
+    await reload(settings, fleet, app, settings)
     assert "changed" not in capfd.readouterr().err
+    await app.aclose()
+
+
+async def test_a_setting_that_needs_a_restart_is_compared_with_the_one_in_use(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each reload says which settings need a restart, until the file has those in use again."""
+    file = tmp_path / "fleet.toml"
+    started, fleet, app = served(file)
+    before, settings = file.read_text(), started
+    other = f'{before}[admission]\nunavailable = "refuse"\n'
+    for text, asks in ((other, True), (f"{other}# more\n", True), (before, False)):
+        file.write_text(text)
+        settings = await reload(settings, fleet, app, started)
+        said = capfd.readouterr().err
+        assert ("Start the server again to change: admission." in said) == asks
     await app.aclose()
 
 
@@ -173,11 +189,11 @@ async def test_the_first_engine_that_latimer_starts_looks_for_orphans(
     """A file that gets its first engine with a command ends what a killed Latimer has left."""
     file = tmp_path / "fleet.toml"
     settings, fleet, app = served(file)
-    settings = await reload(settings, fleet, app)
+    settings = await reload(settings, fleet, app, settings)
     assert orphan.poll() is None
     with file.open("a") as opened:
         opened.write('[engines.b]\ncommand = ["llama-server", "--port", "{port}"]\n')
-    settings = await reload(settings, fleet, app)
+    settings = await reload(settings, fleet, app, settings)
     assert [*fleet.replicas] == ["a", "b"]
     assert orphan.wait(5) == -signal.SIGKILL
     await app.aclose()
