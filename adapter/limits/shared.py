@@ -116,6 +116,7 @@ class SharedLimits(LeaseStore):
         self._waiting: list[tuple[Step, asyncio.Future[Any]]] = []
         self._working: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         # A database can be lost, and come back, while no key with limits is used.
         self._probe = Probe(self._ask, self._heard)
 
@@ -171,7 +172,10 @@ class SharedLimits(LeaseStore):
         return not self._is_down
 
     async def reserve(self, grant: Grant, tokens: int) -> Lease | Refusal:
-        """See `LeaseStore.reserve`."""
+        """See `LeaseStore.reserve`; while it counts alone, nobody waits for a lost database."""
+        if self._is_down and self._admits:
+            self._ask_soon()
+            return await self._alone.reserve(grant, tokens)
         if time.monotonic() < self._down_until:
             return await self._without(grant, tokens, LimitsUnavailable("it did not answer"))
         try:
@@ -198,8 +202,9 @@ class SharedLimits(LeaseStore):
         self._probe.cancel()
         # The event loop of the tasks may have ended.
         with suppress(RuntimeError, ValueError):
-            if self._renewing is not None:
-                self._renewing.cancel()
+            for task in (self._renewing, self._asking):
+                if task is not None:
+                    task.cancel()
             if self._working is not None and not self._working.done():
                 await asyncio.wait([self._working], timeout=ANSWER_SECONDS)
         # A step that failed meanwhile has started it again.
@@ -270,6 +275,16 @@ class SharedLimits(LeaseStore):
     async def _ask(self) -> None:
         async with asyncio.timeout(PATIENCE):
             await self._ping()
+
+    def _ask_soon(self) -> None:
+        """Ask a lost database whether it answers again, unless it was asked a moment ago."""
+        now = time.monotonic()
+        if now >= self._down_until and (self._asking is None or self._asking.done()):
+            self._down_until = now + DOWN_SECONDS
+            self._asking = asyncio.get_running_loop().create_task(self._ask_again())
+
+    async def _ask_again(self) -> None:
+        self._heard(await self._probe.now())
 
     def _heard(self, error: Exception | None) -> None:
         """Note if the database answers; the log says once that it does not, and that it does."""

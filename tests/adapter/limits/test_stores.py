@@ -280,8 +280,17 @@ async def test_a_silent_database_holds_nobody(kind: str) -> None:
                 with pytest.raises(LimitsUnavailable):
                     await refuses.reserve(grant, 0)
                 assert time.monotonic() - began < 2 * shared.ANSWER_SECONDS + 1
+                for _ in range(2):
+                    await asyncio.sleep(shared.DOWN_SECONDS + 0.1)
+                    began = time.monotonic()
+                    assert (await refusal_of(admits, grant)).kind == "requests"
+                    assert time.monotonic() - began < shared.ANSWER_SECONDS / 2
             await asyncio.sleep(shared.DOWN_SECONDS + 0.5)
             assert (await lease_of(refuses, grant)).left[0] <= 2
+            async with asyncio.timeout(10):
+                while not admits.is_up():
+                    await admits.reserve(grant, 0)
+                    await asyncio.sleep(0.05)
         finally:
             await admits.aclose()
             await refuses.aclose()
