@@ -188,7 +188,7 @@ def _advice(error: LatimerError, model: str | None) -> str:
     if "cannot be reached" in error.message:
         return (
             "Start the engine, or correct the address. latimer serve can start before its engine: "
-            "it answers 503 while no other serves the model."
+            "it answers 503 until one serves the model."
         )
     if "API key" in error.message:
         return "Use the key that the engine was started with, such as --api-key of llama-server."
