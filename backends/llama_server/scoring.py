@@ -24,7 +24,7 @@ from .. import offload
 from ..base import Alternative, Batch, Generation, PromptTokens, Text, Token, TokenIds
 from ..errors import EngineError, Unsupported, parse_logprob, read_from
 from ..queue import Ticket
-from ..streams import gather
+from ..streams import map_concurrently
 from .server import Server, ServerInfo
 from .translate import ENGINE, NEUTRAL, OtherModel, Vocabulary, check_model, ends_inside, to_error
 
@@ -36,6 +36,9 @@ WIDE = 500
 FORCE = 10_000.0
 # The server writes the lowest float for a probability of zero, which is below this.
 ZERO = -1e38
+
+# What the server says when other calls have taken the cells of its context.
+_FULL = b"Context size has been exceeded"
 
 Kind = Literal["grammar", "bias", "among"]
 
@@ -229,8 +232,11 @@ async def score(
         party: the request of the calls; None inside a call that already has a place.
     """
     facts = await server.facts()
-    calls = plan(ids, start, facts.vocabulary, facts.slots)
-    scores = await gather(_score(server, call, ids, top, facts, party) for call in calls)
+    # Slots may share the cells of one context, which has no room for several long prompts.
+    at_once = max(1, min(facts.slots, facts.model.context // (len(ids) + 1)))
+    calls = plan(ids, start, facts.vocabulary, at_once)
+    work = (_score(server, call, ids, top, facts, party) for call in calls)
+    scores = await map_concurrently(work, at_once)
     return [score for part in scores for score in part]
 
 
@@ -252,7 +258,7 @@ async def _score(
         status, body = await server.call("/completion", payload, party)
         if status == 200:
             found, rest = await _read_scores(server, call, ids, top, body, facts)
-        elif call.kind == "grammar" and status < 503:
+        elif call.kind == "grammar" and status < 503 and _FULL not in body:
             # The server answers with an error if the grammar leaves no token.
             found, rest = [], after(call, 0, ids)
         else:

@@ -10,7 +10,10 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from latimer.backends.base import Generation, Prompt, PromptTokens, Text
 from latimer.backends.errors import EngineError, Unsupported
+from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.scoring import (
     LONGEST,
     SHORTEST,
@@ -21,6 +24,7 @@ from latimer.backends.llama_server.scoring import (
     to_native,
 )
 from latimer.backends.llama_server.translate import Vocabulary, ends_inside, read_pieces
+from support.servers import llama_server
 
 PIECES = [b"", b"a", b" b", b"\xe6", b"\xbc", b"\xa2", b"\0", " é".encode(), b"b\xf0\x9f"]
 VOCABULARY = Vocabulary(PIECES, {0: b"<|c|>"})
@@ -142,3 +146,18 @@ def test_a_real_vocabulary() -> None:
     assert vocabulary.token(2) == (b"<|im_end|>", True)
     assert pieces[vocabulary.ordinary].isalpha()
     assert b"\xe6" in vocabulary.fragments
+
+
+async def test_long_prompts_are_scored_in_cells_that_slots_share() -> None:
+    """The calls for a long prompt take turns, so that slots which share a context have room."""
+    prompt = Prompt(Text("word " * 900), logprobs=0)
+    with llama_server(DEMO_MODEL, "--kv-unified", "-c", "2048", slots=4) as address:
+        backend = LlamaServer(address)
+        try:
+            async with backend.open(Generation(prompt, 0)) as batches:
+                [event, *_] = [event async for batch in batches for event in batch]
+        finally:
+            await backend.aclose()
+    assert isinstance(event, PromptTokens)
+    assert len(event.tokens) == 1802
+    assert sum(token.logprob is not None for token in event.tokens) == 1801
