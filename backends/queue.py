@@ -97,7 +97,7 @@ class Ticket:
         input: the tokens of the last call's prompt, as `Finish` counts them; 0 until the engine has
             said it, or before the first event of its stream.
         prompt, generated: the tokens of calls that were cancelled or have failed, as far as their
-            engines have said.
+            engines have said, and of others of the same request that had ended.
         looked_up, cached: the tokens of their prompts for which an engine says what its cache had,
             and those that it had.
         tries: the engines that have not served a call which was sent again then, in their order.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .base import Batch, Event, Finish, Generation, Piece, Stream
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Stream)
 
 # Concurrent streams of one request; the limit keeps one request from filling an engine's queue.
 AT_ONCE = 32
@@ -25,7 +26,7 @@ EVENT, TOKEN = 128, 512
 
 @asynccontextmanager
 async def merge_streams(
-    streams: Iterable[Stream], at_once: int = AT_ONCE
+    streams: Iterable[S], at_once: int = AT_ONCE, ended: Callable[[S], None] | None = None
 ) -> AsyncIterator[AsyncIterator[Batch]]:
     """Run streams concurrently; the reader gets all waiting events as one batch.
 
@@ -33,8 +34,11 @@ async def merge_streams(
 
     The reader raises the first error of any stream. Leaving the context cancels the streams that
     are still open. If the reader is more than `MOST_WAITING` bytes behind, the streams pause.
+
+    Args:
+        ended: called with each stream that was read to its end.
     """
-    merge = _Merge(iter(streams))
+    merge = _Merge(iter(streams), ended)
     tasks = [asyncio.create_task(merge.work(stream)) for stream in islice(merge.sources, at_once)]
     for task in tasks:
         task.add_done_callback(lambda _task: merge.wake.set())
@@ -46,15 +50,17 @@ async def merge_streams(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Merge:
+class _Merge(Generic[S]):
     """A buffer of the events that several tasks read from streams, for one reader.
 
     Args:
         sources: the streams that no task has opened yet.
+        ended: called with each stream that was read to its end.
     """
 
-    def __init__(self, sources: Iterator[Stream]) -> None:
+    def __init__(self, sources: Iterator[S], ended: Callable[[S], None] | None) -> None:
         self.sources = sources
+        self._ended = ended
         self.wake = asyncio.Event()
         self._waiting: deque[Event] = deque()
         self._size = 0
@@ -62,7 +68,7 @@ class _Merge:
         self._room = asyncio.Event()
         self._room.set()
 
-    async def work(self, stream: Stream | None) -> None:
+    async def work(self, stream: S | None) -> None:
         """Read a stream to its end, then others that no task has opened."""
         try:
             while stream is not None:
@@ -75,7 +81,7 @@ class _Merge:
         finally:
             self.wake.set()
 
-    async def _pump(self, stream: Stream) -> None:
+    async def _pump(self, stream: S) -> None:
         async with stream as batches:
             async for batch in batches:
                 self._waiting.extend(batch)
@@ -84,6 +90,8 @@ class _Merge:
                 if self._size > MOST_WAITING:
                     self._room.clear()
                     await self._room.wait()
+        if self._ended is not None:
+            self._ended(stream)
 
     async def read(self, tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[Batch]:
         """Yield the events that the tasks read, until the last task is done."""

@@ -46,7 +46,8 @@ class Plan:
         form: how to split a choice into parts; None if all of it is content.
         translate: turns an error of the jobs into the endpoint's error.
         party: the request as engines know it; None to make one if there are several jobs.
-        lease: what the request has of the limits of its key; None if there are no limits.
+        lease: what the request has of the limits of its key, and then a party; None if there are no
+            limits.
     """
 
     jobs: Sequence[Generation]
@@ -141,10 +142,10 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             events: list[Event] = []
             async for batch in batches:
                 if lease is not None:
-                    # An event is a token, but for a piece that joins many.
+                    # An event is a token, but for a piece that joins many, and for an end.
                     lease.generated += len(batch)
-                    if job.is_joined and type(batch[0]) is Piece and batch[0].token_count:
-                        lease.generated += batch[0].token_count - 1
+                    if job.is_joined and type(batch[-1]) is not Finish:
+                        lease.generated += sum(map(_more, batch))
                 if cuts:
                     _read(batch, choices, plan)
                 if arrived is not None:
@@ -179,7 +180,11 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             record.finishes, record.reasons = finishes, [*map(_REASON, choices)]
             if record.keeps:
                 record.reply = reply
-    except LatimerError as error:
+    except BaseException as error:
+        if plan.party is not None:
+            _note_tokens(plan.party, plan, choices)
+        if not isinstance(error, LatimerError):
+            raise
         if await sink.fail(plan.translate(error)):
             if record is not None:
                 record.fail(error)
@@ -194,6 +199,23 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             sink.close()
     if lease is not None:
         lease.settle(usage["total_tokens"])
+
+
+def _note_tokens(party: Ticket, plan: Plan, choices: Sequence[Choice]) -> None:
+    """Note the tokens of a request that was cut, as far as its engine has counted them."""
+    lease, ends = plan.lease, [*filter(None, map(_FINISH, choices))]
+    if plan.choices == 1:
+        # Engines note the tokens of the jobs that were cut, and the others have ended.
+        party.prompt += sum(end.prompt_tokens for end in ends)
+        party.generated += sum(end.completion_tokens for end in ends)
+    if lease is not None:
+        lease.generated = max(party.generated, lease.generated - len(ends))
+        lease.prompt = party.prompt or (len(plan.jobs) == 1 and party.input) or lease.prompt
+
+
+def _more(event: Event) -> int:
+    """Return the tokens of an event beyond one."""
+    return event.token_count - 1 if isinstance(event, Piece) and event.token_count else 0
 
 
 async def _choices(backend: Backend, plan: Plan) -> list[Choice]:

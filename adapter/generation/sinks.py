@@ -483,7 +483,9 @@ def respond(
     record = exchange.record
     if answer.store is not None or (record is not None and record.keeps):
         answer.keeps = True
-    plan.lease = exchange.lease
+    if exchange.lease is not None:
+        plan.lease = exchange.lease
+        plan.party = plan.party or Ticket()
     if served.is_pooled:
         plan.party = ticket_of(exchange, served, plan.party)
     # To check the class of an instance of a protocol is a call.

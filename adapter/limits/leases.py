@@ -354,7 +354,7 @@ class Lease:
         left: the numbers of requests and of tokens that the key has left after it.
 
     Attributes:
-        prompt: the number of tokens that the prompt may have.
+        prompt: the number of tokens of the prompt: an estimate, until an engine has counted them.
         generated: the number of tokens that were generated for it so far.
     """
 

@@ -103,7 +103,9 @@ class LlamaServer(Backend):
             return self._nothing(job)
         if len(job.seeds) == 1:
             return Call(self.server, job, 0)
-        return merge_streams([Call(self.server, job, choice) for choice in range(len(job.seeds))])
+        calls = [Call(self.server, job, choice) for choice in range(len(job.seeds))]
+        # Others may be cut later, and the request has used the tokens of all.
+        return merge_streams(calls, ended=Call.note_tokens)
 
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:

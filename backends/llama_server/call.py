@@ -145,14 +145,14 @@ class Call:
                 # It refers to the reader, which refers to this object.
                 self._connection.push = None
             if error and error[0] is not None and not self._stream.finished:
-                self._note_tokens()
+                self.note_tokens()
             # A bound method, which refers to this object.
             self._read = None
             self._server.turns.release()
             await self._response.aclose()
 
-    def _note_tokens(self) -> None:
-        """Note the tokens of a call that has no end, as far as the server has said."""
+    def note_tokens(self) -> None:
+        """Note the tokens of a call that has no end, or of one of several, as far as known."""
         party, connection = self._job.party, self._connection
         if party is None:
             return

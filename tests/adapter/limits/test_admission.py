@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,12 +17,13 @@ from latimer.adapter.errors import LimitsUnavailable, RateLimited, render
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.limits.leases import Account, Grant
 from latimer.adapter.limits.memory import MemoryLimits
+from latimer.adapter.request_log import RequestLog
 from latimer.adapter.service import ModelEntry
-from latimer.backends.base import Batch, Embedding, Embeddings, Generation, Piece
+from latimer.backends.base import Batch, Embedding, Embeddings, Finish, Generation, Piece
 from latimer.backends.errors import EngineError
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
-from support.clients import client_of
+from support.clients import Leaving, client_of
 from support.engines.echo import Echo, Slow
 from support.servers import serving
 
@@ -244,6 +247,70 @@ async def test_each_token_of_a_joined_text_is_charged() -> None:
     """A client that leaves a plain answer is charged for each token of a piece that joins many."""
     body = {"prompt": "one", "max_tokens": 100}
     assert 50 <= await _charged(Joined(), "/v1/completions", body) < 80
+
+
+class Half(Slow):
+    """A backend that ends the first job, and generates nothing for the others."""
+
+    async def batches(self, job: Generation) -> AsyncIterator[Batch]:
+        """Yield a joined piece of fifty tokens and its end, or wait for an hour."""
+        if len(self.jobs) > 1:
+            await asyncio.sleep(3600)
+        yield [Piece(0, b"one " * 50, (), False, 50), Finish(0, "length", None, 7, 50)]
+
+
+async def test_the_jobs_that_have_ended_are_charged() -> None:
+    """A client that leaves is charged the usage of those of its prompts that are done."""
+    body = {"prompt": ["one", "two"], "max_tokens": 50}
+    assert await _charged(Half(), "/v1/completions", body) == 7 + 50
+
+
+@pytest.mark.parametrize(
+    ("stream", "count", "observed"),
+    [(True, 1, True), (False, 1, False), (False, 2, True), (True, 3, False)],
+)
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_a_client_that_leaves_is_charged_what_the_engine_counts(
+    make_backend: Any, engine: str, stream: bool, count: int, observed: bool
+) -> None:
+    """The engine's numbers replace the estimate, as in the log and without one."""
+    lines: list[bytes] = []
+    app = OpenAIAdapter(
+        make_backend(engine),
+        any_model=True,
+        keys=keys(tokens_per_minute=100_000),
+        metrics=False,
+        observers=[RequestLog(lines.append)] if observed else (),
+    )
+    store = app._service.limits
+    assert isinstance(store, MemoryLimits)
+    body = {"model": "m", "prompt": "Count.", "max_tokens": 1500, "ignore_eos": True}
+    # The estimate is more than the whole answer.
+    body |= {"n": count, "stream": stream, "user": "x" * 40_000}
+    leaving = Leaving(app)
+    async with client_of(app) as client, client_of(leaving) as other:
+        client.headers["authorization"] = other.headers["authorization"] = "Bearer sk-team"
+        short = {**body, "max_tokens": 100, "stream": False}
+        first = await client.post(COMPLETIONS, json=short)
+        begun = time.perf_counter()
+        await client.post(COMPLETIONS, json=short)
+        took = time.perf_counter() - begun
+        before = store._accounts["team"].tokens.used
+        task = asyncio.create_task(other.post(COMPLETIONS, json=body))
+        # Other work on the machine may slow the engine down.
+        await asyncio.sleep(3 * took)
+        assert not task.done()
+        leaving.gone.set()
+        await asyncio.wait([task])
+        task.exception()
+        charged = store._accounts["team"].tokens.used - before
+    await app.aclose()
+    prompt = first.json()["usage"]["prompt_tokens"]
+    assert prompt < charged < prompt + 1500 * count
+    if observed:
+        events = map(json.loads, b"".join(lines).splitlines())
+        event = next(one for one in events if one.get("client_gone"))
+        assert charged == event["prompt_tokens"] + event["completion_tokens"]
 
 
 async def test_a_client_that_leaves_early_is_not_charged() -> None:

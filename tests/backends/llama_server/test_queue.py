@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpcore2
 import pytest
-from latimer.backends.base import Generation, Prompt, Sampling, Text
+from latimer.backends.base import Finish, Generation, Prompt, Sampling, Text
 from latimer.backends.errors import Busy
 from latimer.backends.http import Connection, ConnectionPool, Request, Response
 from latimer.backends.llama_server import LlamaServer
@@ -54,6 +54,22 @@ class Counted(ConnectionPool):
         """Take a connection back."""
         self.running -= 1
         super().release(connection)
+
+
+async def test_choices_that_have_ended_count_with_those_that_are_cut(address: str) -> None:
+    """The tokens of a request that is cut are those of all its choices, with one prompt."""
+    party, ends = Ticket(), list[Finish]()
+    job = replace(LONG, max_tokens=30, seeds=(1, 2, 3, 4, 5), party=party)
+    backend = LlamaServer(address)
+    async with backend.open(job) as batches:
+        async for batch in batches:
+            ends += [event for event in batch if isinstance(event, Finish)]
+            if len(ends) >= SLOTS:
+                break
+    await backend.aclose()
+    assert len(ends) < len(job.seeds)
+    assert party.generated >= sum(end.completion_tokens for end in ends) >= 30 * SLOTS
+    assert party.prompt == ends[0].prompt_tokens
 
 
 async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
