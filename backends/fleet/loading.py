@@ -194,6 +194,10 @@ class EngineLoader(ABC):
         """
         return None
 
+    def doubt(self) -> None:
+        """Look soon whether the engine is still loaded, since a request has failed."""
+        return
+
     def note_memory(self, kind: str, size: int) -> None:
         """Note the largest measured size of the engine, unless its memory is declared."""
         if not self._is_declared:

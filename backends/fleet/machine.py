@@ -185,6 +185,10 @@ class Member:
         """Look at the calls that wait, and load the engine when there is room for it."""
         self._machine.look()
 
+    def doubt(self) -> None:
+        """Look soon whether the engine is still loaded, since a request has failed."""
+        self.loader.doubt()
+
     def _changed(self) -> None:
         self.show()
         self._machine.look()

@@ -300,6 +300,8 @@ class Pool(Speaking):
             self._sessions.forget(replica)
         if replica.state in ("ready", "unavailable"):
             replica.set("unavailable", error.message, loads)
+            if replica.loader is not None:
+                replica.loader.doubt()
 
     def blame(self, replica: Replica, error: LatimerError) -> None:
         """Count an engine's failure."""

@@ -104,6 +104,10 @@ class Loader(Protocol):
         """Look at the calls that wait, and load the model when there is room for it."""
         ...
 
+    def doubt(self) -> None:
+        """Look soon whether the model is still loaded, since a request has failed."""
+        ...
+
     def note(self) -> str:
         """Describe what requests wait for that need the model, as one line."""
         ...
@@ -213,6 +217,7 @@ class Replica:
         for _ in range(LOOKS):
             if self.is_loadable:
                 break
+            self.loader.doubt()
             await asyncio.sleep(LOOK)
         return self.is_loadable
 

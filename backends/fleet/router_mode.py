@@ -21,7 +21,7 @@ from ..errors import MALFORMED, EngineError, LatimerError
 from ..http import HttpClient
 from .loading import POLL, EngineLoader, LoadFailed
 
-# Seconds between two looks at a model that is loaded: others can unload it.
+# Seconds between two looks at a model that is loaded, unless a request fails: others can unload it.
 LOOK = 2.0
 # Seconds that an unload may take.
 UNLOAD = 60.0
@@ -50,6 +50,7 @@ class RemoteModel(EngineLoader):
         self._model = model
         self._backend = backend
         self._looking: asyncio.Task[None] | None = None
+        self._doubted = asyncio.Event()
 
     @property
     @override
@@ -89,10 +90,17 @@ class RemoteModel(EngineLoader):
             async with asyncio.timeout(UNLOAD):
                 await self._end()
 
+    @override
+    def doubt(self) -> None:
+        self._doubted.set()
+
     async def _look(self) -> None:
         """Notice that the model is not loaded any more."""
         while True:
-            await asyncio.sleep(LOOK)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await self._doubted.wait()
+            self._doubted.clear()
             try:
                 if await self._is_loaded():
                     continue
@@ -152,7 +160,7 @@ class RouterModel(RemoteModel):
     async def _is_loaded(self) -> bool:
         entry = await self._entry()
         if entry.exit_code is not None:
-            raise LoadFailed(f"the router could not load it: exit code {entry.exit_code}")
+            raise LoadFailed(f"its process ended with exit code {entry.exit_code}")
         return entry.status in _LOADED
 
     @override

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -19,6 +24,8 @@ from latimer.backends.base import Backend, Embedding, Generation, Piece, Prompt,
 from latimer.backends.errors import EngineUnavailable, NotServed
 from latimer.backends.fleet import router_mode
 from latimer.backends.fleet.machine import Machine, Member
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
 from latimer.backends.fleet.router_mode import KoboldModel, RouterModel
 from latimer.backends.http import HttpClient
 from latimer.backends.koboldcpp import KoboldCpp
@@ -68,6 +75,14 @@ def status_of(router: str, name: str) -> str:
     with urllib.request.urlopen(f"{router}/models") as reply:  # noqa: S310
         models = orjson.loads(reply.read())["data"]
     return next(str(model["status"]["value"]) for model in models if model["id"] == name)
+
+
+def unload(router: str, name: str) -> None:
+    """Unload a model, as another client of the router does."""
+    body, kind = orjson.dumps({"model": name}), {"content-type": "application/json"}
+    request = urllib.request.Request(f"{router}/models/unload", body, kind)  # noqa: S310
+    with urllib.request.urlopen(request):  # noqa: S310
+        pass
 
 
 async def test_a_model_of_a_router_is_loaded_and_unloaded(router: str) -> None:
@@ -141,17 +156,44 @@ async def test_a_model_that_others_unload_is_noticed(
     member = Member(machine, model_of(router, "one"))
     try:
         await member.load()
-        body = orjson.dumps({"model": "one"})
-        request = urllib.request.Request(  # noqa: S310
-            f"{router}/models/unload", body, {"content-type": "application/json"}
-        )
-        await asyncio.to_thread(urllib.request.urlopen, request)
+        await asyncio.to_thread(unload, router, "one")
         while member.state == "ready":
             await asyncio.sleep(0.02)
         assert member.state == "unloaded"
         async with member.use():
             assert await texts(member.backend)
     finally:
+        await machine.aclose()
+
+
+def kill(router: str, name: str) -> None:
+    """Kill the process of a model, which is a child of the router."""
+    port = f"--port\0{router.rpartition(':')[2]}\0".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
+            is_child = port in Path(f"/proc/{parent}/cmdline").read_bytes()
+            if is_child and f"--alias\0{name}\0".encode() in (folder / "cmdline").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
+@pytest.mark.parametrize("end", [unload, kill])
+async def test_a_request_finds_that_a_model_has_ended(
+    router: str, end: Callable[[str, str], None]
+) -> None:
+    """A model that others unload or kill is loaded at once for the next request, which waits."""
+    machine = Machine()
+    member = Member(machine, model_of(router, "one"))
+    replica = Replica("one", member.backend, loader=member)
+    pool = Pool("one", [replica])
+    try:
+        assert await texts(pool)
+        await asyncio.to_thread(end, router, "one")
+        assert await texts(pool)
+        assert member.loads == 2
+    finally:
+        await pool.aclose()
         await machine.aclose()
 
 
