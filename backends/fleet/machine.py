@@ -92,6 +92,11 @@ class Member:
         return self.loader.backend
 
     @property
+    def pause(self) -> float:
+        """The seconds until a failed load may be repeated."""
+        return self.loader.pause
+
+    @property
     def memory(self) -> Mapping[str, int]:
         """The bytes that it takes of each memory; empty if unknown."""
         return self.loader.memory

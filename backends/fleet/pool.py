@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
@@ -465,9 +466,16 @@ class Pool(Speaking):
     def unavailable(self) -> EngineUnavailable:
         """Return the error of a request that no engine can serve."""
         reasons = [f"{one.name}: {one.reason}" for one in self.replicas if one.reason]
-        message = f"No engine of the model {self.name} is available."
+        message = " ".join([f"No engine of the model {self.name} is available.", *reasons])
+        used = [one for one in self.replicas if one.state != "draining"]
+        pauses = [one.loader.pause for one in used if one.loader and one.state == "failed"]
+        if pauses and len(pauses) == len(used):
+            # Any other engine may answer at any time.
+            rest = min(pauses)
+            words = f"The next attempt is in {math.ceil(rest)} s."
+            return not_loaded(f"{message.rstrip('.')}. {words}", rest)
         kind = ModelLoading if all(one.says_loading for one in self.replicas) else EngineUnavailable
-        return kind(" ".join([message, *reasons]) if reasons else message)
+        return kind(message)
 
     def _fail_waiting(self) -> None:
         """Fail the calls that no engine can run."""

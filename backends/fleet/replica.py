@@ -89,6 +89,11 @@ class Loader(Protocol):
         ...
 
     @property
+    def pause(self) -> float:
+        """The seconds until a failed load may be repeated."""
+        ...
+
+    @property
     def memory(self) -> Mapping[str, int]:
         """The bytes of each kind of memory that the model needs; empty if unknown.
 

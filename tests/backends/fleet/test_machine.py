@@ -12,6 +12,7 @@ import pytest
 from latimer.backends.base import Backend, Generation, Model, Prompt, Text
 from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.fleet import loading
+from latimer.backends.fleet.loading import MOST_RETRY
 from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -400,6 +401,26 @@ async def test_a_failed_engine_is_unloaded_at_once() -> None:
         async with asyncio.timeout(0.5):
             await member.unload()
         assert loader.state == "unloaded"
+
+
+async def test_a_failed_load_says_when_it_is_repeated() -> None:
+    """A request for a model that has failed hears of the next attempt, in `retry-after`, too."""
+    loader = sized("a")
+    loader.fails = "it is broken"
+    job = Generation(Prompt(Text("Hello")), max_tokens=2)
+    for failures, seconds, shown in ((1, 2.0, 2), (3, 8.0, 8), (9, MOST_RETRY, 300)):
+        async with machine_of(loader) as [member]:
+            pool = Pool("demo", [Replica("a", member.backend, 2, member)])
+            loader.state, loader._failures, loader._again = "unloaded", failures, 0.0
+            for _ in range(2):
+                with pytest.raises(EngineUnavailable) as raised:
+                    await run(pool, job)
+                assert raised.value.message == (
+                    "No engine of the model demo is available. a: it is broken. "
+                    f"The next attempt is in {shown} s."
+                )
+                assert raised.value.retry_after == pytest.approx(seconds, abs=0.5)
+            await pool.aclose()
 
 
 @pytest.mark.parametrize("error", [EngineError("The engine has no model."), ValueError("what")])
