@@ -472,7 +472,7 @@ class Pool(Speaking):
         if pauses and len(pauses) == len(used):
             # Any other engine may answer at any time.
             rest = min(pauses)
-            words = f"The next attempt is in {math.ceil(rest)} s."
+            words = f"The next attempt is in {max(math.ceil(rest), 1)} s."
             return not_loaded(f"{message.rstrip('.')}. {words}", rest)
         kind = ModelLoading if all(one.says_loading for one in self.replicas) else EngineUnavailable
         return kind(message)
