@@ -9,7 +9,7 @@ end. So a stream's text has to be that of the call's own tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,7 @@ from ..errors import (
 )
 from ..queue import Ticket
 from ..sse import EventParser
+from . import characters
 from . import tokens as tokens_of
 from .call import STREAM, WHOLE, Call
 from .server import Server, read_json
@@ -174,8 +175,11 @@ class Run:
         self._logs = job.logprobs is not None or bool(job.stops.texts)
         self._is_whole = is_whole(job, server)
         self._call: Call | None = None
-        # The number of the engine's generations after the last call, for grammars.
+        # For grammars: the number of the engine's generations after the last call, its payload, and
+        # those of the choice so far with the tokens that were kept.
         self._generations = 0
+        self._payload = b""
+        self._kept: list[tuple[bytes, TokenIds]] = []
         self._party = job.party or Ticket()
         self._party.input = prompt_tokens or 0
         self._has_turn = False
@@ -220,6 +224,7 @@ class Run:
         # Text waits for its tokens, unless the reader may cut it.
         shows = tokens is None or self._job.stops.by_reader
         ended = False
+        self._kept = []
         whole = self._is_whole
         # One call generates at most 80 % of the context, or what `--genlimit` allows.
         while not ended and not stream.stopped and stream.tokens < self._max_tokens:
@@ -260,6 +265,63 @@ class Run:
             )
         self._generations = whole_of(generations)
 
+    def _goes_on(self, stream: ChoiceStream, text: str, reason: FinishReason, tokens: int) -> bool:
+        """Return True if another call continues the grammar of one that has ended."""
+        return (
+            self._job.grammar is not None
+            and reason == "length"
+            and stream.tokens + tokens < self._max_tokens
+            and not stream.stopped
+            and not any(stop in text for stop in self._job.stops.for_engine)
+        )
+
+    async def _to_character(
+        self, last: LastLogprobs | None, text: bytes, is_sent: bool
+    ) -> tuple[LastLogprobs, bytes]:
+        """Return the tokens and the text of a call up to its last whole character.
+
+        Another call continues it. The engine drops the bytes of a begun character, but its grammar
+        expects the rest of it. So the calls of the choice are repeated up to there.
+
+        Args:
+            is_sent: True if the client has the text.
+
+        Raises:
+            EngineError: the engine generates other tokens, or a part of the text would be dropped.
+        """
+        if last is None:
+            raise EngineError(f"{ENGINE} no longer returns its tokens.")
+        ids = tuple(last["token_ids"])
+        count = await characters.whole(self.server, ids)
+        self._kept.append((self._payload, ids[:count]))
+        if count == len(ids):
+            return last, text
+        shown = await self.server.detokenize(ids[:count])
+        fits = shown == text if is_sent else text.startswith(shown)
+        if not (count and fits and await self._repeat()):
+            raise EngineError(
+                f"{ENGINE} ended a call inside a character of an answer with a grammar, and its "
+                "next call cannot continue it. Send a smaller 'max_tokens'."
+            )
+        tokens, content = last["tokens"][:count], last["content"][:count]
+        return {"content": content, "tokens": tokens, "token_ids": [*ids[:count]]}, shown
+
+    async def _repeat(self) -> bool:
+        """Bring the grammar to the end of the kept tokens; return False if others are generated."""
+        for payload, ids in self._kept:
+            assert self._call is not None
+            await self._call.end()
+            call = self._call = Call(self.server)
+            changed = {"max_length": len(ids), "genkey": call.genkey}
+            again = await offload.run(len(payload), with_fields, payload, changed)
+            await call.start(WHOLE, again, self.model)
+            await call.read(len(ids))
+            self._generations += 1
+            last = await self.server.last_logprobs(call.genkey)
+            if last is None or tuple(last["token_ids"]) != ids:
+                return False
+        return True
+
     def _tokens_of(self, last: LastLogprobs | None, text: bytes, ended: bool) -> CallTokens:
         if last is None:
             raise EngineError(f"{ENGINE} no longer returns its tokens.")
@@ -288,6 +350,7 @@ class Run:
             self._job, stream.choice, prompt, room, self.model.context, call.genkey,
             bool(stream.text), self._logs and path == WHOLE,
         )  # fmt: skip
+        self._payload = payload if self._job.grammar is not None else b""
         if self.server.reports_tokens:
             await call.start(path, payload, self.model)
         else:
@@ -315,6 +378,10 @@ class Run:
             outcome.last = await self.checked(result["logprobs"], text.encode(), reason, False)
             if outcome.last is None:
                 raise EngineError(f"{ENGINE} returned the tokens of another text.")
+        if self._goes_on(stream, text, reason, counted):
+            last = outcome.last or await self.server.last_logprobs(call.genkey)
+            outcome.last, kept = await self._to_character(last, text.encode(), False)
+            text = kept.decode()
         yield stream.feed(text) + stream.rest()
 
     async def _streamed(
@@ -364,6 +431,9 @@ class Run:
             outcome.counted = len(ids) - stream.tokens
         if not is_proven and not outcome.is_another:
             raise EngineError(f"{ENGINE} ended its response before it was finished.")
+        last = outcome.last
+        if last and self._goes_on(stream, "", outcome.reason, len(last["tokens"])):
+            outcome.last, _ = await self._to_character(last, text, True)
 
     def _without_bos(self, prompt_tokens: Any) -> int:
         """Return the number of the prompt's tokens from a reported one, which has an added BOS."""
@@ -554,6 +624,11 @@ def _check_size(count: int, size: int, room: int) -> None:
 def joined(tokens: Collection[str], control: Collection[str] = ()) -> bytes:
     """Return the text of tokens, without that of control tokens."""
     return "".join(text_of(token) for token in tokens if token not in control).encode()
+
+
+def with_fields(payload: bytes, fields: Mapping[str, Any]) -> bytes:
+    """Return a payload with other values of some fields."""
+    return orjson.dumps({**orjson.loads(payload), **fields})
 
 
 async def payload_of(

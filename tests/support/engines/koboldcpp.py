@@ -237,7 +237,7 @@ class FakeKoboldcpp(Engine):
         return [BOS] * bool(special) + self.model.ids(text)
 
     async def _text(self, ids: list[int]) -> str:
-        return self.model.text(ids)
+        return self.model.text(ids, "ignore")
 
     def _abort(self, key: str) -> dict[str, str]:
         self.aborted.append(time.monotonic())

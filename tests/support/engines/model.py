@@ -43,12 +43,16 @@ class Model:
         """Return the bytes of a token; a control token has none."""
         return bytes([(token - self.shift) % 256]) if token < 256 else b""
 
-    def text(self, ids: list[int]) -> str:
-        """Return the text of token ids, with control tokens spelled out."""
+    def text(self, ids: list[int], errors: str = "replace") -> str:
+        """Return the text of token ids, with control tokens spelled out.
+
+        Args:
+            errors: what becomes of bytes that are no whole character, as of `bytes.decode`.
+        """
         return b"".join(
             CONTROL[token - 256].encode() if 256 <= token < SIZE else self.piece(token)
             for token in ids
-        ).decode(errors="replace")
+        ).decode(errors=errors)
 
 
 @dataclass
