@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -109,6 +110,9 @@ class KoboldCpp(Backend):
         await run.take()
         try:
             yield run.batches()
+        except (Exception, asyncio.CancelledError):
+            await run.fail()
+            raise
         finally:
             run.leave()
 

@@ -24,6 +24,7 @@ from ..errors import (
     ContextExceeded,
     EmptyPrompt,
     EngineError,
+    LatimerError,
     Unsupported,
     malformed,
     read_from,
@@ -126,6 +127,8 @@ FACTS = ("last_process", "last_eval", "last_token_count", "last_input_count")
 # The number of idle checks, and the seconds between them. koboldcpp becomes idle a moment after it
 # has closed the stream; a generation that still runs takes longer.
 IDLE_CHECKS, CHECK_SECONDS = 20, 0.05
+# Seconds for the engine to say what it has generated for a job that has no end.
+NOTE_SECONDS = 1.0
 # Events to accept beyond one per requested token: text that was held back may have its own event.
 SLACK = 8
 # The largest number of bytes to accept per token; all vocabularies stay far below it.
@@ -183,6 +186,11 @@ class Run:
         self._party = job.party or Ticket()
         self._party.input = prompt_tokens or 0
         self._has_turn = False
+        # The choice that runs, and the tokens of those before it.
+        self._stream: ChoiceStream | None = None
+        self._tokens = 0
+        # The number of events of the call that runs; None if there is no such call.
+        self._events: int | None = None
 
     async def take(self) -> None:
         """Wait for a turn.
@@ -199,6 +207,37 @@ class Run:
             self._has_turn = False
             call, self._call = self._call, None
             self.server.pass_on(call)
+
+    async def fail(self) -> None:
+        """Give the turn to the next request, and note the tokens of a job that has no end.
+
+        The engine says the text of the call meanwhile. If it does not, an event counts as one.
+        """
+        call, stream, party, prompt = self._call, self._stream, self._job.party, self._prompt_tokens
+        self.leave()
+        ended = self._tokens + (stream.tokens if stream is not None else 0)
+        running = self._events or 0
+        if party is None or not (ended or self._events is not None):
+            return
+        try:
+            async with asyncio.timeout(NOTE_SECONDS):
+                if call is not None and self._events is not None:
+                    running = max(
+                        running, await self._count(await self.server.generated(call.genkey))
+                    )
+                if prompt is None and ended + running:
+                    content = self._job.prompt.content
+                    is_own = isinstance(content, Text) and bool(content.bos)
+                    prompt = await self._count(self._prompt) + is_own
+        except (*MALFORMED, LatimerError, TimeoutError):
+            pass
+        finally:
+            if ended + running:
+                party.prompt += prompt or 0
+                party.generated += ended + running
+
+    async def _count(self, text: str) -> int:
+        return len((await self.server.token_count(text, False))["ids"])
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Yield the batches of all choices, one choice after the other.
@@ -220,6 +259,7 @@ class Run:
 
     async def _batches_of(self, choice: int) -> AsyncGenerator[Batch, None]:
         stream = ChoiceStream(self._job, choice, self._prompt_tokens or 0, self.model.eos_token)
+        self._stream = stream
         tokens: list[CallTokens] | None = [] if self._job.logprobs is not None else None
         # Text waits for its tokens, unless the reader may cut it.
         shows = tokens is None or self._job.stops.by_reader
@@ -239,6 +279,7 @@ class Run:
                 continue
             ended = outcome.reason == "stop" and not stream.stopped
             stream.end_call(outcome.last, outcome.counted, ended)
+            self._events = None
             if tokens is not None:
                 tokens.append(self._tokens_of(outcome.last, stream.text[start:], ended))
             if stream.tokens == before:
@@ -246,6 +287,7 @@ class Run:
             is_done = ended or stream.stopped or stream.tokens >= self._max_tokens
             if self._job.grammar is not None and (start or not is_done):
                 await self._check_alone(is_first=not start)
+        self._stream, self._tokens = None, self._tokens + stream.tokens
         yield self._last(stream, tokens, ended)
 
     async def _check_alone(self, is_first: bool) -> None:
@@ -351,6 +393,7 @@ class Run:
             bool(stream.text), self._logs and path == WHOLE,
         )  # fmt: skip
         self._payload = payload if self._job.grammar is not None else b""
+        self._events = 0
         if self.server.reports_tokens:
             await call.start(path, payload, self.model)
         else:
@@ -402,6 +445,7 @@ class Run:
                         return
                     pauses.has_begun = self.server.reports_tokens
                 count, size = count + bool(part), size + len(part)
+                self._events = count
                 _check_size(count, size, room)
                 yield stream.feed(part)
                 if event["finish_reason"] is not None:

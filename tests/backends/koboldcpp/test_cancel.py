@@ -15,6 +15,7 @@ from latimer.backends.base import Generation, Grammar, Prompt, Sampling, Stops, 
 from latimer.backends.errors import Busy, EngineError, EngineUnavailable, Unsupported
 from latimer.backends.koboldcpp import KoboldCpp, call
 from latimer.backends.koboldcpp import run as koboldcpp_run
+from latimer.backends.queue import Ticket
 from support.engines.koboldcpp import MOST_WAITING, FakeKoboldcpp
 from support.jobs import run
 from support.turns import FEW, turns_after_the_first
@@ -253,6 +254,51 @@ async def test_a_call_ends_if_the_engine_has_another_model(
     assert await becomes_idle(fake) < 1
     assert (await backend.model()).name == "koboldcpp/other"
     assert (await run(backend, SHORT))[0] == [b"abc"]
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+async def test_the_tokens_of_a_job_without_an_end(
+    fake: FakeKoboldcpp, backend: KoboldCpp, streamed: bool
+) -> None:
+    """A job that its client leaves notes the prompt's tokens and those that koboldcpp has
+    generated, of all choices; one that was not begun notes none."""
+    left = replace(ENDLESS, max_tokens=4000, streamed=streamed, party=Ticket(), seeds=(1, 2))
+    ended = replace(left, prompt=Prompt(Text("count:3 slow:300")), max_tokens=2000, party=Ticket())
+    waiting = replace(left, party=Ticket())
+    for job, seconds in ((left, 0.5), (ended, 1.3)):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leave(backend, job, seconds))
+            await asyncio.sleep(0.1)
+            group.create_task(leave(backend, waiting, 0.1))
+    assert left.party is not None and ended.party is not None and waiting.party is not None
+    assert left.party.prompt == len(b"endless slow:5")
+    assert 10 < left.party.generated <= 100
+    assert (ended.party.prompt, ended.party.generated) == (len(b"count:3 slow:300"), 4)
+    assert (waiting.party.prompt, waiting.party.generated) == (0, 0)
+
+
+@pytest.mark.parametrize("hangs", [True, False], ids=["hung", "ended"])
+async def test_the_tokens_of_a_stream_that_breaks(
+    fake: FakeKoboldcpp, backend: KoboldCpp, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """A stream whose koboldcpp ends, or stops answering, notes the prompt and a token for each
+    event, and waits for koboldcpp no longer than it may take to answer."""
+    monkeypatch.setattr(koboldcpp_run, "NOTE_SECONDS", 0.2)
+    job, read, begin = replace(ENDLESS, party=Ticket()), 0, 0.0
+    with pytest.raises(EngineError):
+        async with backend.open(job) as batches:
+            async for _ in batches:
+                read += 1
+                if read == 10:
+                    begin = time.monotonic()
+                    if not hangs:
+                        await fake.stop()
+                        continue
+                    monkeypatch.setattr(backend.server, "generated", lambda _: asyncio.sleep(9))
+                    raise EngineError("a failure of the reader")
+    assert time.monotonic() - begin < 2
+    assert job.party is not None
+    assert (job.party.prompt, job.party.generated) == (len(b"endless slow:5"), read)
 
 
 async def test_null_characters_are_refused(backend: KoboldCpp) -> None:
