@@ -599,12 +599,14 @@ class Service:
             # A fine-tuned model has the same sizes.
             reason = f"it serves another model ({model.name}), not {before.name}"
         if reason:
-            gets = "all requests get it now"
-            if not (entry.names or entry.any_model):
-                gets = f"requests have to name {model.name} now"
+            gets = ""
+            if model.name != before.name:
+                gets = "; all requests get it now"
+                if not (entry.names or entry.any_model):
+                    gets = f"; requests have to name {model.name} now"
             fields = {"engine": engine_name(now.engine), "model": label, "reason": reason}
             log.warning(
-                "model %s: %s; %s", label, reason, gets,
+                "model %s: %s%s", label, reason, gets,
                 extra={"event": "model_changed", "fields": fields},
             )  # fmt: skip
 

@@ -190,8 +190,11 @@ def _advice(error: LatimerError, model: str | None) -> str:
             "Start the engine, or correct the address. latimer serve can start before its engine: "
             "it answers 503 until one serves the model."
         )
-    if "API key" in error.message:
-        return "Use the key that the engine was started with, such as --api-key of llama-server."
+    if "--engine-key" in error.message:
+        return (
+            "Use the key that the engine was started with: --api-key of llama-server, or "
+            "--password of koboldcpp."
+        )
     return "Check the address, and that a llama-server or koboldcpp with a model listens there."
 
 

@@ -425,8 +425,10 @@ async def _say_ready(settings: Settings, backend: Backend, model: Model, address
 
 
 def _next_step(error: LatimerError, settings: Settings) -> str:
-    """Return what to do about an engine that does not serve; empty while it loads its model."""
-    if not is_elsewhere(settings) or is_loading(error):
+    """Return what to do about an engine that does not serve; empty if it loads its model, or if the
+    error says what to do.
+    """
+    if not is_elsewhere(settings) or is_loading(error) or "--engine-key" in error.message:
         return ""
     return f" Start an engine there, or correct the URL; latimer check {settings.model} tests it."
 

@@ -115,7 +115,10 @@ async def _text_of(server: Server, ids: TokenIds) -> str:
     text = (await server.detokenize(ids)).decode()
     if tuple((await server.token_count(text, False))["ids"]) != ids:
         raise Unsupported(
-            "prompt", ENGINE, "Its tokenizer does not preserve these token ids. Send text instead."
+            "prompt",
+            ENGINE,
+            "Its tokenizer does not preserve these token ids, or the model's vocabulary lacks one. "
+            "Send text instead.",
         )
     return text
 
@@ -129,6 +132,8 @@ FACTS = ("last_process", "last_eval", "last_token_count", "last_input_count")
 IDLE_CHECKS, CHECK_SECONDS = 20, 0.05
 # Seconds for the engine to say what it has generated for a job that has no end.
 NOTE_SECONDS = 1.0
+# The bytes that count as a token if the engine does not say it, as in the limits of keys.
+BYTES = 4
 # Events to accept beyond one per requested token: text that was held back may have its own event.
 SLACK = 8
 # The largest number of bytes to accept per token; all vocabularies stay far below it.
@@ -211,12 +216,13 @@ class Run:
     async def fail(self) -> None:
         """Give the turn to the next request, and note the tokens of a job that has no end.
 
-        The engine says the text of the call meanwhile. If it does not, an event counts as one.
+        The engine says the text of the call meanwhile. If it does not, four bytes of a stream count
+        as a token, and an event at least as one.
         """
         call, stream, party, prompt = self._call, self._stream, self._job.party, self._prompt_tokens
         self.leave()
         ended = self._tokens + (stream.tokens if stream is not None else 0)
-        running = self._events or 0
+        running = max(self._events or 0, 0 if stream is None else stream.unended // BYTES)
         if party is None or not (ended or self._events is not None):
             return
         try:

@@ -173,7 +173,10 @@ def to_error(status: int, body: bytes) -> LatimerError:
     if status == 503:
         return Busy(f"{ENGINE} is busy with requests from other clients.", 1.0)
     if status == 401:
-        return EngineUnavailable(f"{ENGINE} rejected the API key that was sent.")
+        return EngineUnavailable(
+            f"{ENGINE} requires its --password, and got no key or another one. Set it with "
+            "--engine-key, or as engine_key in the engine's table."
+        )
     return EngineError(f"{ENGINE} responded with status {status}: {text}")
 
 
@@ -224,6 +227,11 @@ class ChoiceStream:
     def tokens(self) -> int:
         """The number of tokens of the calls that have ended, without an end token."""
         return self._tokens
+
+    @property
+    def unended(self) -> int:
+        """The number of bytes of the call that has not ended."""
+        return len(self.text) - self._call_start
 
     def parse(self, data: bytes) -> StreamEvent:
         """Read an event.

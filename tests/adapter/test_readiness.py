@@ -109,7 +109,8 @@ async def test_another_model_of_the_only_engine_is_in_the_log(
 async def test_a_model_of_another_name_says_what_requests_need(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without a name of the server's own, the log says which name requests need now."""
+    """Without a name of the server's own, the log says which name requests need now, if it is
+    another one."""
     engine = Engine("one")
     app = OpenAIAdapter(engine)
     async with client_of(app) as client:
@@ -119,11 +120,14 @@ async def test_a_model_of_another_name_says_what_requests_need(
         # A fine-tuned model can differ in its weights only.
         engine.facts = replace(engine.facts, name="tuned")
         await client.get("/ready")
+        engine.facts = replace(engine.facts, context=4)
+        await client.get("/ready")
     await app.aclose()
     assert caplog.messages == [
         "model demo: it serves another model (evil): its end token is not as before; requests have "
         "to name evil now",
         "model evil: it serves another model (tuned), not evil; requests have to name tuned now",
+        "model tuned: its context is 4 tokens, less than 4096",
     ]
 
 

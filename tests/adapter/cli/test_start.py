@@ -71,6 +71,13 @@ def test_the_playground_can_be_off(llama_server_url: str) -> None:
         assert "playground" not in process.stderr.read()
 
 
+def test_a_missing_key_is_all_that_it_says() -> None:
+    """A start at an engine that requires a key names the option, and no other step."""
+    with canned({"*": (401, b"")}) as (engine, _), begun(engine) as (_, _, line):
+        assert "requires an API key. Set it with --engine-key, or as engine_key" in line
+        assert "Start an engine" not in line
+
+
 async def test_it_asks_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses between questions to something other than an engine grow to ten seconds."""
     now, pauses = 0.0, list[float]()

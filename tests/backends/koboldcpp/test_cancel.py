@@ -262,43 +262,48 @@ async def test_the_tokens_of_a_job_without_an_end(
 ) -> None:
     """A job that its client leaves notes the prompt's tokens and those that koboldcpp has
     generated, of all choices; one that was not begun notes none."""
-    left = replace(ENDLESS, max_tokens=4000, streamed=streamed, party=Ticket(), seeds=(1, 2))
-    ended = replace(left, prompt=Prompt(Text("count:3 slow:300")), max_tokens=2000, party=Ticket())
-    waiting = replace(left, party=Ticket())
-    for job, seconds in ((left, 0.5), (ended, 1.3)):
+    left, ended, waiting = Ticket(), Ticket(), Ticket()
+    endless = replace(ENDLESS, streamed=streamed, seeds=(1, 2))
+    three = replace(endless, prompt=Prompt(Text("count:3 slow:300")))
+    for job, party, seconds in ((endless, left, 0.5), (three, ended, 1.3)):
         async with asyncio.TaskGroup() as group:
-            group.create_task(leave(backend, job, seconds))
+            group.create_task(leave(backend, replace(job, party=party), seconds))
             await asyncio.sleep(0.1)
-            group.create_task(leave(backend, waiting, 0.1))
-    assert left.party is not None and ended.party is not None and waiting.party is not None
-    assert left.party.prompt == len(b"endless slow:5")
-    assert 10 < left.party.generated <= 100
-    assert (ended.party.prompt, ended.party.generated) == (len(b"count:3 slow:300"), 4)
-    assert (waiting.party.prompt, waiting.party.generated) == (0, 0)
+            group.create_task(leave(backend, replace(job, party=waiting), 0.1))
+    assert left.prompt == len(b"endless slow:5")
+    assert 10 < left.generated <= 100
+    assert (ended.prompt, ended.generated) == (len(b"count:3 slow:300"), 4)
+    assert (waiting.prompt, waiting.generated) == (0, 0)
 
 
 @pytest.mark.parametrize("hangs", [True, False], ids=["hung", "ended"])
+@pytest.mark.parametrize(("size", "tokens"), [(4, 10), (1, 40)], ids=["events", "bytes"])
 async def test_the_tokens_of_a_stream_that_breaks(
-    fake: FakeKoboldcpp, backend: KoboldCpp, monkeypatch: pytest.MonkeyPatch, hangs: bool
+    fake: FakeKoboldcpp,
+    backend: KoboldCpp,
+    monkeypatch: pytest.MonkeyPatch,
+    hangs: bool,
+    size: int,
+    tokens: int,
 ) -> None:
-    """A stream whose koboldcpp ends, or stops answering, notes the prompt and a token for each
-    event, and waits for koboldcpp no longer than it may take to answer."""
+    """A stream whose koboldcpp ends, or stops answering, notes the prompt and the tokens of what
+    has arrived, and waits for koboldcpp no longer than it may take to answer."""
     monkeypatch.setattr(koboldcpp_run, "NOTE_SECONDS", 0.2)
-    job, read, begin = replace(ENDLESS, party=Ticket()), 0, 0.0
+    monkeypatch.setattr(koboldcpp_run, "BYTES", size)
+    text, party, begin = f"echo:{'🎉' * 100} slow:20", Ticket(), 0.0
+    job, read = replace(ENDLESS, prompt=Prompt(Text(text)), party=party), 0
     with pytest.raises(EngineError):
         async with backend.open(job) as batches:
             async for _ in batches:
                 read += 1
                 if read == 10:
                     begin = time.monotonic()
-                    if not hangs:
-                        await fake.stop()
-                        continue
-                    monkeypatch.setattr(backend.server, "generated", lambda _: asyncio.sleep(9))
-                    raise EngineError("a failure of the reader")
+                    if hangs:
+                        monkeypatch.setattr(backend.server, "generated", lambda _: asyncio.sleep(9))
+                        raise EngineError("a failure of the reader")
+                    await fake.stop()
     assert time.monotonic() - begin < 2
-    assert job.party is not None
-    assert (job.party.prompt, job.party.generated) == (len(b"endless slow:5"), read)
+    assert (party.prompt, party.generated) == (len(text.encode()), tokens)
 
 
 async def test_null_characters_are_refused(backend: KoboldCpp) -> None:

@@ -190,6 +190,7 @@ def test_errors_of_the_server() -> None:
     """A 503 means busy, a 401 means unavailable, and other errors are quoted."""
     assert isinstance(to_error(503, b"{}"), Busy)
     assert isinstance(to_error(401, b"{}"), EngineUnavailable)
+    assert "requires its --password" in to_error(401, b"{}").message
     assert "bad_input" in to_error(500, body("koboldcpp", "error-bad-json")).message
 
 
