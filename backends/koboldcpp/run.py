@@ -225,6 +225,9 @@ class Run:
         running = max(self._events or 0, 0 if stream is None else stream.unended // BYTES)
         if party is None or not (ended or self._events is not None):
             return
+        if stream is None and len(self._job.seeds) == 1:
+            # The only choice has its end, which counts.
+            return
         try:
             async with asyncio.timeout(NOTE_SECONDS):
                 if call is not None and self._events is not None:

@@ -29,6 +29,7 @@ from latimer.backends.errors import (
 )
 from latimer.backends.http import ConnectionPool
 from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.queue import Ticket
 from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.recorded import RecordedKoboldcpp
 from support.engines.replay import Replay
@@ -127,6 +128,17 @@ async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
     texts, finishes = await run(backend, job)
     assert texts == [b"1234" * 450 + b"."]
     assert finishes[0].completion_tokens == 1801
+
+
+async def test_a_job_that_has_ended_counts_once(backend: KoboldCpp) -> None:
+    """A client that leaves after the end of its only choice adds no tokens to those of the end."""
+    party = Ticket()
+    with pytest.raises(asyncio.CancelledError):
+        async with backend.open(Generation(Prompt(COUNT), 5, sampling=GREEDY, party=party)) as all_:
+            batches = [batch async for batch in all_]
+            raise asyncio.CancelledError
+    assert isinstance(batches[-1][-1], Finish)
+    assert (party.prompt, party.generated) == (0, 0)
 
 
 @pytest.mark.parametrize("text", ["root ::= !<[5]>", 'root ::= "x" | <[300]>', "root ::= <eos>"])
