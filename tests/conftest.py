@@ -9,6 +9,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+from support import cores
+
+# isort: split
 import gguf
 import httpx2
 import hypothesis
@@ -37,15 +40,9 @@ hypothesis.settings.load_profile("latimer")
 ENGINES = ("llama_cpp", "llama_server", "koboldcpp")
 
 
-def pytest_configure() -> None:
-    """Pin each pytest-xdist worker, and the engines that it starts, to one core.
-
-    The threads of two engines that share cores wait for each other longer than they compute.
-    """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if worker and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+def pytest_report_header() -> list[str]:
+    """Say to which core a worker is pinned."""
+    return [] if cores.PINNED is None else [f"pinned to core {cores.PINNED}"]
 
 
 def pytest_sessionstart() -> None:

@@ -288,6 +288,7 @@ async def test_a_refused_file_changes_no_machine(tmp_path: Path) -> None:
     await fleet.aclose()
 
 
+@pytest.mark.slow
 def test_an_invalid_file_is_not_followed(servers: list[str], tmp_path: Path) -> None:
     """A server keeps its settings if the file becomes invalid, and follows it when it is mended."""
     file = written(tmp_path / "fleet.toml", engines(servers))

@@ -283,6 +283,7 @@ def test_requests_wait_for_an_engine_that_has_ended(settings: Path, tmp_path: Pa
         assert children(tmp_path) != {pid}
 
 
+@pytest.mark.slow
 async def test_requests_for_models_that_take_turns_all_end(url: str) -> None:
     """Requests for two models that do not fit together end, also where clients leave early."""
     chance, ended = random.Random(1), 0

@@ -364,6 +364,7 @@ async def test_keys_limits_metrics_and_log() -> None:
     assert (found["model"], found["engine"]) == ("tone", "tone")
 
 
+@pytest.mark.slow
 def test_ten_at_once_leave_the_event_loop_to_others() -> None:
     """Encoding runs in threads: no iteration of the event loop takes long."""
     speaker = Tone()

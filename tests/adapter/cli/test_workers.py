@@ -171,6 +171,7 @@ def key(name: str) -> str:
     return f'[keys.{name}]\ndigest = "{digest_of(name)}"\n'
 
 
+@pytest.mark.slow
 async def test_all_workers_read_the_settings_again(engine: str, tmp_path: Path) -> None:
     """SIGHUP changes the keys in all workers, also in one that starts later, and loses nothing."""
     file = tmp_path / "latimer.toml"
@@ -209,6 +210,7 @@ async def test_all_workers_read_the_settings_again(engine: str, tmp_path: Path) 
         assert await statuses() == {(401, 200)}
 
 
+@pytest.mark.slow
 async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> None:
     """The operator sees the requests of all workers, and a drain holds for a later worker, too."""
     file = tmp_path / "fleet.toml"

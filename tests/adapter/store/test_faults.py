@@ -289,6 +289,7 @@ async def test_a_postgresql_that_is_silent_holds_nobody(
     assert await listed(remote) == [old, new.id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("required", [False, True])
 async def test_a_silent_postgresql_holds_no_response_in_the_background(
     server: postgresql.PostgreSQL, required: bool

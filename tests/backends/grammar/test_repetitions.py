@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from latimer.backends.base import Grammar, GrammarKind
 from latimer.backends.grammar import gbnf_of
@@ -93,6 +93,7 @@ def _repeated(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.lists(item | group, min_size=1, max_size=3).map(" ".join)
 
 
+@settings(max_examples=25)
 @given(st.recursive(st.just('"x"'), _repeated, max_leaves=8))
 def test_no_repetition_makes_many_rules(body: str) -> None:
     """In each grammar that the check allows, a repetition makes fewer than 2,000 rules."""
