@@ -68,12 +68,12 @@ def test_the_log_has_no_lines_below_its_level(workers: str, tmp_path: Path) -> N
     for level, expected in (("error", set()), ("info", {"start", "drain"})):
         port = free_port()
         file = tmp_path / level
-        engine = (str(DEMO_MODEL), "--backend", "llama-server")
-        options = ("--log-level", level, "--port", str(port))
+        options = [str(DEMO_MODEL), "--backend", "llama-server"]
         if workers == "2":
-            engine, options = ("http://127.0.0.1:1",), (*options, "--workers", workers)
+            options = ["http://127.0.0.1:1", "--workers", workers]
+        options += ["--log-level", level, "--port", str(port)]
         with file.open("wb") as log:
-            process = subprocess.Popen(["latimer", "serve", *engine, *options], stderr=log)
+            process = subprocess.Popen(["latimer", "serve", *options], stderr=log)
             try:
                 wait_for(f"http://127.0.0.1:{port}/", process)
             finally:
