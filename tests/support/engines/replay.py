@@ -72,8 +72,12 @@ class Replay(Engine):
         elif path in STATE:
             entry = self._after.get((path, self._recorded.get(genkey, self._last)))
         if entry is None:
-            self.unknown.append(key_of(request.method, path, body))
-            message = f"no recording of {self.unknown[-1]}".encode()
+            missing = key_of(request.method, path, body)
+            # The text of a call that is cut depends on the time, and without its count it is
+            # estimated. Any other test fails by this error.
+            if path != "/api/extra/tokencount":
+                self.unknown.append(missing)
+            message = f"no recording of {missing}".encode()
             return _closing(b"HTTP/1.0 500 No Recording\r\n\r\n", one(message))
         chunks = [base64.b64decode(chunk) for chunk in entry["chunks"]]
         # The recorded generation may have run until it was aborted.
