@@ -65,10 +65,12 @@ def _vocabulary(model: Path) -> tuple[LoadedModel, Vocabulary]:
     return loaded, Vocabulary(loaded)
 
 
-def ids_of(model: Path, text: str, add_special: bool = True) -> TokenIds:
+def ids_of(
+    model: Path, text: str, add_special: bool = True, parse_special: bool = False
+) -> TokenIds:
     """Return the ids of a text, with the special tokens that the tokenizer adds by default."""
     _, vocabulary = _vocabulary(model)
-    return vocabulary.tokenize(text, add_special=add_special, parse_special=False)
+    return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
 
 @cache
