@@ -27,9 +27,10 @@ EMBEDDINGS = EXCHANGES.with_name("embeddings.jsonl")
 # The exchanges of a koboldcpp with a model that speaks noise (`tests/models/make_speech.py`).
 SPEECH = EXCHANGES.with_name("speech.jsonl")
 TOKENCOUNT = "/api/extra/tokencount"
+CHECK = "/api/extra/generate/check"
 GENERATE = ("/api/extra/generate/stream", "/api/v1/generate")
 # Paths of the engine's state, which is that of the last generation.
-STATE = ("/api/extra/last_logprobs", "/api/extra/perf", "/api/extra/generate/check")
+STATE = ("/api/extra/last_logprobs", "/api/extra/perf", CHECK)
 
 
 def key_of(method: str, path: str, body: Any) -> str:
@@ -55,6 +56,8 @@ class Replay(Engine):
         self._plain: dict[str, dict[str, Any]] = {}
         self._after: dict[tuple[str, str], dict[str, Any]] = {}
         self._recorded: dict[str, str] = {}
+        # The whole responses by their recorded `genkey`; `CHECK` has their text in the same form.
+        self._wholes: dict[str, dict[str, Any]] = {}
         self._last = ""
         self.unknown: list[str] = []
         self.ended: list[str] = []
@@ -64,6 +67,8 @@ class Replay(Engine):
                 self._after[entry["path"], entry["after"]] = entry
             else:
                 self._plain[key_of(entry["method"], entry["path"], entry["body"])] = entry
+                if entry["path"] == GENERATE[1]:
+                    self._wholes[entry["genkey"]] = entry
 
     def _find(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
         """Return the recording of a request that does not depend on the one before it."""
@@ -85,6 +90,10 @@ class Replay(Engine):
             if path == TOKENCOUNT and not body["special"]:
                 # The text of a call that is cut depends on the time, and has no recording.
                 return replied(count_of(body["prompt"]))
+            whole = self._wholes.get(self._recorded.get(genkey, ""))
+            if path == CHECK and whole is not None:
+                # Of a whole response that is cut, too.
+                return replied(json.loads(b"".join(map(base64.b64decode, whole["chunks"]))))
             self.unknown.append(key_of(request.method, path, body))
             message = f"no recording of {self.unknown[-1]}".encode()
             return _closing(b"HTTP/1.0 500 No Recording\r\n\r\n", one(message))
