@@ -14,8 +14,9 @@ from ..backends.errors import LatimerError
 from ..backends.queue import Ticket
 from .errors import Header, InvalidRequest, RateLimited, UnknownModel, go_duration
 from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
+from .model_entry import ServedModel
 from .request import Exchange, header_value
-from .service import ServedModel, Service
+from .service import Service
 
 if TYPE_CHECKING:
     from ..backends.speech.base import Speaker, Transcriber

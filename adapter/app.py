@@ -43,6 +43,8 @@ from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store
 from .messages.errors import in_api_of
 from .metric_rows import Names
 from .metrics import Metrics
+from .model_entry import Fetch, ModelEntry, Policy, ReasoningField
+from .observers import Observer
 from .option import option_of
 from .origins import LocalRules, OriginMiddleware
 from .playground import playground_routes
@@ -50,7 +52,7 @@ from .record import Record
 from .request import EXCHANGE, FRAME, PUSH, WHOLE, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, MetricsAccess, SocketRoute, routes_of
-from .service import Fetch, ModelEntry, Observer, Policy, ReasoningField, Service
+from .service import Service
 from .settings import Settings
 from .store.config import store_config_of
 from .store.errors import StoreError, StoreUnavailable, in_words
@@ -242,11 +244,12 @@ class ErrorMiddleware:
                 exchange.write = scope[FRAME].write
             elif extensions := scope.get("extensions"):
                 exchange.sends_whole, exchange.pushes = WHOLE in extensions, PUSH in extensions
-            if self._service.observers:
+            observers = self._service.observers
+            if observers.all:
                 exchange.record = Record()
-                self._service.running.add(exchange)
-                if self._service.has_followers:
-                    self._service.follow(exchange)
+                observers.running.add(exchange)
+                if observers.has_followers:
+                    observers.follow(exchange)
             REQUEST.set(exchange)
             if _HANDLERS in scope:
                 scope[_HANDLERS] = _without_default(*scope[_HANDLERS])
@@ -281,7 +284,7 @@ class ErrorMiddleware:
                 if exchange.lease is not None and exchange.lease.counter is not None:
                     exchange.lease.release()
                 if exchange.record is not None:
-                    self._service.ended(exchange, exchange.record)
+                    self._service.observers.ended(exchange, exchange.record)
 
     async def _shake(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a handshake on, and answer it with its errors; a connection handles its own."""

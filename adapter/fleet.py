@@ -19,8 +19,8 @@ from ..schemas.openai.responses import ResponseRequest
 from .app import policy_of
 from .engines import WrongSetup, background_backend, member_of
 from .hub.names import HubError
+from .model_entry import ModelEntry
 from .on_demand import machines_of, update_machines
-from .service import ModelEntry
 from .settings import OF_ENGINE, Settings
 from .validation import parse
 

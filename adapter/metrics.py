@@ -51,9 +51,10 @@ from .metric_rows import (
     Row,
     Values,
 )
+from .observers import Observer
 from .readiness import States
 from .record import CANCELLED, NO_ENGINE, OTHER, Record, engine_name
-from .service import Observer, Service
+from .service import Service
 from .store.records import Status
 from .vllm_metrics import COUNTED, DERIVED, Http, derived
 
@@ -279,7 +280,7 @@ class Metrics(Observer):
                 # Series without values exist from the start.
                 self._new(model.name or OTHER, engine.name)
         await self._count_running(service)
-        service.observe()
+        service.observers.flush()
         copies = {key: one.copy() for key, one in self._series.items()}
         for key, record in _streams(service):
             if key in copies:
@@ -319,7 +320,7 @@ class Metrics(Observer):
 
 def _streams(service: Service) -> Iterator[tuple[tuple[str, str], Record]]:
     """Yield the streams that run and have tokens, each with the model and engine of its series."""
-    for exchange in service.running:
+    for exchange in service.observers.running:
         record = exchange.record
         if record is not None and record.arrivals:
             name = record.party.engine if record.party is not None else ""

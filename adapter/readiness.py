@@ -6,8 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..backends.base import Load
+from .model_entry import ModelEntry
 from .record import engine_name
-from .service import ModelEntry, Service
+from .service import Service
 
 if TYPE_CHECKING:
     from ..backends.fleet.pool import Pool

@@ -1,7 +1,7 @@
 """The measurements of a request, for its observers.
 
 The path of a request notes a few times, and keeps what it has made anyway. Observers
-(`service.Observer`) do the rest after its end, for several requests together. So a token costs no
+(`observers.Observer`) do the rest after its end, for several requests together. So a token costs no
 call more, and a request a few. A record holds nothing that is large.
 """
 

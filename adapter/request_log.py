@@ -26,8 +26,8 @@ from typing_extensions import override
 from ..schemas.openai.common import Request
 from .dialects import TABLES
 from .errors import in_log, printable
+from .observers import Observer
 from .record import OTHER, Record
-from .service import Observer
 
 Format: TypeAlias = Literal["text", "json"]
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]

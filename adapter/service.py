@@ -1,4 +1,4 @@
-"""The served backends, their model names, and their rules."""
+"""The service of an adapter: its models by name, its engines' states, and what requests share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from operator import attrgetter
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..backends.base import Backend, Capabilities, Model
 from ..backends.errors import (
@@ -25,11 +23,13 @@ from ..backends.fleet.loading import REQUEST
 from ..backends.identity import difference
 from ..backends.queue import QUEUE, AdmissionQueue
 from ..schemas import limits
-from .errors import InvalidRequest, UnknownModel, in_log
+from .errors import InvalidRequest, UnknownModel
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
+from .model_entry import Chosen, ModelEntry, ServedModel, first_name, may_use
+from .observers import Observer, Observers
 from .question import ENDS, Question
-from .record import GONE, NO_ENGINE, OTHER, PROBES, Record, engine_name
+from .record import engine_name
 from .request import Exchange
 from .responses.background import Background
 from .responses.lanes import KeptTurns
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("latimer")
 
 DEFAULT_MAX_BODY = limits.BODY.maximum
-# The fields that clients read reasoning from.
-ReasoningField: TypeAlias = Literal["reasoning_content", "reasoning"]
-REASONING_FIELDS: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning")
-
 # Seconds after which the question for a model is a wait for its engine.
 _WAIT = 0.05
 # Seconds that engines may take to answer `/health`: less than the limits of usual probes.
@@ -59,149 +55,9 @@ SILENCE = 5.0
 # The recordings to transcribe that are in memory at once, of at most 115 MB each.
 MOST_RECORDINGS = 4
 
-# A function that returns the body at a URL; its second argument is the request's field, for errors.
-Fetch: TypeAlias = Callable[[str, str], Awaitable[bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The rules for requests to a model.
-
-    Args:
-        strict: reject unknown fields, and fields that the engine only approximates.
-        parse_content: parse control tokens in message text.
-        fetch: fetches a URL that a request names; None to accept only data: URLs.
-        chat_format: the instruct format (`instruct.FORMATS`) that replaces the model's chat
-            template.
-        vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken; by default
-            the model's own.
-        keepalive: seconds of silence after which a stream sends a comment; 0 sends none.
-        reasoning: the field of messages for reasoning; None to omit it from responses.
-        matryoshka: the model's vectors may be cut to fewer dimensions.
-    """
-
-    strict: bool = False
-    parse_content: bool = False
-    fetch: Fetch | None = None
-    chat_format: str | None = None
-    vocabulary: str | None = None
-    keepalive: float = 0
-    reasoning: ReasoningField | None = "reasoning_content"
-    matryoshka: bool = False
-
-
-@dataclass(slots=True)
-class ServedModel:
-    """A backend, its model, and the rules for requests to it.
-
-    Args:
-        name: the name of the model in responses: the request's, or else the first one.
-        is_pooled: True if the backend is a `Pool` of several engines.
-        replaces: True if it serves a request for a model that is not available.
-        label: the name of the model in metrics, which no client can choose.
-    """
-
-    backend: Backend
-    model: Model
-    policy: Policy
-    name: str = ""
-    is_pooled: bool = False
-    replaces: bool = False
-    label: str = ""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The capabilities of the engine."""
-        return self.backend.capabilities
-
-
-# Seconds after which observers get the requests that have ended, and the number of requests that
-# they get at once. Their code is in no cache of the processor, so few requests at once cost more.
-OBSERVED_AFTER, MOST_UNSEEN = 0.25, 256
 # How many names of models are kept with what they have led to, and the characters of a name that is
 # too long for that. With `any_model`, clients can send any name; a full table begins again.
 _MOST_LATEST, _LONG = 64, 256
-# The times of tokens that wait with them: a millisecond of work.
-_MOST_TIMES = 8192
-# The same with their responses, which can be large.
-_MOST_REPLIES = 8
-# The bytes of a body from which on its request does not wait for others, because a part such as its
-# end user may be in memory until then.
-_LARGE = 65_536
-
-
-# What a record has of its exchange and of its scope. They themselves would keep all that a request
-# has made, so that the next ones find no memory which is in the processor's cache.
-_FACTS = attrgetter(
-    "status", "begun_at", "request_id", "model", "streams", "wants_stream", "is_left", "key",
-    "grant", "end_user",
-)  # fmt: skip
-_PLACE = ("method", "path", "route", "client")
-_CACHED = attrgetter("cached_tokens")
-_FOLLOWS = attrgetter("follows")
-# A request that has ended: its record, the time, `_FACTS`, and `_PLACE` with None for what is
-# missing.
-_Ended: TypeAlias = Sequence[Any]
-
-
-class Observer(Protocol):
-    """An observer of requests, which gets what was measured of them.
-
-    Attributes:
-        keeps: see `Record`.
-        follows: True to get the start of each request, too.
-    """
-
-    keeps: bool
-    follows: bool = False
-
-    def begin(self, exchange: Exchange) -> None:
-        """Take a request that has arrived."""
-        return
-
-    def take(self, ended: Sequence[Record]) -> None:
-        """Take requests that have ended, but for those of `PROBES`."""
-        ...
-
-    def close(self) -> None:
-        """Finish what is left; nothing follows."""
-        return
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """A backend, as `/v1/models` lists it.
-
-    Args:
-        names: the model names for clients; the engine's own name if empty.
-        any_model: accept every model name.
-        fallback: the names of models that serve its requests while it is not available.
-        defaults: fields of requests that do not set them.
-
-    Attributes:
-        pool: the backend, if it is a model of several engines.
-    """
-
-    backend: Backend
-    names: Sequence[str] = ()
-    any_model: bool = False
-    policy: Policy = Policy()
-    fallback: Sequence[str] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    pool: Pool | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        is_pooled = getattr(self.backend, "is_pooled", False)
-        pool = cast("Pool", self.backend) if is_pooled else None
-        object.__setattr__(self, "pool", pool)
-
-    def names_of(self, model: Model) -> Sequence[str]:
-        """Return the names of the model."""
-        return self.names or (model.name,)
-
-
-# A model, its name for the response, and True if it replaces another one.
-Chosen: TypeAlias = tuple[ModelEntry, str, bool]
 
 
 class Socket(Protocol):
@@ -252,15 +108,9 @@ class Service:
         speaker: Speaker | None = None,
         transcriber: Transcriber | None = None,
     ) -> None:
+        self.observers = Observers(observers, self.label_asked)
         self.replace(listings)
         self.max_body = max_body
-        # The requests that run, if anybody observes them.
-        self.running: set[Exchange] = set()
-        # The requests that have ended, which the observers do not have yet.
-        self._unseen: list[_Ended] = []
-        self._times = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self.observed_by(observers)
         self.hosted = hosted
         self.store = store
         self.seal = seal or Seal()
@@ -299,6 +149,7 @@ class Service:
             for name in listing.names:
                 table.setdefault(name, listing)
         self.is_fleet = any(listing.pool is not None for listing in listings)
+        self.observers.is_fleet = self.is_fleet
         # Names are only known at once if no engine has to be asked for its own.
         are_known = all(listing.names for listing in listings)
         several = self.is_fleet or len(listings) > 1
@@ -329,76 +180,6 @@ class Service:
     def keepalive(self) -> float:
         """Seconds of silence after which a stream sends a comment; 0 sends none."""
         return max((listing.policy.keepalive for listing in self._listings), default=0)
-
-    def observed_by(self, observers: Sequence[Observer]) -> None:
-        """Let these observe the requests that begin from now on, and those that end."""
-        self.observe()
-        self.observers = observers
-        self._keeps = any(one.keeps for one in observers)
-        self._most_unseen = _MOST_REPLIES if self._keeps else MOST_UNSEEN
-        self._find_followers()
-
-    def _find_followers(self) -> None:
-        self._followers = [*filter(_FOLLOWS, self.observers)]
-        self.has_followers = self._keeps or bool(self._followers)
-
-    def recorded(self, exchange: Exchange) -> None:
-        """Measure a request, for the observers; `ErrorMiddleware` does it without a call."""
-        record = exchange.record = Record()
-        record.is_detached, record.trace = exchange.is_detached, exchange.trace
-        record.forwarded = exchange.forwarded
-        self.running.add(exchange)
-        if self.has_followers:
-            self.follow(exchange)
-
-    def follow(self, exchange: Exchange) -> None:
-        """Prepare what some observers need of a request that has begun."""
-        if self._keeps and exchange.record is not None:
-            exchange.record.keeps = True
-        for one in self._followers:
-            one.begin(exchange)
-
-    def ended(self, exchange: Exchange, record: Record) -> None:
-        """Note the end of a request that was measured; the observers get it soon.
-
-        All else is done for several requests together. For each of them, it would be code that is
-        in no cache of the processor.
-        """
-        self.running.discard(exchange)
-        if not exchange.model and exchange.asked is not None:
-            exchange.model = self.label_asked(exchange)
-        if not exchange.size:
-            exchange.note_trace(record)
-        unseen = self._unseen
-        unseen.append([record, perf_counter(), *_FACTS(exchange), *map(exchange.scope.get, _PLACE)])
-        if record.arrivals:
-            self._times += len(record.arrivals)
-        if len(unseen) >= self._most_unseen or self._times >= _MOST_TIMES or exchange.size > _LARGE:
-            self.observe()
-        elif self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(OBSERVED_AFTER, self.observe)
-
-    def observe(self) -> None:
-        """Pass the requests that have ended to the observers now."""
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-        unseen, self._unseen, self._times = self._unseen, [], 0
-        is_fleet, ended = self.is_fleet, list[Record]()
-        for one in unseen:
-            record = _completed(one, is_fleet)
-            if record is not None:
-                ended.append(record)
-        if ended:
-            for observer in self.observers:
-                try:
-                    observer.take(ended)
-                except Exception:
-                    # The others do not depend on it.
-                    log.exception("An observer of requests has failed.")
-            # Spans can be switched on after the start.
-            self._find_followers()
 
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).
@@ -432,7 +213,7 @@ class Service:
             self.late_checks |= listing.backend.capabilities.late_checks
             names = listing.names or (model.name,)
             if name and (listing.any_model or name in names):
-                if grant is not None and not _may_use(grant, name, names):
+                if grant is not None and not may_use(grant, name, names):
                     continue
                 rules = listing.policy, name, listing.pool is not None
                 served = ServedModel(listing.backend, model, *rules, label=names[0])
@@ -482,19 +263,19 @@ class Service:
         assert table is not None
         if not name and len(self._listings) == 1:
             only = self._listings[0]
-            return only, _first_name(only.names, grant), False
+            return only, first_name(only.names, grant), False
         entry = table.get(name or "")
         if entry is None and name:
             entry = next((one for one in self._listings if one.any_model), None)
         if entry is None or (
             grant is not None
             and grant.names is not None
-            and not _may_use(grant, name or "", entry.names)
+            and not may_use(grant, name or "", entry.names)
         ):
             raise self._unknown(name, [*table], grant)
-        if entry.fallback and not _is_available(entry):
+        if entry.fallback and not entry.is_available:
             for other in entry.fallback:
-                if _is_available(table[other]) and (grant is None or grant.allows(other)):
+                if table[other].is_available and (grant is None or grant.allows(other)):
                     return table[other], other, True
         return entry, name or entry.names[0], False
 
@@ -551,7 +332,7 @@ class Service:
         listing = self._listings[0]
         model = await self.model_of(listing)
         self.late_checks |= listing.backend.capabilities.late_checks
-        name = _first_name(listing.names_of(model), grant)
+        name = first_name(listing.names_of(model), grant)
         label = listing.names[0] if listing.names else model.name
         return ServedModel(listing.backend, model, listing.policy, name, self.is_fleet, label=label)
 
@@ -707,7 +488,7 @@ class Service:
             label = self.label(entry)
             names = entry.names or (label,)
             if grant is None or (
-                _may_use(grant, asked, names) if asked else any(map(grant.allows, names))
+                may_use(grant, asked, names) if asked else any(map(grant.allows, names))
             ):
                 return label
         return ""
@@ -719,7 +500,9 @@ class Service:
             label: the name of the model in metrics.
         """
         asking = (
-            one for one in self.running if not (one.model or one.asked is None or one.is_detached)
+            one
+            for one in self.observers.running
+            if not (one.model or one.asked is None or one.is_detached)
         )
         return sum(self.label_asked(one) == label for one in asking)
 
@@ -771,9 +554,7 @@ class Service:
     async def aclose(self) -> None:
         """End what runs, write what waits for the store, and release the store and the backends."""
         await self.background.aclose()
-        self.observe()
-        for one in self.observers:
-            one.close()
+        self.observers.close()
         if self.store is not None:
             await self.store.aclose()
         await self.limits.aclose()
@@ -791,54 +572,6 @@ class Service:
 
 def _silent_for(seconds: float) -> EngineSilent:
     return EngineSilent(f"The engine has not answered for {round(seconds, 1):g} s.")
-
-
-def _completed(one: _Ended, is_fleet: bool) -> Record | None:
-    """Return the record of a request that has ended, with the facts of every request.
-
-    None for a path of operators, and for a request that a route or a middleware of the user has
-    answered.
-    """
-    record: Record = one[0]
-    (
-        _, record.ended, status, record.begun_at, record.request_id, model, streams, wants_stream,
-        record.is_left, key, grant, record.end_user, record.method, record.path, route, client,
-    ) = one  # fmt: skip
-    status = status or (GONE if record.is_left else record.failed)
-    endpoint = getattr(route, "path", OTHER)
-    if not status or endpoint in PROBES:
-        return None
-    record.status, record.endpoint = status, endpoint
-    record.client = client[0] if client else ""
-    record.model = model or OTHER
-    # Work that outlives its request has events also without a reader.
-    if wants_stream or (streams and not record.is_detached):
-        record.is_stream = True
-    if not key:
-        record.key = ""
-    else:
-        record.key = in_log(key) if grant is None else grant.name
-    loading, last, party = record.loading, record.last, record.party
-    record.queued = loading
-    if party is not None:
-        record.queued += party.waited
-        if party.tries:
-            record.tries += party.tries
-    finishes = record.finishes
-    if len(finishes) == 1:
-        record.cached_tokens = finishes[0].cached_tokens
-    elif finishes:
-        record.cached_tokens = sum(map(_CACHED, finishes[:: record.choices_per_prompt]))
-    else:
-        record.cached_tokens = None
-    record.overhead = 0.0
-    if last:
-        record.overhead = record.begun - record.begun_at - loading + record.ended - last
-    if party is not None and party.engine:
-        record.engine = party.engine
-    elif record.engine:
-        record.engine = NO_ENGINE if is_fleet else engine_name(record.engine)
-    return record
 
 
 async def _check_any(pools: Sequence[Pool]) -> None:
@@ -868,29 +601,3 @@ def _raise_all(errors: Sequence[BaseException]) -> None:
         are_loading = all(isinstance(one, ModelLoading) for one in errors)
         message = " ".join(dict.fromkeys(map(str, errors)))
         raise ModelLoading(message) if are_loading else EngineUnavailable(message)
-
-
-def _is_available(entry: ModelEntry) -> bool:
-    return entry.pool is None or entry.pool.is_available
-
-
-def _first_name(names: Sequence[str], grant: Grant | None) -> str:
-    """Return the first name of a model that a key may use.
-
-    Raises:
-        InvalidRequest: it may use none.
-    """
-    if grant is None or grant.names is None:
-        return names[0]
-    for name in names:
-        if grant.allows(name):
-            return name
-    raise InvalidRequest(
-        "you must provide a model parameter. This API key may use: "
-        f"{shortened(grant.shown or 'no model')}."
-    )
-
-
-def _may_use(grant: Grant, name: str, names: Sequence[str]) -> bool:
-    """Return True if a key may use a model by a name, which is its own or any other."""
-    return grant.allows(name) and (name in names or any(map(grant.allows, names)))

@@ -23,9 +23,9 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
 
 from ..backends.queue import Try
+from .observers import Observer
 from .record import OTHER, PROBES, Record, Trace
 from .request import Exchange, joined_headers
-from .service import Observer
 
 Attributes: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]
 

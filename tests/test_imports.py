@@ -60,8 +60,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/{name}.py"
         for name in (
             "admission", "auth", "base_urls", "form", "handshake", "hosted", "metric_rows",
-            "metrics", "origins", "proxies", "question", "readiness", "record", "request",
-            "request_log",
+            "metrics", "model_entry", "observers", "origins", "proxies", "question", "readiness",
+            "record", "request", "request_log",
             "responses/background", "responses/lanes", "responses/register", "responses/sealed",
             "service", "traces", "validation", "vllm_metrics",
         )

@@ -31,7 +31,7 @@ from ...schemas.openai.messages import (
 from ..chat.prepare import ChatJob, ChatTurn, prepare
 from ..errors import InvalidRequest
 from ..generation.choice import NO_ECHO, Choice
-from ..service import ServedModel
+from ..model_entry import ServedModel
 from .languages import NAMES, code_of
 
 # Seconds of a recording that a model gets at once. Models are trained with half a minute to some

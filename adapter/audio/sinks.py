@@ -22,8 +22,8 @@ from ..generation.choice import Choice, Delta
 from ..generation.frames import ChunkEncoder, padded
 from ..generation.keepalive import SENDING
 from ..generation.sinks import Answer, JsonSink, StreamSink, cost_of, note_approximated
+from ..model_entry import ServedModel
 from ..request import EVENT_STREAM, Exchange
-from ..service import ServedModel
 from .spoken import FRAME, Speech
 
 # The bytes of a part of a response that is sent whole.

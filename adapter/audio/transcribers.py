@@ -8,8 +8,9 @@ from ...backends.queue import Ticket
 from ...backends.speech.base import Transcriber, TranscriberFacts
 from ..admission import AudioUse, admitted_for_audio, ticket_of
 from ..errors import InvalidRequest
+from ..model_entry import ServedModel
 from ..request import Exchange
-from ..service import ServedModel, Service
+from ..service import Service
 from .audio_model import AudioModel
 
 OPENAI_MODELS = frozenset(

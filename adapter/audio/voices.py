@@ -10,7 +10,8 @@ from ...schemas.openai.audio import SpokenVoice
 from ...schemas.openai.common import VoiceId
 from ..admission import AudioUse
 from ..errors import InvalidRequest
-from ..service import ServedModel, Service
+from ..model_entry import ServedModel
+from ..service import Service
 
 OPENAI_MODELS = frozenset({"tts-1", "tts-1-hd", "gpt-4o-mini-tts"})
 # The voices of OpenAI. A speaker's own voices stand for them in this order, again from its first

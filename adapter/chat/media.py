@@ -20,7 +20,7 @@ from ...schemas.openai.messages import (
 )
 from .. import data_urls
 from ..errors import InvalidRequest, wrong_value
-from ..service import ServedModel
+from ..model_entry import ServedModel
 
 # Formats that llama.cpp reads (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC. WebP is
 # converted.

@@ -18,7 +18,7 @@ from ...schemas.openai.common import FinishReason
 from ..generation.choice import Delta
 from ..generation.frames import ChunkEncoder
 from ..generation.logprobs import Entry
-from ..service import REASONING_FIELDS, ReasoningField
+from ..model_entry import REASONING_FIELDS, ReasoningField
 from .tools import InputReader
 
 Deltas: TypeAlias = list[tuple[dict[str, Any], Sequence[Entry]]]

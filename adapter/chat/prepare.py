@@ -28,7 +28,7 @@ from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import NO_ECHO, Echo, MessageFormat, Parser
-from ..service import ServedModel
+from ..model_entry import ServedModel
 from . import instruct
 from .conversation import Style, plain_turns, turns_of
 from .folding import ANY, fold, strictest

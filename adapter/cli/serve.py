@@ -33,9 +33,9 @@ from ..errors import InvalidRequest, LimitsUnavailable
 from ..generation.token_ids import load
 from ..limits.config import kind_of
 from ..limits.leases import LimitsError
+from ..observers import Observer
 from ..origins import LocalRules, is_loopback
 from ..request_log import JsonFormatter, RequestLog, TextFormatter, Writer, form_of
-from ..service import Observer
 from ..settings import Settings
 from ..settings_file import WrongSettings
 from ..store.errors import StoreError, StoreUnavailable, in_words

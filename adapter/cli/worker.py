@@ -154,7 +154,7 @@ class _WorkerServer(Server):
             service.store.is_shared = True
         self._around.drain_again(service)
         await self._register.inherit(service.background, service.store)
-        for metrics in service.observers:
+        for metrics in service.observers.all:
             if isinstance(metrics, Metrics):
                 self._tally = Tally(self._worker.folder, self._worker.number, metrics, service)
                 await self._tally.start()

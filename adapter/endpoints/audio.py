@@ -32,8 +32,9 @@ from ..audio.spoken import SILENCE, pieces_of
 from ..audio.voices import speaker_for, speech, voice_for, voices_of
 from ..errors import DONE
 from ..generation.keepalive import commented
+from ..model_entry import ServedModel
 from ..request import EVENT_STREAM, Exchange
-from ..service import ServedModel, Service
+from ..service import Service
 from ..validation import notes, read
 
 _log = logging.getLogger(__name__)

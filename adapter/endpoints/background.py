@@ -19,11 +19,12 @@ from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
 from ..generation.frames import COMMENT, in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
+from ..model_entry import ServedModel
 from ..record import CANCELLED
 from ..request import EVENT_STREAM, Exchange
 from ..responses.background import Job
 from ..responses.response import USABLE, BackgroundEncoder, Draft
-from ..service import ServedModel, Service
+from ..service import Service
 
 log = logging.getLogger("latimer")
 
@@ -73,8 +74,8 @@ async def begin(
             job.log.add(message["body"])
 
     recorder = exchange.detached(record)
-    if service.observers:
-        service.recorded(recorder)
+    if service.observers.all:
+        service.observers.recorded(recorder)
     service.background.start(job, _run(recorder, service, request, work, job, again))
     # A task that is cancelled before it has begun does nothing at all.
     await asyncio.sleep(0)
@@ -199,4 +200,4 @@ async def _run(
         if lease is not None:
             lease.release()
         if exchange.record is not None:
-            service.ended(exchange, exchange.record)
+            service.observers.ended(exchange, exchange.record)

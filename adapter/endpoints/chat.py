@@ -36,8 +36,9 @@ from ..generation.sinks import (
 )
 from ..generation.token_ids import in_model_vocabulary
 from ..hosted import CHAT_LIMITS, lacking, no_logprobs
+from ..model_entry import ServedModel
 from ..request import Exchange
-from ..service import ServedModel, Service
+from ..service import Service
 from ..store.records import new_id
 from ..validation import (
     check_stream_options,

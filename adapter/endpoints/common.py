@@ -19,8 +19,8 @@ from ...schemas.openai.chat import ChatRequest, InstructAdapter
 from ...schemas.openai.messages import Message
 from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..errors import InvalidRequest, StoreUnavailable, in_log, wrong_value
+from ..model_entry import ServedModel
 from ..request import Exchange
-from ..service import ServedModel
 from ..store.records import Record, time_of
 from ..store.store import Store
 

@@ -37,8 +37,9 @@ from ..generation.run import CHOICE, Plan
 from ..generation.sinks import Answer, Result, pass_native, respond, usage_of
 from ..generation.token_ids import in_model_vocabulary, loaded, to_text
 from ..hosted import COMPLETION_LIMITS
+from ..model_entry import ServedModel
 from ..request import Exchange
-from ..service import ServedModel, Service
+from ..service import Service
 from ..validation import (
     OF_GRAMMARS,
     check_stream_options,

@@ -34,9 +34,10 @@ from ..admission import admitted, ticket_of
 from ..errors import InvalidRequest, about, worded
 from ..generation.token_ids import loaded, to_input
 from ..hosted import EMBEDDING_LIMITS
+from ..model_entry import ServedModel
 from ..parts import ChunkedJson
 from ..request import Exchange
-from ..service import ServedModel, Service
+from ..service import Service
 from ..validation import notes, read
 
 if TYPE_CHECKING:

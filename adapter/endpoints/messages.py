@@ -28,9 +28,10 @@ from ..messages.output import Shape
 from ..messages.request import read
 from ..messages.thinking import Thinking, Thoughts, thinking_of
 from ..messages.tools import Tools, tools_of
+from ..model_entry import ServedModel
 from ..request import Exchange
 from ..responses.files import UnreadPdfs, read_pdfs
-from ..service import ServedModel, Service
+from ..service import Service
 from ..store.records import new_id
 from ..validation import grammar_of, has_notes, notes, sampling_of
 from .common import chosen_format, prompt_tokens

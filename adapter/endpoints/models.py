@@ -31,8 +31,9 @@ from ..chat.profile import known_profile
 from ..limits.leases import Grant
 from ..messages.errors import speaks_anthropic
 from ..messages.models import info_of, page_of
+from ..model_entry import ServedModel
 from ..request import Exchange, parameters
-from ..service import ServedModel, Service
+from ..service import Service
 from ..validation import read
 
 # The words of llama-server, Ollama and LM Studio for the capabilities of a model.

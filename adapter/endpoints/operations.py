@@ -97,7 +97,7 @@ async def metrics(exchange: Exchange, service: Service) -> None:
     Raises:
         InvalidRequest: the key may use some models only, and most numbers are those of all.
     """
-    found = next(one for one in service.observers if isinstance(one, Metrics))
+    found = next(one for one in service.observers.all if isinstance(one, Metrics))
     grant = exchange.grant
     if grant is not None and grant.names is not None and not found.is_open:
         raise InvalidRequest(

@@ -29,6 +29,7 @@ from ..generation.run import Plan
 from ..generation.sinks import Answer, detailed_usage_of, respond
 from ..generation.token_ids import in_model_vocabulary
 from ..hosted import RESPONSE_LIMITS
+from ..model_entry import ServedModel
 from ..request import FRAME, Exchange
 from ..responses.files import UnreadPdfs, read_pdfs
 from ..responses.input import Conversation, conversation_of, placed, plain_messages
@@ -46,7 +47,7 @@ from ..responses.response import (
 )
 from ..responses.tools import NO_TOOLS, Tools, tools_of
 from ..responses.truncation import droppable, fewest
-from ..service import ServedModel, Service
+from ..service import Service
 from ..validation import (
     APPROXIMATED,
     check_stream_options,

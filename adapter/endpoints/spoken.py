@@ -21,8 +21,9 @@ from ..errors import InvalidRequest, missing, wrong_value
 from ..generation.frames import in_stream
 from ..generation.run import Plan
 from ..generation.sinks import Answer, Result, respond
+from ..model_entry import ServedModel
 from ..request import Exchange
-from ..service import ServedModel, Service
+from ..service import Service
 from ..store.transcripts import audio_id, origin_of
 from .common import party_of
 

@@ -24,8 +24,8 @@ from ...schemas.openai.common import CompletionTokensDetails, FinishReason, Usag
 from ..admission import ticket_of
 from ..errors import DONE, StoreUnavailable, error_event
 from ..limits.leases import Lease
+from ..model_entry import ServedModel
 from ..request import EVENT_STREAM, Exchange
-from ..service import ServedModel
 from ..validation import note_inexact
 from .choice import Choice, Delta
 from .frames import ChunkEncoder

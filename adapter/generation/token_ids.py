@@ -22,7 +22,7 @@ from ...backends.errors import EngineError, LatimerError, Unsupported, shortened
 from ...schemas.openai.common import EngineExtras
 from ..daemon_threads import DaemonThreads
 from ..errors import InvalidRequest, wrong_value
-from ..service import ServedModel
+from ..model_entry import ServedModel
 
 if TYPE_CHECKING:
     from tiktoken import Encoding as Encoding

@@ -230,7 +230,7 @@ async def test_a_background_response_after_a_change_of_koboldcpps_model(stream: 
                 await asyncio.sleep(0.02)
                 found = (await client.get(f"/v1/responses/{name}")).json()
             events = (await client.get(f"/v1/responses/{name}?stream=true")).text
-        app.service.observe()
+        app.service.observers.flush()
         await app.aclose()
     assert (found["status"], found["id"]) == ("completed", name)
     assert found["output"][0]["content"][0]["text"] == "a"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.service import ModelEntry
+from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.backends.base import Model
 from latimer.backends.errors import EngineUnavailable

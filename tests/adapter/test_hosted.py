@@ -10,7 +10,8 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.hosted import CHAT_LIMITS, COMPLETION_LIMITS, table
-from latimer.adapter.service import ModelEntry, Service
+from latimer.adapter.model_entry import ModelEntry
+from latimer.adapter.service import Service
 from latimer.adapter.settings import Settings
 from latimer.backends.base import Backend
 from latimer.backends.errors import RequestError

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
-from latimer.adapter.service import ModelEntry, Policy
+from latimer.adapter.model_entry import ModelEntry, Policy
 from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica

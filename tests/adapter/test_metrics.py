@@ -21,8 +21,9 @@ from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.limits.memory import MemoryLimits
 from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
 from latimer.adapter.metrics import Metrics, Series
+from latimer.adapter.model_entry import ModelEntry
+from latimer.adapter.observers import Observers
 from latimer.adapter.request_log import RequestLog
-from latimer.adapter.service import ModelEntry
 from latimer.adapter.vllm_metrics import COUNTED, DERIVED
 from latimer.backends.base import Model
 from latimer.backends.errors import EngineError
@@ -415,9 +416,7 @@ async def test_the_sum_of_times_between_tokens_never_falls() -> None:
     """The order in which times are added changes no sum that a scrape has shown."""
     series = Series()
     shown = []
-    service: Any = SimpleNamespace(
-        observe=lambda: None, running=set(), store=None, limits=MemoryLimits()
-    )
+    service: Any = SimpleNamespace(observers=Observers([], str), store=None, limits=MemoryLimits())
     metrics = Metrics()
     metrics._series["m", "e"] = series
     facts = {"count": 1, "counted": 0, "party": None, "engine": "e"}
@@ -426,11 +425,13 @@ async def test_the_sum_of_times_between_tokens_never_falls() -> None:
             SimpleNamespace(arrivals=[0.1 * n**2 / (number + 1) for n in range(size)], **facts)
             for size in (3, 5, 9)
         ]
-        service.running = [SimpleNamespace(record=record, model="m") for record in records]
+        service.observers.running = [
+            SimpleNamespace(record=record, model="m") for record in records
+        ]
         shown.append((await metrics.snapshot(service, [])).series["m", "e"].between.total)
         for record in records:
             series.add_gaps(record)
-        service.running = []
+        service.observers.running = []
         shown.append((await metrics.snapshot(service, [])).series["m", "e"].between.total)
     assert shown == sorted(shown)
 
@@ -442,10 +443,9 @@ async def test_a_scrape_during_long_streams_lets_others_run() -> None:
     arrivals = [float(n) for n in range(20_000)]
     facts = {"count": 1, "counted": 0, "party": None, "engine": "e"}
     record: Any = SimpleNamespace(arrivals=arrivals[:15_000], **facts)
-    running = [SimpleNamespace(record=record, model="m")]
-    service: Any = SimpleNamespace(
-        observe=lambda: None, running=running, store=None, limits=MemoryLimits()
-    )
+    observers: Any = Observers([], str)
+    observers.running = [SimpleNamespace(record=record, model="m")]
+    service: Any = SimpleNamespace(observers=observers, store=None, limits=MemoryLimits())
 
     async def count() -> None:
         nonlocal turns
@@ -461,7 +461,7 @@ async def test_a_scrape_during_long_streams_lets_others_run() -> None:
     assert turns >= 2
     record.arrivals = arrivals
     series.add_gaps(record)
-    service.running = []
+    service.observers.running = []
     last = (await metrics.snapshot(service, [])).series["m", "e"].between
     assert (sum(last.counts), last.total) == (19_999, 19_999.0)
 
@@ -578,8 +578,8 @@ async def test_a_refused_request_has_the_model_that_would_serve_it(
         body = {**CHAT, "model": asked, "temperature": "hot"}
         await client.post("/v1/chat/completions", json=body, headers=headers)
         found = await scrape(client) if not keyed else None
-        app.service.observe()
-    own = app.service.observers[0]
+        app.service.observers.flush()
+    own = app.service.observers.all[0]
     assert isinstance(own, Metrics)
     assert {model for model, _, _ in own._requests} == {label}
     assert found is None or found.sum("latimer_requests_total", model_name=label) == 1
@@ -599,8 +599,8 @@ async def test_a_key_counts_under_its_own_models_only(
     async with client_of(app) as client:
         headers = {"authorization": "Bearer some"}
         await client.post("/v1/chat/completions", json={**body, "n": "x"}, headers=headers)
-        app.service.observe()
-    own = app.service.observers[0]
+        app.service.observers.flush()
+    own = app.service.observers.all[0]
     assert isinstance(own, Metrics)
     assert {model for model, _, _ in own._requests} == {label}
     await app.aclose()
@@ -618,8 +618,8 @@ async def test_a_refused_request_counts_for_its_model() -> None:
             body = {**CHAT, "model": name, "temperature": "hot"}
             headers = {"authorization": "Bearer some"}
             await client.post("/v1/chat/completions", json=body, headers=headers)
-        app.service.observe()
-        found = app.service.observers[0]
+        app.service.observers.flush()
+        found = app.service.observers.all[0]
     assert isinstance(found, Metrics)
     counts = {model: count for (model, _, _), count in found._requests.items()}
     assert counts == {"b": 1, "other": 4}

@@ -9,7 +9,7 @@ import httpx2
 import openai
 import pytest
 from latimer.adapter.endpoints.models import abilities_of, object_of
-from latimer.adapter.service import Policy, ServedModel
+from latimer.adapter.model_entry import Policy, ServedModel
 from latimer.backends.base import EmbeddingModel, Model
 from latimer.backends.llama_server import LlamaServer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.service import ModelEntry
+from latimer.adapter.model_entry import ModelEntry
 from latimer.backends.errors import EngineSilent, EngineUnavailable, ModelLoading
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.record import Record
 from latimer.adapter.request import Exchange
 from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer, parts
-from latimer.adapter.service import ModelEntry
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import FORWARDED
 from latimer.backends.llama_server import LlamaServer
@@ -87,22 +87,22 @@ async def test_few_responses_wait_for_the_log(
     monkeypatch: pytest.MonkeyPatch, keeps: bool, sizes: list[int]
 ) -> None:
     """An observer of responses gets eight requests at once, since these can be large."""
-    monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 1000.0)
+    monkeypatch.setattr("latimer.adapter.observers.OBSERVED_AFTER", 1000.0)
     notes: Any = Batches(keeps)
     app = OpenAIAdapter(Echo("Hello."), any_model=True, observers=[notes])
     async with client_of(app) as client:
         for _ in range(20):
             await client.post("/v1/chat/completions", json=CHAT)
     assert notes.sizes == sizes
-    app.service.observe()
+    app.service.observers.flush()
     assert sum(notes.sizes) == 20
     await app.aclose()
 
 
 async def test_the_times_of_many_tokens_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams wait for their observers only until these have work for a millisecond."""
-    monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 1000.0)
-    monkeypatch.setattr("latimer.adapter.service._MOST_TIMES", 1)
+    monkeypatch.setattr("latimer.adapter.observers.OBSERVED_AFTER", 1000.0)
+    monkeypatch.setattr("latimer.adapter.observers._MOST_TIMES", 1)
     notes: Any = Batches(False)
     app = OpenAIAdapter(Echo("Hello."), any_model=True, observers=[notes])
     async with client_of(app) as client:
@@ -118,7 +118,7 @@ async def test_a_line_has_the_facts_of_a_request(make_backend: Any, engine: str)
     async with logged(make_backend(engine)) as (client, service, lines):
         plain = await client.post("/v1/chat/completions", json=CHAT)
         stream = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
-        service.observe()
+        service.observers.flush()
     one, two = lines.events()
     usage = plain.json()["usage"]
     for event, reply in ((one, plain), (two, stream)):
@@ -141,7 +141,7 @@ async def test_a_line_for_people(make_backend: Any) -> None:
     async with logged(make_backend("llama_cpp"), "text") as (client, service, lines):
         await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
         await client.post("/v1/chat/completions", json={"model": "m"})
-        service.observe()
+        service.observers.flush()
     one, two = (line.decode() for line in lines)
     number = r"\d+\.\d+"
     assert re.fullmatch(
@@ -162,7 +162,7 @@ async def test_a_log_has_no_content(make_backend: Any) -> None:
             for key in (secret, "sk-of-team", "sk-unknown"):
                 headers = {"authorization": f"Bearer {key}"}
                 await client.post("/v1/chat/completions", json=body, headers=headers)
-            service.observe()
+            service.observers.flush()
         text = b"\n".join(lines).decode()
         for word in (secret, "sk-", "somebody", "What is"):
             assert word not in text
@@ -180,7 +180,7 @@ async def test_probes_are_not_logged(make_backend: Any) -> None:
     async with logged(make_backend("llama_cpp")) as (client, service, lines):
         for path in ("/health", "/ready", "/metrics", "/v1/models", "/nowhere"):
             await client.get(path)
-        service.observe()
+        service.observers.flush()
     assert [(one["path"], one["status"]) for one in lines.events()] == [
         ("/v1/models", 200),
         ("/nowhere", 404),
@@ -193,7 +193,7 @@ async def test_a_level_leaves_failures(make_backend: Any) -> None:
     async with logged(gone, level="warning") as (client, service, lines):
         await client.post("/v1/chat/completions", json=CHAT)
         await client.get("/nowhere")
-        service.observe()
+        service.observers.flush()
     (event,) = lines.events()
     assert (event["level"], event["status"]) == ("error", 503)
     assert event["error_code"] == "engine_unavailable"
@@ -220,7 +220,7 @@ async def test_ids_of_other_servers_are_passed_on(make_backend: Any) -> None:
             assert (f"traceparent: {PARENT}\r\n".encode() in head) is (headers is good)
             assert (b"x-client-request-id: my-id 7\r\n" in head) is (headers is good)
             assert b"xyz" not in head
-        service.observe()
+        service.observers.flush()
     plain, traced, *others = lines.events()
     assert traced["trace_id"] == PARENT.split("-")[1]
     assert traced["client_request_id"] == "my-id 7"
@@ -269,7 +269,7 @@ async def test_a_stream_that_fails_is_a_stream() -> None:
         for stream in (True, False):
             reply = await client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
             assert reply.status_code == 502
-        service.observe()
+        service.observers.flush()
     assert [one["stream"] for one in lines.events()] == [True, False]
 
 
@@ -283,7 +283,7 @@ async def test_a_line_has_the_engines_that_were_tried() -> None:
             await client.post("/v1/chat/completions", json=CHAT)
         three.fails = EngineSilent("It is silent.")
         await client.post("/v1/chat/completions", json=CHAT)
-        service.observe()
+        service.observers.flush()
         metrics = await scrape(client)
     first, *others, last = lines.events()
     reasons = {"one": "error", "two": "unavailable"}
@@ -318,7 +318,7 @@ async def test_a_refused_request_has_its_reason(make_backend: Any) -> None:
             await client.post("/v1/chat/completions", json=body, headers=headers)
         for _ in range(len(bodies) + 1):
             await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-        service.observe()
+        service.observers.flush()
     refused, limited = lines.events()[: len(bodies)], lines.events()[-1]
     for (_, param), event in zip(bodies, refused, strict=True):
         assert event["status"] == 400
@@ -344,7 +344,7 @@ async def test_an_error_without_a_code_has_words(
     async with logged(make_backend("llama_cpp")) as (client, service, lines):
         headers = {"content-type": "application/json"}
         reply = await client.request(method, path, content=body, headers=headers)
-        service.observe()
+        service.observers.flush()
     assert reply.json()["error"]["code"] is None
     assert lines.events()[-1]["error_code"] == code
 
@@ -358,8 +358,8 @@ async def test_a_request_that_a_shutdown_cuts_has_its_reason() -> None:
         service.has_ended = True
         task.cancel()
         reply = await task
-        service.observe()
-        found = service.observers[0]._series
+        service.observers.flush()
+        found = service.observers.all[0]._series
     assert "server_shutting_down" in reply.text
     assert lines.events()[0]["error_code"] == "server_shutting_down"
     assert [one.finished["error"] for one in found.values()] == [1]
@@ -370,7 +370,7 @@ async def test_a_request_without_a_key_has_its_reason() -> None:
     async with logged(Echo(), api_keys=["k"]) as (client, service, lines):
         await client.get("/v1/models")
         await client.get("/v1/models", headers={"authorization": "Bearer wrong"})
-        service.observe()
+        service.observers.flush()
     assert [one["error_code"] for one in lines.events()] == ["unauthorized", "invalid_api_key"]
 
 
@@ -381,7 +381,7 @@ async def test_every_endpoint_has_its_cached_tokens(make_backend: Any, engine: s
     async with logged(make_backend(engine)) as (client, service, lines):
         for _ in range(2):
             await client.post("/v1/completions", json=body)
-        service.observe()
+        service.observers.flush()
     assert lines.events()[-1]["cached_tokens"] > 0
 
 
@@ -393,7 +393,7 @@ async def test_a_background_response_has_its_own_line(make_backend: Any) -> None
         while reply["status"] in ("queued", "in_progress"):
             await asyncio.sleep(0.02)
             reply = (await client.get(f"/v1/responses/{reply['id']}")).json()
-        service.observe()
+        service.observers.flush()
     events = [one for one in lines.events() if one["method"] == "POST"]
     assert {one["event"] for one in events} == {"request", "background"}
     work = next(one for one in events if one["event"] == "background")
@@ -571,10 +571,10 @@ async def test_lost_lines_are_a_line(form: Any) -> None:
     async with client_of(app) as client:
         for _ in range(3):
             await client.post("/v1/chat/completions", json=CHAT)
-            app.service.observe()
+            app.service.observers.flush()
         has_room = True
         await client.post("/v1/chat/completions", json=CHAT)
-        app.service.observe()
+        app.service.observers.flush()
     await app.aclose()
     assert len(lines) == 2
     assert b"3 lines of requests are missing" in lines[0]
@@ -588,7 +588,7 @@ async def test_a_very_large_response_is_a_size(monkeypatch: pytest.MonkeyPatch) 
     async with logged(Echo("Hello."), content=True) as (client, service, lines):
         for count in (1, 40):
             await client.post("/v1/chat/completions", json={**CHAT, "n": count})
-        service.observe()
+        service.observers.flush()
     small, large = lines.events()
     assert small["response"]["choices"]
     assert "response" not in large
@@ -600,7 +600,7 @@ async def test_a_text_log_has_no_response() -> None:
     """Lines for people stay lines for people, also if responses are kept."""
     async with logged(Echo("Hello."), "text", content=True) as (client, service, lines):
         await client.post("/v1/chat/completions", json=CHAT)
-        service.observe()
+        service.observers.flush()
     (line,) = lines
     assert b" POST /v1/chat/completions 200 " in line
 
@@ -624,7 +624,7 @@ async def test_a_request_without_a_body_is_traced(path: str) -> None:
         headers = {"traceparent": PARENT, "x-client-request-id": "mine"}
         await client.get(path, headers=headers)
         await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-        service.observe()
+        service.observers.flush()
     for event in lines.events():
         assert event["client_request_id"] == "mine"
         assert event["trace_id"] == PARENT.split("-")[1]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from latimer.adapter.limits.leases import Grant
-from latimer.adapter.service import ModelEntry, Policy, Service
+from latimer.adapter.model_entry import ModelEntry, Policy
+from latimer.adapter.service import Service
 from latimer.backends.errors import EngineUnavailable, RequestError
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica

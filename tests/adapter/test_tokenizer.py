@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.service import ModelEntry
+from latimer.adapter.model_entry import ModelEntry
 from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import client_of
 from support.engines.echo import Echo

@@ -17,8 +17,8 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter, traces
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.request_log import RequestLog
-from latimer.adapter.service import ModelEntry
 from latimer.adapter.traces import INSTRUMENTS, Traces
 from latimer.backends.errors import EngineError, EngineUnavailable
 from latimer.backends.llama_server import LlamaServer
@@ -465,11 +465,11 @@ async def test_an_sdk_that_is_set_up_later(
     app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True, observers=[observer])
     async with client_of(app) as client:
         await client.get("/v1/models")
-        app.service.observe()
+        app.service.observers.flush()
         assert not observer.follows
         monkeypatch.setattr(trace, "get_tracer_provider", lambda: kept.tracers)
         await client.get("/v1/models")
-        app.service.observe()
+        app.service.observers.flush()
         assert observer.follows
         await client.get("/v1/models")
     await app.aclose()
@@ -484,7 +484,7 @@ async def test_many_spans_take_several_turns(make_backend: Any, kept: Kept) -> N
         for _ in range(21):
             await client.get("/v1/models")
         kept.exporter.clear()
-        app.service.observe()
+        app.service.observers.flush()
         counts = [len(kept.requests)]
         while counts[-1] < 21 and len(counts) < 20:
             await asyncio.sleep(0)

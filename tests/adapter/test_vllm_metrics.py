@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.metric_rows import ROWS
-from latimer.adapter.service import ModelEntry
+from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.vllm_metrics import COUNTED, DERIVED
 from support.clients import client_of
 from support.engines.fleet import Engine, pool_of

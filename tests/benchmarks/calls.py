@@ -50,8 +50,9 @@ from benchmarks.load import LAST_FRAMES
 from benchmarks.translate import Translator
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.model_entry import ModelEntry
+from latimer.adapter.observers import MOST_UNSEEN, Observer
 from latimer.adapter.request_log import RequestLog, Writer
-from latimer.adapter.service import MOST_UNSEEN, ModelEntry, Observer
 from latimer.backends.base import Batch, Capabilities, Finish, Generation, Model, Piece
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -557,7 +558,7 @@ async def block(app: App, path: str, data: bytes) -> float:
 
 async def after(app: App, path: str, data: bytes) -> float:
     """Return the CPU time of a request's observers, which take many requests together."""
-    if not isinstance(app, OpenAIAdapter) or not app._service.observers:
+    if not isinstance(app, OpenAIAdapter) or not app._service.observers.all:
         return 0.0
     _observe(app)
     for _ in range(MOST_UNSEEN - 1):
@@ -619,9 +620,9 @@ async def _timed(apps: Mapping[str, App], name: str, path: str, kind: Kind) -> d
 
 def _observe(app: App) -> None:
     """Let observers take the requests that have ended."""
-    if isinstance(app, OpenAIAdapter) and app._service.observers:
-        app._service.observe()
-        for one in app._service.observers:
+    if isinstance(app, OpenAIAdapter) and app._service.observers.all:
+        app._service.observers.flush()
+        for one in app._service.observers.all:
             # Spans take several turns of the event loop. An earlier checkout has none.
             if getattr(one, "follows", False):
                 one.close()

@@ -52,7 +52,7 @@ from benchmarks.load import LAST_FRAMES, Client, chat, completion, http
 from benchmarks.peers import UNSEEN
 from latimer.adapter.cli.serve import run, serve
 from latimer.adapter.limits.config import digest_of
-from latimer.adapter.service import MOST_UNSEEN, OBSERVED_AFTER
+from latimer.adapter.observers import MOST_UNSEEN, OBSERVED_AFTER
 from latimer.adapter.settings import Settings
 
 WARM_UP = 400

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latimer.adapter.service import ModelEntry
+from latimer.adapter.model_entry import ModelEntry
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.actions.pointer_input import PointerInput

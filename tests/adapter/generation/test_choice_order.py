@@ -15,8 +15,8 @@ from latimer.adapter.generation.choice import MessageFormat
 from latimer.adapter.generation.frames import ChunkEncoder, CompletionEncoder
 from latimer.adapter.generation.run import Plan, run
 from latimer.adapter.generation.sinks import Answer, StreamSink, usage_of
+from latimer.adapter.model_entry import Policy, ServedModel
 from latimer.adapter.request import Exchange
-from latimer.adapter.service import Policy, ServedModel
 from latimer.backends.base import (
     Batch,
     Event,

@@ -17,8 +17,8 @@ from benchmarks.fake_engine import LAST, STREAM_HEAD, FakeEngine, chunk, compact
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli.protocol import _Cycle
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.record import Record
-from latimer.adapter.service import ModelEntry
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
 from latimer.backends.llama_server import LlamaServer
@@ -376,7 +376,7 @@ async def test_the_times_of_pushed_tokens_are_noted(engine: type[Engine]) -> Non
     notes: Any = Notes()
     app, client = app_over(observers=[notes]), Client(True)
     await client.ask(app, CHAT)
-    app.service.observe()
+    app.service.observers.flush()
     (record,) = notes.records
     assert client.pushed == 6
     assert len(record.arrivals) == 7

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from latimer.adapter.observers import Observers
 from latimer.adapter.record import Record
 from latimer.adapter.request import Exchange
-from latimer.adapter.service import Service
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
@@ -67,12 +67,12 @@ class Recorder:
 def observed(app: Any, keeps: bool) -> Iterator[Recorder]:
     """Observe the requests of an app."""
     service, recorder = app.service, Recorder(keeps)
-    before = service.observers
-    service.observed_by([recorder])
+    before = service.observers.all
+    service.observers.replace([recorder])
     try:
         yield recorder
     finally:
-        service.observed_by(before)
+        service.observers.replace(before)
 
 
 def alike(reply: Any) -> Any:
@@ -150,7 +150,7 @@ async def test_a_large_request_does_not_wait_for_its_observers(
     apps: Any, client_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The observers get a large request at its end, and a small one together with others."""
-    monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 60)
+    monkeypatch.setattr("latimer.adapter.observers.OBSERVED_AFTER", 60)
     app = apps("llama_cpp")
     async with client_of(app) as client:
         with observed(app, keeps=False) as recorder:
@@ -170,15 +170,15 @@ async def test_an_observer_that_fails_takes_nothing_from_others(
             raise RuntimeError("the disk is full")
 
     app, recorder = apps("llama_cpp"), Recorder(False)
-    before = app.service.observers
-    app.service.observed_by([Failing(False), recorder])
+    before = app.service.observers.all
+    app.service.observers.replace([Failing(False), recorder])
     try:
         async with client_of(app) as client:
             for _ in range(2):
                 body = {"model": "m", "prompt": "1, 2, ", "max_tokens": 1}
                 assert (await client.post("/v1/completions", json=body)).is_success
     finally:
-        app.service.observed_by(before)
+        app.service.observers.replace(before)
     assert len(recorder.records) == 2
     assert "the disk is full" in caplog.text
 
@@ -189,14 +189,14 @@ async def test_a_request_that_has_ended_is_released_before_it_is_observed(
 ) -> None:
     """A request that waits for its observers keeps its measurements, and not the exchange."""
     kept: list[weakref.ref[Exchange]] = []
-    ended = Service.ended
+    ended = Observers.ended
 
-    def note(service: Service, exchange: Exchange, record: Record) -> None:
+    def note(observers: Observers, exchange: Exchange, record: Record) -> None:
         kept.append(weakref.ref(exchange))
-        ended(service, exchange, record)
+        ended(observers, exchange, record)
 
-    monkeypatch.setattr("latimer.adapter.service.OBSERVED_AFTER", 60)
-    monkeypatch.setattr(Service, "ended", note)
+    monkeypatch.setattr("latimer.adapter.observers.OBSERVED_AFTER", 60)
+    monkeypatch.setattr(Observers, "ended", note)
     app = apps("llama_cpp")
     async with client_of(app) as client:
         with observed(app, keeps=False) as recorder:

@@ -17,8 +17,8 @@ from latimer.adapter.errors import LimitsUnavailable, RateLimited, render
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.limits.leases import Account, Grant
 from latimer.adapter.limits.memory import MemoryLimits
+from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.request_log import RequestLog
-from latimer.adapter.service import ModelEntry
 from latimer.backends.base import Batch, Embedding, Embeddings, Finish, Generation, Piece
 from latimer.backends.errors import EngineError
 from latimer.backends.fleet.pool import Pool

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
-from latimer.adapter.service import ModelEntry
+from latimer.adapter.model_entry import ModelEntry
 from latimer.backends.base import Batch, Generation
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica

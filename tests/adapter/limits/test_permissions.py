@@ -10,8 +10,8 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
+from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.routes import OPEN_ROUTES, ROUTES
-from latimer.adapter.service import ModelEntry
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.speech.pieces import wav_of
 from support.clients import client_of

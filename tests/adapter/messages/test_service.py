@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
-from latimer.adapter.service import ModelEntry
+from latimer.adapter.model_entry import ModelEntry
 from latimer.backends.errors import Busy
 from support.clients import adapting, client_of
 from support.engines.echo import Echo, ids_of
