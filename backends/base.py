@@ -374,6 +374,7 @@ class Model:
         fingerprint: a string that changes with the weights, the engine or the configuration.
         modified: the time when the model was made available, in seconds since 1970.
         media: the kinds of input that it accepts besides text.
+        adapters: the file of each LoRA adapter and its scale, as `NAME:SCALE`.
         sizes: the sizes of the model that are known, by llama-server's names for them: `n_params`,
             `n_vocab`, `n_ctx_train` …
         places: the number of calls that the engine runs at a time.
@@ -389,6 +390,7 @@ class Model:
     fingerprint: str
     modified: int
     media: frozenset[MediaKind] = frozenset()
+    adapters: tuple[str, ...] = ()
     # Facts for clients only; models are keys of caches on the path of every request.
     sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
     places: int = field(default=1, compare=False)

@@ -66,6 +66,7 @@ def difference(
         ("its end token", model.eos_token, known.eos_token),
         ("the media that it accepts", model.media, known.media),
         ("its size", _weights(model), _weights(known)),
+        ("its set of LoRA adapters", model.adapters, known.adapters),
         ("what it can do", own, others),
     ):
         if here != there:

@@ -214,7 +214,7 @@ def _model(
     pooling: Pooling | None,
 ) -> Model:
     mmproj = None if options.mmproj is None else options.mmproj.name
-    adapters = [(p.name, scale) for p, scale in options.lora]
+    adapters = tuple(f"{path.name}:{scale:g}" for path, scale in options.lora)
     shape = (options.exact, options.cache_type, adapters, mmproj)
     size = sum(part.stat().st_size for part in parts)
     facts = f"{model.describe()}\n{parts[0].name}\n{size}\n{length}\n{shape}"
@@ -230,6 +230,7 @@ def _model(
         fingerprint="fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10],
         modified=int(parts[0].stat().st_mtime),
         media=media,
+        adapters=adapters,
         sizes=model.sizes(),
         places=options.limit,
         build=f"llama-cpp-python {llama_cpp.__version__}",

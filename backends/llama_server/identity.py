@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ class Identity(NamedTuple):
         media: the kinds of input that the model accepts besides text.
         marker: the media placeholder in the server's prompts; it changes with each start.
         meta: the model's sizes, which distinguish files of the same name; None if not reported.
+        adapters: the file of each LoRA adapter and its scale; None if not reported.
     """
 
     path: str
@@ -63,6 +65,7 @@ class Identity(NamedTuple):
     media: frozenset[MediaKind]
     marker: str
     meta: tuple[str, ...] | None = None
+    adapters: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -90,6 +93,8 @@ class Identity(NamedTuple):
         left, right = self, other
         if left.meta is None or right.meta is None:
             left, right = left._replace(meta=None), right._replace(meta=None)
+        if left.adapters is None or right.adapters is None:
+            left, right = left._replace(adapters=None), right._replace(adapters=None)
         if not left.media and not right.media:
             left, right = left._replace(marker=""), right._replace(marker="")
         return left == right
@@ -98,7 +103,7 @@ class Identity(NamedTuple):
         """Return the model; `adds_bos` comes from a separate question to the server."""
         facts = (
             self.path, self.build, self.context, self.template, self.bos, self.eos,
-            sorted(self.media), self.meta,
+            sorted(self.media), self.meta, self.adapters or (),
         )  # fmt: skip
         return Model(
             name=self.name,
@@ -110,6 +115,7 @@ class Identity(NamedTuple):
             fingerprint="fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10],
             modified=int(time.time()),
             media=self.media,
+            adapters=self.adapters or (),
             sizes=self.sizes,
             places=self.slots,
             build=self.build,
@@ -154,6 +160,15 @@ def read_meta(models: Any, name: str | None = None) -> tuple[str, ...]:
         model = next(one for one in models["data"] if name in (one["id"], *one["aliases"]))
     meta = model["meta"]
     return tuple(f"{name} {meta[name]!s:.40}" for name in _META if name in meta)
+
+
+def read_adapters(adapters: Any) -> tuple[str, ...]:
+    """Read the file names and scales of LoRA adapters from `/lora-adapters`.
+
+    Raises:
+        KeyError, TypeError, ValueError: the response is not llama-server's.
+    """
+    return tuple(f"{PurePath(text_of(a['path'])).name:.80}:{float(a['scale']):g}" for a in adapters)
 
 
 # What a server reports as its version if it was built without a copy of git's data.
@@ -271,14 +286,21 @@ class ServerMonitor(IdentityMonitor[Identity]):
                 identity = identity._replace(build=self.build)
         except MALFORMED as error:
             raise EngineError(f"{self.address} is not {ENGINE}: {error!r:.200}") from error
-        if before is not None and before.marker and identity.marker == before.marker:
-            return identity._replace(meta=before.meta)
+        meta, adapters = (None, None) if before is None else (before.meta, before.adapters)
+        if before is None or not before.marker or identity.marker != before.marker:
+            meta = await self._detail("/v1/models", partial(read_meta, name=self._name), meta)
+            adapters = await self._detail("/lora-adapters", read_adapters, adapters)
+        return identity._replace(meta=meta, adapters=adapters)
+
+    async def _detail(
+        self, path: str, read: Callable[[Any], tuple[str, ...]], before: tuple[str, ...] | None
+    ) -> tuple[str, ...] | None:
+        """Return a detail of the model; the one before if this version does not report it."""
         try:
-            with read_from(ENGINE, "/v1/models"):
-                meta = read_meta(orjson.loads(await self.ask("/v1/models")), self._name)
+            with read_from(ENGINE, path):
+                return read(orjson.loads(await self.ask(path)))
         except (EngineUnavailable, EngineSilent):
             raise
         except (EngineError, RequestError):
-            # Some versions lack it; the model is then identified by its name and template.
-            return identity if before is None else identity._replace(meta=before.meta)
-        return identity._replace(meta=meta)
+            # The model is then identified by the rest.
+            return before

@@ -16,8 +16,10 @@ from latimer.adapter import OpenAIAdapter
 from latimer.backends import http
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
+from latimer.backends.identity import difference
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
+from support import gguf_files
 from support.clients import client_of
 from support.engines.recorded import RecordedServer
 from support.jobs import run
@@ -73,6 +75,27 @@ async def test_after_a_swap_nothing_of_the_old_model_is_used(place: Swapped) -> 
         assert ids == await ids_of(fresh, "Hello there") != old_ids
         again = (await fresh.post("/chat/completions", json={"model": "x", **CHAT})).json()
         assert again["system_fingerprint"] == reply.json()["system_fingerprint"]
+
+
+async def test_lora_adapters_are_a_part_of_the_model(place: Swapped, tmp_path: Path) -> None:
+    """A server that returns with other adapters serves another model: jobs for the old one are
+    refused, and its fingerprint is new."""
+    adapter = tmp_path / "polite.gguf"
+    gguf_files.lora(DEMO_MODEL, adapter)
+    await asyncio.to_thread(place.start, DEMO_MODEL)
+    backend = LlamaServer(place.address)
+    old = await backend.model()
+    job = Generation(Prompt(Text("a")), 2, sampling=GREEDY, fingerprint=old.fingerprint)
+    await asyncio.to_thread(place.start, DEMO_MODEL, "--lora-scaled", f"{adapter}:0.5")
+    with pytest.raises(EngineUnavailable, match="another model"):
+        await run(backend, job)
+    new = await backend.model()
+    assert (old.adapters, new.adapters) == ((), ("polite.gguf:0.5",))
+    assert new.fingerprint != old.fingerprint
+    able = backend.capabilities
+    found = difference(new, old, able, able, "as before")
+    assert found.endswith("its set of LoRA adapters is not as before")
+    await backend.aclose()
 
 
 async def test_the_list_of_models_is_right_after_a_swap(place: Swapped) -> None:

@@ -14,9 +14,9 @@ from support.engines.mistakes import Edits, edit
 from support.engines.wire import Answer, Engine, Request, one, replied, running
 
 # Paths whose responses identify the model; Latimer caches them.
-FACTS = ("/props", "/tokenize", "/slots", "/v1/models", "/api/v1/model", "/api/extra/version",
-         "/api/extra/true_max_context_length", "/api/extra/detokenize", "/api/extra/tokencount",
-         "/detokenize", "/api/v1/generate")  # fmt: skip
+FACTS = ("/props", "/tokenize", "/slots", "/v1/models", "/lora-adapters", "/api/v1/model",
+         "/api/extra/version", "/api/extra/true_max_context_length", "/api/extra/detokenize",
+         "/api/extra/tokencount", "/detokenize", "/api/v1/generate")  # fmt: skip
 
 
 @dataclass
