@@ -71,6 +71,8 @@ def advice_for(path: str, scope: Scope, prefixes: Sequence[str]) -> str:
         missing = _MISSING.get(path.removeprefix(prefix).lstrip("/").partition("/")[0])
         return f". {missing}" if missing else ""
     if not speaks_anthropic(scope):
+        if is_doubled:
+            return f". This client adds {prefix} itself: its base URL {_end(root)}."
         return (
             f". The base URL for clients of OpenAI's API {_end(base)}: they add the path of an "
             "endpoint."

@@ -11,9 +11,10 @@ website's own name resolves to this machine.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,6 +23,8 @@ from typing_extensions import override
 from .errors import Header, InvalidRequest, as_ascii
 from .handshake import scheme_of
 from .request import EXCHANGE, Exchange
+
+log = logging.getLogger("latimer")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # The scheme, the host in lower case, and the port (for http and https only).
@@ -293,6 +296,7 @@ class OriginMiddleware(CORSMiddleware):
         )
         self._rules = rules
         self._known: set[bytes] = set()
+        self._logged: set[str] = set()
         self._exposed = _header("access-control-expose-headers", ", ".join(EXPOSED))
         preflight = self.preflight_headers
         self._preflight = [
@@ -312,7 +316,7 @@ class OriginMiddleware(CORSMiddleware):
                 exchange: Exchange = scope[EXCHANGE]
                 exchange.response_headers += verdict.headers
                 if verdict.error is not None:
-                    raise verdict.error
+                    self._refuse(verdict.error)
                 if verdict.is_preflight:
                     return exchange.reply(200, b"OK", b"text/plain")
         elif scope["type"] == "websocket":
@@ -329,14 +333,21 @@ class OriginMiddleware(CORSMiddleware):
         if verdict is None:
             return
         if verdict.error is not None:
-            raise verdict.error
+            self._refuse(verdict.error)
         if self._rules is not None:
             return
         found = dict(scope["headers"])
         origin = found.get(b"origin", b"").decode("latin-1")
         host = found.get(b"host", b"").decode("latin-1")
         if not self.is_allowed_origin(origin) and not _is_of_host(origin, host):
-            raise _origin_error(origin, is_keyless=False)
+            self._refuse(_origin_error(origin, is_keyless=False))
+
+    def _refuse(self, error: InvalidRequest) -> NoReturn:
+        """Raise an error; log it once, since a browser hides it from the page and its user."""
+        if error.message not in self._logged and len(self._logged) < _MOST_KNOWN:
+            self._logged.add(error.message)
+            log.warning("a request of a web page is refused: %s", error.message)
+        raise error
 
     def judge(self, method: str, scheme: str, headers: Sequence[Header]) -> Verdict | None:
         """Return the verdict on a request, or None if it needs no check and no headers."""

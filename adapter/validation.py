@@ -649,6 +649,8 @@ def grammar_of(request: TextRequest, capabilities: Capabilities) -> Grammar | No
     if grammar.kind not in capabilities.grammars:
         taken = sorted(n for n, k in GRAMMAR_FIELDS.items() if k in capabilities.grammars)
         instead = f"Use one of: {', '.join(taken)}. " if taken else ""
+        if grammar.kind == "lark" and "gbnf" in capabilities.grammars:
+            instead = "It is Lark; write it in GBNF ('root ::= …'). "
         hint = instead + "The in-process engine supports it."
         raise Unsupported(grammar.param, capabilities.engine, hint)
     return grammar
@@ -674,13 +676,17 @@ def _response_format(request: CompletionRequest | ChatRequest) -> Grammar | None
     if isinstance(form, TextFormat):
         return None
     if form.schema_ is not None:
-        if isinstance(form, JsonSchemaFormat) and form.json_schema is not None:
+        other = "json_schema" if isinstance(form, JsonSchemaFormat) else "value"
+        if getattr(form, other) is not None:
             raise wrong_value(
-                f"{_FIELD}.schema", f"'{_FIELD}.json_schema' is set already. Omit one of them."
+                f"{_FIELD}.schema", f"'{_FIELD}.{other}' is set already. Omit one of them."
             )
         text = _schema_text(form.schema_, "", f"{_FIELD}.schema")
         return Grammar("json_schema", text, f"{_FIELD}.schema")
     if isinstance(form, JsonObjectFormat):
+        if form.value is not None:
+            text = _schema_text(form.value, "", f"{_FIELD}.value")
+            return Grammar("json_schema", text, f"{_FIELD}.value")
         return Grammar("json_schema", _OBJECT, _FIELD)
     named: JsonSchema | None = form.json_schema
     if named is None:

@@ -173,8 +173,8 @@ def _check_dimensions(wanted: int, size: int, served: ServedModel, service: Serv
         raise Unsupported(
             "dimensions",
             "this model",
-            f"Its vectors have {size} numbers. Omit it; if the model was trained for shorter "
-            "vectors, start the server with --matryoshka.",
+            f"Its vectors have {size} numbers. Omit it, or send {size}; if the model was trained "
+            "for shorter vectors, start the server with --matryoshka.",
         )
     if wanted > size:
         raise about("dimensions", range_error("integer", "<=", size, wanted))

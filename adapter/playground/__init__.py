@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+from typing_extensions import override
 
 FOLDER = Path(__file__).parent
 # The page refers to its files below this path.
@@ -65,10 +67,19 @@ def files() -> dict[str, File]:
     return found
 
 
+class PageRoute(Route):
+    """A file of the page. A request with another method gets OpenAI's 404, with its advice."""
+
+    @override
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return (Match.NONE if match is Match.PARTIAL else match), found
+
+
 def playground_routes() -> Sequence[BaseRoute]:
     """Return a route for each file, and `/` for the page itself."""
     return [
-        Route("/" if name == "index.html" else f"{PREFIX}/{name}", _endpoint(file))
+        PageRoute("/" if name == "index.html" else f"{PREFIX}/{name}", _endpoint(file))
         for name, file in files().items()
     ]
 

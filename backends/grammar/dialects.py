@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +206,7 @@ LATEST = "https://json-schema.org/draft/2020-12/schema"
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 # The same, or lists of names, by name.
 _DEPENDENCIES = "dependencies"
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 VALUES = frozenset({"enum", "const", "default", "examples", "example"})
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 # References that follow each other.
@@ -257,8 +258,8 @@ def modern(schema: Any) -> Any:
 
     Exclusive bounds become numbers, as since draft 6, and a list of `items` becomes `prefixItems`,
     as since 2020-12. Keywords of draft 3 become those of draft 4. References by the schema's own
-    `id` become pointers. Many clients write older schemas without naming their dialect, or name one
-    that was never published.
+    `id` become pointers, and an `$id` that no reference needs is dropped. Many clients write older
+    schemas without naming their dialect, or name one that was never published.
     """
     found = _modern(schema, schema)
     if not isinstance(found, dict):
@@ -267,6 +268,9 @@ def modern(schema: Any) -> Any:
     base = found.get("$id", found.get("id"))
     if isinstance(base, str):
         _localize(found, base.partition("#")[0])
+    # Clients put names into `$id`, which need not be addresses.
+    if all(one == "#" or one.startswith("#/") for one in _references(found)):
+        _drop_ids(found)
     return found
 
 
@@ -378,3 +382,36 @@ def _localize(schema: Any, base: str) -> None:
         for key, value in schema.items():
             if key not in VALUES:
                 _localize(value, base)
+
+
+def _schemas(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the schemas that a schema consists of."""
+    for key, value in schema.items():
+        if key in VALUES:
+            continue
+        if key in NAMED and isinstance(value, dict):
+            value = [*value.values()]
+        yield from (one for one in _list(value) if isinstance(one, dict))
+
+
+def _references(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the references of a schema and of its parts."""
+    todo = [schema]
+    while todo:
+        one = todo.pop()
+        yield from (one[key] for key in _REFERENCES if isinstance(one.get(key), str))
+        todo += _schemas(one)
+
+
+def _drop_ids(root: dict[str, Any]) -> None:
+    """Drop the `$id` of a schema, and of its parts without references, in place.
+
+    Pointers of a part begin at its `$id`.
+    """
+    root.pop("$id", None)
+    todo = [*_schemas(root)]
+    while todo:
+        one = todo.pop()
+        if "$id" in one and not any(_references(one)):
+            del one["$id"]
+        todo += _schemas(one)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import MEDIA, MEDIA_ID, Generation, Text, TokenIds
-from ..errors import ContextExceeded, Unsupported, check_ids, check_length
+from ..errors import ContextExceeded, Unsupported, WordTooLong, check_ids, check_length
 from .options import ENGINE
 
 if TYPE_CHECKING:
     from .projector import Chunk
     from .vocabulary import Vocabulary
+
+
+# The characters up to which a text that cannot fit is counted, in two seconds.
+COUNTED = 2_000_000
 
 
 class TokenizedPrompt(NamedTuple):
@@ -58,7 +63,8 @@ def prompt_of(
     """
     check_length(len(job.prompt.suffix or ""), vocabulary.longest, context, job.max_tokens)
     if isinstance(job.prompt.content, Text):
-        check_length(len(job.prompt.content.text), vocabulary.longest, context, job.max_tokens)
+        is_plain = not media and job.prompt.suffix is None
+        _check_text(job.prompt.content, vocabulary, context, job.max_tokens or 0, is_plain)
     elif len(job.prompt.content) > context:
         raise ContextExceeded(
             context, len(job.prompt.content) - job.prompt.bos_count, job.max_tokens or 0
@@ -84,6 +90,27 @@ def prompt_of(
     data = text.spelled.encode() if isinstance(text, Text) else None
     shown = vocabulary.shown(found.ids[len(found.ids) - found.own_count :], data)
     return found._replace(shown=shown)
+
+
+def _check_text(
+    content: Text, vocabulary: Vocabulary, context: int, max_tokens: int, is_plain: bool
+) -> None:
+    """Reject a text that cannot fit, with its number of tokens: clients compact by it.
+
+    Args:
+        is_plain: True if the prompt is only the text.
+
+    Raises:
+        ContextExceeded: the text is too long for the context with any tokenization.
+    """
+    text, count = content.text, 0
+    if is_plain and context * vocabulary.longest < len(text) <= COUNTED:
+        with suppress(WordTooLong):
+            ids = vocabulary.tokenize(text, add_special=False, parse_special=content.parse_special)
+            count = len(ids)
+    if count > context:
+        raise ContextExceeded(context, count, max_tokens)
+    check_length(len(text), vocabulary.longest, context, max_tokens)
 
 
 def _with_media(

@@ -340,10 +340,11 @@ class TextFormat(Request):
 
 
 class JsonObjectFormat(Request):
-    """One JSON object; `schema` is llama.cpp's."""
+    """One JSON object; `schema` is llama.cpp's, and `value` TGI's name for it."""
 
     type: Literal["json_object"]
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+    value: JsonObject | None = None
 
 
 class JsonSchemaFormat(Request):

@@ -14,6 +14,7 @@ from support.engines.echo import Echo
 OPENAI = (
     ". The base URL for clients of OpenAI's API ends in {}/v1: they add the path of an endpoint."
 )
+DOUBLED = ". This client adds /v1 itself: its base URL {}."
 ANTHROPIC = ". The base URL for clients of Anthropic's API {}: they add /v1/messages."
 OLLAMA = (
     ". This server does not have Ollama's API. Use a client of OpenAI's API, with a base URL that "
@@ -41,10 +42,11 @@ async def message_of(app: Any, method: str, path: str, **options: Any) -> str:
         ("POST", "/v1//v1/messages/count_tokens", ANTHROPIC),
         ("POST", "/v1/messages/v1/messages", ANTHROPIC),
         ("POST", "/v1/chat/completions/chat/completions", OPENAI),
-        ("POST", "/v1/v1/chat/completions", OPENAI),
+        ("POST", "/v1/v1/chat/completions", DOUBLED),
+        ("POST", "/v1/openai/v1/chat/completions", OPENAI),
         ("POST", "/api/v1/chat/completions/", OPENAI),
         ("GET", "/openai/models", OPENAI),
-        ("GET", "/v1/v1/files/a", OPENAI),
+        ("GET", "/v1/v1/files/a", DOUBLED),
         ("POST", "/v1/completions/responses", OPENAI),
         ("POST", "/api/chat", OLLAMA),
         ("GET", "/api/tags", OLLAMA),
@@ -59,7 +61,7 @@ async def test_a_wrong_base_url_gets_the_right_one(
     if root:
         app = Starlette(routes=[Mount(root, app)])
     end = root
-    if advice is ANTHROPIC:
+    if advice in (ANTHROPIC, DOUBLED):
         end = f"ends in {root}" if root else "has no path"
     assert await message_of(app, method, root + path) == advice.format(end)
 

@@ -44,3 +44,25 @@ async def test_agents_recognise_the_error(
         found = [re.search(one, error["message"], re.IGNORECASE) for one in patterns]
         assert any(found), program
     assert not [one for one in OTHERS if re.search(one, error["message"], re.IGNORECASE)]
+
+
+@pytest.mark.parametrize("words", [3_000, 60_000])
+async def test_agents_read_by_how_much_a_prompt_is_too_long(
+    client: httpx2.AsyncClient, words: int
+) -> None:
+    """The error has the number of tokens, which agents search for and compact by."""
+    text = "word " * words
+    reply = await client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
+    count = reply.json()["count"]
+    asked = [
+        ("/v1/completions", {"prompt": text, "max_tokens": 7}, count + 7),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, None),
+        ("/v1/responses", {"input": text}, None),
+    ]
+    for path, body, expected in asked:
+        error = (await client.post(path, json={"model": "m", **body})).json()["error"]
+        [found] = re.findall(r"(?:requested|resulted in) (\d+) tokens", error["message"])
+        if expected is None:
+            assert count < int(found) < count + 100, error
+        else:
+            assert int(found) == expected, error

@@ -12,11 +12,14 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli.serve import local_rules
 from latimer.adapter.origins import LocalRules, OriginMiddleware
 from latimer.adapter.settings import Settings
 from starlette.routing import Router
 from support.browser import chromium, needs_chromium
+from support.clients import client_of
+from support.engines.echo import Echo
 from support.servers import canned, command
 
 BODY = {"model": "demo", "prompt": "Hi", "max_tokens": 1}
@@ -348,3 +351,16 @@ def test_a_real_website_gets_nothing(address: str, page: int, tmp_path: Path) ->
         status, text = browser.execute_async_script(ASK, "", body)
         assert status == 403
         assert json.loads(text)["error"]["code"] == "host_not_allowed"
+
+
+async def test_the_log_says_once_what_a_browser_hides(caplog: pytest.LogCaptureFixture) -> None:
+    """A refused page is in the log once, with the option that allows it; its user sees nothing."""
+    app = OpenAIAdapter(Echo(), local_rules=local_rules("127.0.0.1", (), ()))
+    async with client_of(app) as client:
+        for origin in ("https://a.example", "https://a.example", "https://b.example"):
+            reply = await client.get("http://localhost/v1/models", headers={"origin": origin})
+            assert reply.status_code == 403
+    lines = [one.getMessage() for one in caplog.records]
+    assert len(lines) == 2
+    assert "--cors-origin https://a.example" in lines[0]
+    assert "--cors-origin https://b.example" in lines[1]

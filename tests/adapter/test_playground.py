@@ -36,7 +36,13 @@ def test_the_page_is_at_the_root() -> None:
             assert client.get(f"/playground/{name}").status_code == 200
     assert client.get("/v1/models").status_code == 401
     assert client.get("/playground/__init__.py").status_code == 404
-    assert client.post("/").status_code == 405
+
+
+def test_a_client_with_the_pages_address_gets_the_base_url() -> None:
+    """A request of a client whose base URL is that of the page is OpenAI's 404, with advice."""
+    reply = client_of(playground=True).post("/", json={"inputs": "Hi"})
+    assert reply.status_code == 404
+    assert reply.json()["error"]["message"].startswith("Invalid URL (POST /). This is the base URL")
 
 
 def test_its_headers_are_strict() -> None:

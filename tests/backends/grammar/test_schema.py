@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.backends.grammar import gbnf
-from latimer.backends.grammar.dialects import check_schema
+from latimer.backends.grammar.dialects import check_schema, modern
 from latimer.backends.grammar.gbnf import UnsupportedSchema
 from latimer.backends.grammar.regex import integers, numbers
 from latimer.backends.grammar.schema import FORMATS, path_to, to_gbnf
@@ -269,6 +269,31 @@ def test_older_drafts(old: dict[str, Any], new: dict[str, Any]) -> None:
     before = json.dumps(old)
     assert to_gbnf(before) == to_gbnf(json.dumps(new))
     assert json.dumps(old) == before
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept"),
+    [
+        # Names that are no addresses, also of parts, and of properties.
+        ({"$id": "Output Format", "properties": {"a": {"$id": "a%", **INTEGER}}},
+         {"properties": {"a": INTEGER}}),
+        ({"$id": "#x", "properties": {"$id": {"$id": "b c", "enum": [{"$id": "d e"}]}}},
+         {"properties": {"$id": {"enum": [{"$id": "d e"}]}}}),
+        ({"$id": "日本", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": INTEGER}},
+         {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": INTEGER}}),
+        # Those that a reference needs, and those where the pointers of a part begin.
+        *((one, one) for one in (
+            {"$id": "http://x/", "anyOf": [{"$id": "q", **INTEGER}, {"$ref": "http://x/q"}]},
+            {"anyOf": [{"$id": "#q", **INTEGER}, {"$ref": "#q"}]},
+            {"items": {"$id": "q", "anyOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": INTEGER}}},
+        )),
+    ],
+)  # fmt: skip
+def test_names_that_identify_nothing_are_dropped(
+    schema: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    """An `$id` that no reference needs is dropped, since clients put any text there."""
+    assert modern(schema) == kept
 
 
 @pytest.mark.parametrize(
