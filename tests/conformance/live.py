@@ -13,6 +13,7 @@ from .check import Check, Verdict
 from .profiles import NOT_JUDGED, PROFILES, works
 from .reports.explanation import explanation
 from .reports.run import OUTCOMES, Run, kept
+from .runner import NOT_ENDED
 
 COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magenta",
            "unsupported": "blue"}  # fmt: skip
@@ -98,4 +99,7 @@ def summary(run: Run) -> None:
             "sends fewer at a time."
         )
     if run.left:
-        click.echo(f"{len(run.left)} of them did not run: {run.left[0].detail}")
+        reason = run.left[0].detail.partition(": ")[2]
+        cut = sum(one.detail.startswith(NOT_ENDED) for one in run.left)
+        also = f", and {cut} did not end" if cut else ""
+        click.echo(plain(f"{len(run.left) - cut} of them did not run{also}: {reason}"))
