@@ -67,7 +67,8 @@ class Verdict:
 
     Args:
         detail: the expected and the actual behaviour, or the reason for a skip; empty for a pass.
-        runs, passes: the number of runs, and of runs that passed; no run if the suite ended before.
+        runs, passes: the number of runs, and of runs that passed; no run if the suite ended before
+            the check did.
         seconds: the duration of the last run.
         exchanges: the requests of the last run and their replies.
     """

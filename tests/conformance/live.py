@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import click
 
 from .check import Check, Verdict
-from .profiles import NOT_JUDGED, PROFILES, works
+from .profiles import NOT_JUDGED, PROFILES, causes, works
 from .reports.explanation import explanation
 from .reports.run import OUTCOMES, Run, kept
+from .runner import NOT_ENDED
 
 COLOURS = {"pass": "green", "fail": "red", "flaky": "yellow", "timeout": "magenta",
            "unsupported": "blue"}  # fmt: skip
@@ -83,12 +84,11 @@ def summary(run: Run) -> None:
         click.echo(f"{group:<16} {passed:>3} of {len(verdicts)}")
     click.echo()
     for name in PROFILES:
-        verdict, broken = works(name, run.verdicts)
-        if verdict == NOT_JUDGED:
+        result, wrong = works(name, run.verdicts)
+        if result == NOT_JUDGED:
             continue
-        ids = ", ".join(one.check.id for one in broken[:3])
-        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-        click.echo(f"{name:<16} {verdict}{': ' if ids else ''}{ids}{more}")
+        named = causes(result, wrong, [one.check.id for one in wrong[:3]])
+        click.echo(f"{name:<16} {result}{': ' if wrong else ''}{named}")
     click.echo()
     counts = ", ".join(f"{run.counts[one]} {one}" for one in OUTCOMES if run.counts[one])
     click.echo(f"{len(run.verdicts)} checks: {counts}")
@@ -98,4 +98,7 @@ def summary(run: Run) -> None:
             "sends fewer at a time."
         )
     if run.left:
-        click.echo(f"{len(run.left)} of them did not run: {run.left[0].detail}")
+        reason = run.left[0].detail.partition(": ")[2]
+        cut = sum(one.detail.startswith(NOT_ENDED) for one in run.left)
+        also = f", and {cut} did not end" if cut else ""
+        click.echo(plain(f"{len(run.left) - cut} of them did not run{also}: {reason}"))

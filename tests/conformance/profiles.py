@@ -5,11 +5,14 @@ They are derived from the clients' own code. Patterns are shell-style.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from .check import Check, Verdict, all_checks
 
+# The result for a client that needs what the server breaks, or mostly what it lacks.
+FAILS = "does not work"
 # The result for a client of whose checks some did not run.
 NOT_JUDGED = "not judged"
 
@@ -128,18 +131,26 @@ def works(name: str, verdicts: Sequence[Verdict]) -> tuple[str, list[Verdict]]:
     """Return how well a client works, with the verdicts that prevent more.
 
     Returns:
-        `does not work` if a `must` check fails; `works except` if other checks fail, or checks are
-        flaky or unsupported; else `works`. The verdicts are the broken and unsupported ones.
-        `not judged` if none is broken, and some of the client's checks did not run.
+        `does not work` if a `must` check of the client fails, or most of them are unsupported: what
+        the client is for is missing then. Else `not judged` if some of its checks did not run;
+        `works except` if checks are broken or unsupported; or `works`. The verdicts are the broken
+        and unsupported ones.
     """
-    ids = {check.id for check in needed(name, [verdict.check for verdict in verdicts])}
-    broken = [
-        verdict
-        for verdict in verdicts
-        if verdict.check.id in ids and (verdict.broken or verdict.outcome == "unsupported")
-    ]
-    if not broken:
-        ran_all = len(ids) == len(needed(name, all_checks()))
-        return ("works" if ran_all else NOT_JUDGED), []
-    bad = any(v.outcome in ("fail", "timeout") and v.check.level == "must" for v in broken)
-    return ("does not work" if bad else "works except"), broken
+    checks = needed(name, all_checks())
+    ids = {check.id for check in checks}
+    ran = [verdict for verdict in verdicts if verdict.check.id in ids and verdict.runs]
+    wrong = [verdict for verdict in ran if verdict.broken or verdict.outcome == "unsupported"]
+    musts = Counter(verdict.outcome for verdict in wrong if verdict.check.level == "must")
+    needs = sum(check.level == "must" for check in checks)
+    if musts["fail"] or musts["timeout"] or musts["unsupported"] > needs / 2:
+        return FAILS, wrong
+    if len(ran) < len(ids):
+        return NOT_JUDGED, []
+    return ("works except" if wrong else "works"), wrong
+
+
+def causes(result: str, wrong: Sequence[Verdict], names: Sequence[str]) -> str:
+    """Return the names of the first checks that prevent more, and how many more there are."""
+    lacks = result == FAILS and all(verdict.outcome == "unsupported" for verdict in wrong)
+    more = f" and {len(wrong) - len(names)} more" if len(wrong) > len(names) else ""
+    return f"{'the server lacks ' if lacks else ''}{', '.join(names)}{more}"

@@ -28,6 +28,8 @@ PATIENCE = 10.0
 RESTART = 20.0
 # The seconds in which an idle server lists its models, or generates four tokens: else it hangs.
 HANGS = 20.0
+# What the run had not begun, or not finished, when it ended.
+NOT_RUN, NOT_ENDED = "not run: ", "not ended: "
 CHECKS = Path(__file__).parent / "checks"
 
 
@@ -97,7 +99,7 @@ async def judge(
     """Run checks and return their verdicts in the same order.
 
     The run ends early after its time limit, or if the server ends. The checks that have not ended
-    by then are skipped, with the reason; their number of runs is 0.
+    by then are skipped, with the reason: `NOT_RUN` or `NOT_ENDED`. Their number of runs is 0.
 
     Args:
         report: receives each verdict as soon as its check ends.
@@ -109,11 +111,12 @@ async def judge(
             async with asyncio.timeout(settings.most):
                 await turn.take(checks)
         except TimeoutError:
-            reason = f"the run ended after {settings.most:g} s"
+            reason = turn.reason(f"the run ended after {settings.most:g} s")
         except _Gone as gone:
             reason = str(gone)
         return [
-            turn.verdicts.get(check.id) or Verdict(check, "skip", f"not run: {reason}", runs=0)
+            turn.verdicts.get(check.id)
+            or Verdict(check, "skip", turn.state_of(check) + reason, runs=0)
             for check in checks
         ]
 
@@ -135,12 +138,14 @@ class _Turn:
         # The factor by which time limits are extended.
         self._patience = 1.0
         self._late = 0
+        self._started = False
         self._running: set[str] = set()
         self._one_at_a_time = asyncio.Semaphore()
 
     async def take(self, checks: Sequence[Check]) -> None:
         """Run checks: many at a time, then one by one those that must run alone."""
         spent = await seconds_for_tokens(self._client, self._model)
+        self._started = True
         # The queue of a slow engine is not a fault.
         self._patience = min(max(1.0, 5.0 * self._settings.at_once * spent), PATIENCE)
         turns = asyncio.Semaphore(self._settings.at_once)
@@ -209,8 +214,19 @@ class _Turn:
                 return
 
     def _gone(self, words: str) -> _Gone:
-        """Return an error that names the checks that run: one of them may have caused it."""
-        return _Gone(f"{words} (while these ran: {', '.join(sorted(self._running))})")
+        return _Gone(self.reason(words))
+
+    def reason(self, words: str) -> str:
+        """Return why the run ends, with the checks that run: one of them may have caused it."""
+        if not self._started:
+            return f"{words}, before the server answered a first request for four tokens"
+        if not self._running:
+            return words
+        return f"{words} (while these ran: {', '.join(sorted(self._running))})"
+
+    def state_of(self, check: Check) -> str:
+        """Return how far a check without a verdict is."""
+        return NOT_ENDED if check.id in self._running else NOT_RUN
 
 
 async def run(

@@ -113,7 +113,7 @@ class Reply:
         raise Fail(f"expected status 200, but got {self.status}: {self.text[:300]}")
 
     def _rejection(self) -> str | None:
-        """Return the message of an error object that names a missing feature, or None.
+        """Return what an error object says is missing, a feature or the endpoint, or None.
 
         A missing endpoint needs no error object: a separate check covers unknown paths.
         """
@@ -130,8 +130,11 @@ class Reply:
         words = set(re.findall(r"\w+", message))
         says_so = "support" in message or "must be one of" in message
         described = says_so and not words.isdisjoint(self._sent)
-        clean = unsupported or named or described or (absent and code != "model_not_found")
-        return message if clean else None
+        if named or described:
+            return message
+        if absent and code != "model_not_found":
+            return f"{self._absence}, {message!r}"
+        return message if unsupported else None
 
     def _missing(self) -> str | None:
         """Return that an endpoint that a server may lack does not exist, or None.
@@ -143,6 +146,10 @@ class Reply:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             json.loads(self.body)["error"]["message"]
             return None
+        return self._absence
+
+    @property
+    def _absence(self) -> str:
         return f"the endpoint {self._path} does not exist: status {self.status}"
 
 
@@ -391,8 +398,8 @@ def expect_seconds(value: Any) -> None:
 
 def expect_finite(values: Sequence[Any]) -> None:
     """Raise `Fail` unless all log-probabilities are finite and not greater than 0."""
-    valid = all(isinstance(one, int | float) and -10000 < one <= 1e-6 for one in values)
-    expect(valid, f"expected finite log-probabilities, but got {values}")
+    wrong = [one for one in values if not isinstance(one, int | float) or not -1e4 < one <= 1e-6]
+    expect(not wrong, f"expected log-probabilities above -10000 and at most 0, but got {wrong}")
 
 
 def expect_too_long(reply: Reply, *words: str) -> None:

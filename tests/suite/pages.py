@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latimer.conformance.profiles import PROFILES
+from latimer.conformance.profiles import FAILS, PROFILES
 from pydantic import BaseModel, ConfigDict, Field
 from suite import deviation
 from website import grid
@@ -215,6 +215,8 @@ def _clients(report: Mapping[str, Any]) -> Iterator[str]:
             if any(fnmatchcase(name, pattern) for pattern in PROFILES.get(client, ()))
         ]
         causes = [*dict.fromkeys(check["note"] for check in failed if check["level"] == "must")]
+        if result == FAILS and not causes:
+            causes = ["Most of its *must* checks are unsupported."]
         yield f"| {client} | {result} | {len(failed)} | {' '.join(causes[:3])} |"
 
 

@@ -149,7 +149,7 @@ def test_a_run_ends_if_its_server_hangs() -> None:
     with serving(lambda: Hanging(12)) as address:
         done = CliRunner().invoke(conform, [f"{address}/v1", "--group", "chat"])
     assert done.exit_code == 4, done.output
-    assert "did not run: not run: the server does not answer GET /models" in done.output
+    assert "did not end: the server does not answer GET /models" in done.output
     assert "(while these ran: chat." in done.output
 
 

@@ -11,7 +11,7 @@ import pytest
 from latimer.conformance.check import Fail, Unsupported, all_checks
 from latimer.conformance.checks.hosted import BEYOND, STRONG
 from latimer.conformance.runner import Settings, judge, run
-from latimer.conformance.target import Api, Reply
+from latimer.conformance.target import Api, Reply, expect_finite
 from starlette.responses import JSONResponse
 from suite.server import Fault, Server
 from suite.trial import HEADERS, Direct, Stage
@@ -129,6 +129,38 @@ def test_a_rejection_names_the_field(message: str, param: str | None) -> None:
     """A 400 that names a field of the request as param, or says what is allowed, is clean."""
     with pytest.raises(Unsupported):
         reply(message, param=param).ok()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (404, b"", "the endpoint /responses does not exist: status 404"),
+        (404, b'{"error": {"message": "no"}}',
+         "the endpoint /responses does not exist: status 404, 'no'"),
+        (501, b'{"error": {"message": "Later.", "code": "unsupported_endpoint"}}',
+         "the endpoint /responses does not exist: status 501, 'Later.'"),
+        (404, b'{"error": {"message": "no", "param": "include"}}', "no"),
+        (400, b'{"error": {"message": "no", "param": "include"}}', "no"),
+    ],
+)  # fmt: skip
+def test_a_missing_endpoint_is_named(status: int, body: bytes, reason: str) -> None:
+    """The reason of an endpoint that is missing has its path, the status, and the message.
+
+    That of a field is the message.
+    """
+    found = Reply(status, httpx2.Headers(), body, "/responses", {"include": []})
+    with pytest.raises(Unsupported) as rejection:
+        found.ok()
+    assert str(rejection.value) == reason
+
+
+def test_a_log_probability_above_0_is_described_as_such() -> None:
+    """The message names the bounds of log-probabilities, and the values that are outside."""
+    expect_finite([0, -9.5, 1e-7])
+    with pytest.raises(Fail) as failure:
+        expect_finite([-0.5, 0.5, None, -99999.0])
+    words = "expected log-probabilities above -10000 and at most 0, but got [0.5, None, -99999.0]"
+    assert str(failure.value) == words
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ import pytest
 from click.testing import CliRunner
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.command import conform
+from latimer.conformance.live import summary
 from latimer.conformance.peers import collected, published
+from latimer.conformance.profiles import needed, works
 from latimer.conformance.recordings import FORM, at_rate, form, spoken, wav
 from latimer.conformance.reports import WRITERS, write
 from latimer.conformance.reports.document import schema
@@ -160,6 +162,75 @@ def test_notes_that_are_none_are_refused(url: str, tmp_path: Path, text: str) ->
     path.write_text(text)
     arguments = [url, "--only", "models.list", "--notes", str(path)]
     assert CliRunner().invoke(conform, arguments).exit_code == 2
+
+
+def judged(name: str, lacking: int, rest: str = "pass") -> tuple[str, list[Verdict]]:
+    """Return the result of a client of whose `must` checks the first are unsupported."""
+    checks = needed(name, all_checks())
+    lost = [check.id for check in checks if check.level == "must"][:lacking]
+    outcomes = ["unsupported" if check.id in lost else rest for check in checks]
+    runs = 0 if rest == "skip" else 1
+    return works(
+        name,
+        [Verdict(check, outcome, runs=1 if outcome == "unsupported" else runs)  # type: ignore[arg-type]
+         for check, outcome in zip(checks, outcomes, strict=True)],
+    )  # fmt: skip
+
+
+def test_a_client_whose_checks_are_mostly_unsupported_does_not_work() -> None:
+    """More than half of the `must` checks decide it, whether or not the others have run."""
+    half = sum(check.level == "must" for check in needed("codex", all_checks())) // 2
+    assert [judged("codex", count)[0] for count in (0, 1, half, half + 1)] == [
+        "works", "works except", "works except", "does not work",
+    ]  # fmt: skip
+    assert judged("codex", half, "skip") == ("not judged", [])
+    assert judged("codex", half + 1, "skip")[0] == "does not work"
+    assert judged("codex", half, "fail")[0] == "does not work"
+
+
+@pytest.mark.parametrize("suffix", [".md", ".html"])
+def test_a_report_tells_what_is_missing_from_what_fails(tmp_path: Path, suffix: str) -> None:
+    """A report says that the server lacks something only if nothing that the client needs fails."""
+    path = tmp_path / f"report{suffix}"
+    said = []
+    for count, rest in ((37, "pass"), (20, "fail"), (2, "pass")):
+        verdicts = judged("codex", count, rest)[1]
+        passed = [Verdict(check, "pass") for check in needed("codex", all_checks())
+                  if check.id not in {verdict.check.id for verdict in verdicts}]  # fmt: skip
+        write(dataclasses.replace(RUN, verdicts=[*verdicts, *passed]), path)
+        row = next(line for line in re.split("\n|(?=<tr>)", path.read_text())
+                   if re.match("(<tr><th>|. )codex", line))  # fmt: skip
+        said.append((re.findall("works except|does not work", row), "the server lacks" in row))
+    assert said == [
+        (["does not work"], True),
+        (["does not work"], False),
+        (["works except"], False),
+    ]
+
+
+class WithoutResponses:
+    """The correct server without `/responses`, whose 404 has an error object."""
+
+    def __init__(self) -> None:
+        self._server = Server()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/responses"):
+            await JSONResponse({"error": {"message": "no"}}, 404)(scope, receive, send)
+        else:
+            await self._server(scope, receive, send)
+
+
+def test_a_client_without_its_endpoint_does_not_work() -> None:
+    """Codex does not work without `/responses`, and no promise counts as broken."""
+    with serving(WithoutResponses) as address:
+        done = CliRunner().invoke(
+            conform, [f"{address}/v1", "--profile", "codex", "--only", "responses.*"]
+        )
+    assert "\ncodex            does not work: the server lacks responses." in done.output
+    missing = "responses.stream-type: the endpoint /responses does not exist: status 404, 'no'"
+    assert missing in done.output
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
@@ -322,7 +393,8 @@ def test_a_run_ends_in_time(url: str) -> None:
     """A run that reaches its time limit says which checks are left, and exits with 4."""
     done = CliRunner().invoke(conform, [url, "--time-limit", "0.3", "--group", "streaming"])
     assert done.exit_code == 4, done.output
-    assert "did not run: not run: the run ended after 0.3 s" in done.output
+    words = r"\d+ of them did not run(, and \d did not end)?: the run ended after 0\.3 s"
+    assert re.search(words, done.output), done.output
 
 
 async def test_a_run_ends_with_its_server() -> None:
@@ -354,6 +426,42 @@ async def _stuck(scope: Scope, receive: Receive, send: Send) -> None:
             pass
     else:
         await JSONResponse({"data": []})(scope, receive, send)
+
+
+async def test_a_run_tells_what_waited_when_its_time_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Checks that wait when the time limit ends the run are named, apart from those left."""
+    checks = [one for one in all_checks() if one.group == "chat" and not one.alone][:5]
+    with serving(lambda: _stuck) as address:
+        settings = Settings(f"{address}/v1", "m", at_once=2, most=2)
+        verdicts = await judge(settings, checks)
+    ran = ", ".join(sorted(one.id for one in checks[:2]))
+    reason = f"the run ended after 2 s (while these ran: {ran})"
+    assert [verdict.detail for verdict in verdicts] == [
+        *[f"not ended: {reason}"] * 2, *[f"not run: {reason}"] * 3,
+    ]  # fmt: skip
+    assert [(verdict.outcome, verdict.runs) for verdict in verdicts] == [("skip", 0)] * 5
+    summary(dataclasses.replace(RUN, verdicts=verdicts))
+    assert f"3 of them did not run, and 2 did not end: {reason}\n" in capsys.readouterr().out
+
+
+async def _mute(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer no request."""
+    assert scope["type"] == "http"
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def test_a_run_tells_that_its_first_request_had_no_response() -> None:
+    """If the time limit ends a run before its first check, the reason is the first request."""
+    with serving(lambda: _mute) as address:
+        settings = Settings(f"{address}/v1", "m", most=0.3)
+        verdicts = await judge(settings, all_checks()[:3])
+    assert [verdict.detail for verdict in verdicts] == [
+        "not run: the run ended after 0.3 s, before the server answered a first request for four "
+        "tokens"
+    ] * 3
 
 
 async def test_checks_without_a_response_run_less() -> None:

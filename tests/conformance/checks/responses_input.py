@@ -134,7 +134,7 @@ async def logprobs(api: Api) -> None:
     for entry in entries:
         for one in (entry, *entry["top_logprobs"]):
             valid = isinstance(one["bytes"], list) and one["logprob"] <= 0
-            expect(valid, f"expected a list of bytes and a log-probability, but got {one}")
+            expect(valid, f"expected a list of bytes and a logprob of at most 0, but got {one}")
         tops = len(entry["top_logprobs"])
         expect(tops == 2, f"expected two alternatives, but got {entry}")
     joined = bytes(byte for entry in entries for byte in entry["bytes"]).decode(errors="replace")

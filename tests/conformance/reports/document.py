@@ -22,7 +22,7 @@ class CheckReport(BaseModel):
     verdict: Outcome
     detail: str = Field(description="What was expected and what came; empty for a pass.")
     note: str = Field(description="The explanation that `--notes` has; empty without one.")
-    runs: int = Field(ge=0, description="0 if the run ended before the check.")
+    runs: int = Field(ge=0, description="0 if the run ended before the check did.")
     passes: int = Field(ge=0)
     seconds: float = Field(ge=0, description="The duration of the last run.")
 

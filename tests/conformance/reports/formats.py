@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.sax.saxutils import escape, quoteattr
 
-from ..profiles import PROFILES, works
+from ..profiles import PROFILES, causes, works
 from .explanation import explanation
 from .run import OUTCOMES, Run
 
@@ -27,10 +27,9 @@ def render_markdown(run: Run) -> str:
         lines.append(f"| {group} | " + " | ".join(str(n) if n else "" for n in counts) + " |")
     lines += ["", "| client | result |", "|---|---|"]
     for name in PROFILES:
-        word, broken = works(name, run.verdicts)
-        ids = ", ".join(f"`{one.check.id}`" for one in broken[:8])
-        more = f" and {len(broken) - 8} more" if len(broken) > 8 else ""
-        lines.append(f"| {name} | {word}{': ' if ids else ''}{ids}{more} |")
+        result, wrong = works(name, run.verdicts)
+        named = causes(result, wrong, [f"`{one.check.id}`" for one in wrong[:8]])
+        lines.append(f"| {name} | {result}{': ' if wrong else ''}{named} |")
     others = [verdict for verdict in run.verdicts if verdict.outcome != "pass"]
     if others:
         lines += ["", "| check | level | verdict | reason |", "|---|---|---|---|"]

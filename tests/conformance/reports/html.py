@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from ..check import Verdict
 from ..peers import alike
-from ..profiles import NOT_JUDGED, PROFILES, works
+from ..profiles import NOT_JUDGED, PROFILES, causes, works
 from ..target import Exchange
 from .explanation import headers, origin
 from .run import OUTCOMES, Run
@@ -47,11 +47,12 @@ def _group(name: str, verdicts: list[Verdict]) -> str:
 
 
 def _profile(name: str, run: Run) -> str:
-    verdict, broken = works(name, run.verdicts)
-    links = ", ".join(f'<a href="#{v.check.id}">{escape(v.check.id)}</a>' for v in broken)
-    kind = {"works": "pass", "works except": "flaky", NOT_JUDGED: "skip"}.get(verdict, "fail")
+    result, wrong = works(name, run.verdicts)
+    links = [f'<a href="#{v.check.id}">{escape(v.check.id)}</a>' for v in wrong]
+    kind = {"works": "pass", "works except": "flaky", NOT_JUDGED: "skip"}.get(result, "fail")
     return (
-        f'<tr><th>{escape(name)}</th><td><b class="{kind}">{verdict}</b></td><td>{links}</td></tr>'
+        f'<tr><th>{escape(name)}</th><td><b class="{kind}">{result}</b></td>'
+        f"<td>{causes(result, wrong, links)}</td></tr>"
     )
 
 

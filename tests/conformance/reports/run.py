@@ -77,7 +77,7 @@ class Run:
 
     @property
     def left(self) -> list[Verdict]:
-        """The verdicts on checks before which the run ended."""
+        """The verdicts on checks that had not ended when the run ended."""
         return [verdict for verdict in self.verdicts if not verdict.runs]
 
     @property
