@@ -54,7 +54,7 @@ async def test_agents_read_by_how_much_a_prompt_is_too_long(
     text = "word " * words
     reply = await client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
     count = reply.json()["count"]
-    asked = [
+    asked: list[tuple[str, dict[str, Any], int | None]] = [
         ("/v1/completions", {"prompt": text, "max_tokens": 7}, count + 7),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, None),
         ("/v1/responses", {"input": text}, None),
