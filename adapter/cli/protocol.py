@@ -170,13 +170,43 @@ class _Cycle(RequestResponseCycle):
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:
-            self.transport.close()
+            if self.more_body and not self.is_late:
+                _Discarding(self.transport.get_protocol())
+            else:
+                self.transport.close()
         self.on_response()
 
     def _flush(self) -> None:
         head, self._head = self._head, b""
         if head and not self.transport.is_closing():
             self.transport.write(head)
+
+
+class _Discarding(asyncio.Protocol):
+    """The rest of a connection whose request was answered before its end, as a body too large is.
+
+    What arrives is discarded. To close at once would reset the connection, and a client that still
+    sends might not get the response (RFC 9112, 9.6). The timer of an idle connection closes this
+    one, too.
+
+    Args:
+        protocol: that of the connection until now.
+    """
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol: Protocol = protocol
+        self._until = protocol.loop.time() + timeouts.REQUEST
+        protocol.transport.set_protocol(self)
+        if protocol.transport.can_write_eof():
+            protocol.transport.write_eof()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._protocol.idle_until(self._until)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
 
 
 class _Rest:
@@ -365,6 +395,10 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             cycle.is_late = True
             cycle.message_event.set()
             self._begin_timer(self.timeout_keep_alive)
+
+    def idle_until(self, most: float) -> None:
+        """Begin the time for which the connection may be idle again, which ends at `most`."""
+        self._idle_until = min(self.loop.time() + self.timeout_keep_alive, most)
 
     def _begin_timer(self, seconds: float) -> None:
         handler = self.timeout_keep_alive_handler

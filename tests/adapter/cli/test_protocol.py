@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import socket
 import time
@@ -15,7 +16,7 @@ import pytest
 import uvicorn
 from latimer.adapter.cli import timeouts
 from latimer.adapter.cli.protocol import MOST_HEAD, Protocol
-from latimer.adapter.errors import render
+from latimer.adapter.errors import InvalidRequest, render
 from latimer.adapter.proxies import ForwardedFor
 from latimer.adapter.request import PUSH, WHOLE
 from latimer.backends.errors import LatimerError
@@ -611,4 +612,52 @@ async def test_a_large_head_is_refused_in_one_piece(before: bytes) -> None:
         writer.write(large.replace(b"GET", b"PUT")[: -MOST_HEAD // 2] + b"\r\n" + length)
         writer.write(bytes(2 * MOST_HEAD))
         assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+
+async def refusing(_scope: Any, _receive: Any, send: Any) -> None:
+    """Refuse a request without reading its body."""
+    status, told, headers = render(InvalidRequest("It is too large.", status=413))
+    body = json.dumps(told).encode()
+    headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": WHOLE, "status": status, "headers": headers, "body": body})
+
+
+async def test_a_client_that_sends_a_refused_body_to_its_end_gets_the_response() -> None:
+    """The connection stays open while a client sends a body that was refused, so that no reset
+    takes the response away; then it closes."""
+
+    def post(port: int) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", "/", bytes(20_000_000))
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+
+    async with served(refusing) as port:
+        for _ in range(5):
+            status, body = await asyncio.to_thread(post, port)
+            assert (status, b"too large" in body) == (413, True)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("sends", [False, True])
+async def test_a_refused_body_has_an_end(sends: bool) -> None:
+    """The connection of a refused body closes soon if nothing arrives, and at last in any case."""
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999\r\n\r\n"
+    async with served(refusing, Brief) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        begun = time.monotonic()
+        assert (await reader.read()).startswith(b"HTTP/1.1 413")
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(5):
+                while not writer.transport.is_closing():
+                    if sends:
+                        writer.write(b"x")
+                        await writer.drain()
+                    elif time.monotonic() - begun > 0.5:
+                        # The second write finds out that nobody is there.
+                        writer.write(b"x")
+                    await asyncio.sleep(0.02)
+        assert 0.4 < time.monotonic() - begun < 1.5
         writer.close()
