@@ -628,10 +628,10 @@ async def test_a_client_that_sends_a_refused_body_to_its_end_gets_the_response()
     takes the response away; then it closes."""
 
     def post(port: int) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("POST", "/", bytes(20_000_000))
-        reply = connection.getresponse()
-        return reply.status, reply.read()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as one:
+            one.request("POST", "/", bytes(20_000_000))
+            reply = one.getresponse()
+            return reply.status, reply.read()
 
     async with served(refusing) as port:
         for _ in range(5):
