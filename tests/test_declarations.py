@@ -135,7 +135,6 @@ CLIENTS_NOT_IMPORTED = {
     "aider-chat": "a command",
     "llama-index-embeddings-openai-like": "another part of `llama_index`",
     "llm": "a command",
-    "mcp": "LiteLLM needs it for tools",
     "pytest-asyncio": "a plugin: asynchronous tests",
 }
 

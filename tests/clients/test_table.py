@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from clients.installed.python.llm_client import MODELS
-from clients.installed.test_agents import CODEX, CONTINUE, OPENCODE, PI
+from clients.installed.test_agents import CODEX, CONTINUE, OPENCLAW, OPENCODE, PI
 from support.documents import blocks
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,9 +23,12 @@ ROWS = [
 PROGRAMS = [row for row in ROWS if len(row) == 5]
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)$", re.MULTILINE)
 VERSION = re.compile(r"`([\w@/.-]+)` (\d[\w.]*)")
-SETTINGS = {"codex": CODEX, "opencode": OPENCODE, "pi": PI, "continue": CONTINUE, "llm": MODELS}
+SETTINGS = {
+    "codex": CODEX, "opencode": OPENCODE, "pi": PI, "continue": CONTINUE, "openclaw": OPENCLAW,
+    "llm": MODELS,
+}  # fmt: skip
 # Dependencies of the clients' programs that are not clients.
-TOOLS = {"pytest", "pytest-asyncio", "mcp", "zod", "@langchain/core"}
+TOOLS = {"pytest", "pytest-asyncio", "zod", "@langchain/core", "node"}
 
 
 def installed() -> set[tuple[str, str]]:

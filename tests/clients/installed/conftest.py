@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ HERE = Path(__file__).parent
 RECORDING = ROOT / "tests" / "conformance" / "recordings" / "sentence.wav"
 # Kept between runs; an environment is rebuilt when its list of versions changes.
 KEPT = ROOT / ".venv-clients"
-collect_ignore = ["python", "node", "agents"]
+collect_ignore = ["python", "node", "agents", "runtime"]
 # LangChain sends ids of this vocabulary; a package in the environment has its file.
 VOCABULARY = "cl100k_base"
 TIKTOKEN = "lib/python3*/site-packages/llama_index/core/_static/tiktoken_cache"
@@ -81,25 +82,46 @@ def python_of() -> Callable[[str], Environment]:
     return make
 
 
-@pytest.fixture(scope="session")
-def node_of() -> Callable[[str], Path]:
-    """Return a function that returns a folder with the `node_modules` of `NAME/package.json`."""
+@dataclass(frozen=True)
+class Packages:
+    """A folder with `node_modules`, and the folders of programs that come first on the path."""
 
-    def make(name: str) -> Path:
+    folder: Path
+    programs: tuple[Path, ...]
+
+    def variables(self, known: Mapping[str, str]) -> dict[str, str]:
+        """Return environment variables for programs of the packages."""
+        return {**known, "PATH": os.pathsep.join([*map(str, self.programs), known["PATH"]])}
+
+
+def _packages(name: str, runtime: tuple[Path, ...] = ()) -> Packages:
+    """Make the `node_modules` of `NAME/package.json` with the Node.js of another folder."""
+    lists = [HERE / name / one for one in ("package.json", "package-lock.json")]
+    with _locked(f"npm-{name}"):
+        folder, known = _folder(f"npm-{name}", *lists)
+        made = Packages(folder, (folder / "node_modules" / ".bin", *runtime))
+        if not known:
+            for one in lists:
+                shutil.copy(one, folder)
+            # Not `npm ci`: the list lacks binaries of other systems, which are optional.
+            words = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error"]
+            done = subprocess.run(
+                words, cwd=folder, env=made.variables(os.environ), capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            _done(folder)
+        return made
+
+
+@pytest.fixture(scope="session")
+def node_of() -> Callable[[str], Packages]:
+    """Return a function that makes the packages of `NAME/package.json`."""
+
+    def make(name: str) -> Packages:
         if shutil.which("npm") is None:
-            pytest.skip("needs Node.js 20 or newer, with npm")
-        lists = [HERE / name / one for one in ("package.json", "package-lock.json")]
-        with _locked(f"npm-{name}"):
-            folder, known = _folder(f"npm-{name}", *lists)
-            if not known:
-                for one in lists:
-                    shutil.copy(one, folder)
-                # Not `npm ci`: the list lacks binaries of other systems, which are optional.
-                words = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error"]
-                done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
-                assert done.returncode == 0, done.stdout + done.stderr
-                _done(folder)
-            return folder
+            pytest.skip("needs Node.js, with npm")
+        # Clients need a newer Node.js than many machines have, and some check it as they install.
+        return _packages(name, _packages("runtime").programs)
 
     return make
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from clients.installed.conftest import Packages
 from support import notes_server
 from support.codex import call, stepped
 from support.engines.front import directed
@@ -34,6 +35,15 @@ OPENCODE = """{"autoupdate": false, "share": "disabled", "provider": {"latimer":
 PI = """{"providers": {"latimer": {"baseUrl": "@URL", "api": "openai-completions",
   "apiKey": "unused", "models": [{"id": "demo"}]}}}
 """
+OPENCLAW = """{
+  "models": {"providers": {"latimer": {
+    "baseUrl": "@URL", "apiKey": "unused", "api": "openai-completions",
+    "models": [{"id": "demo", "name": "demo", "contextWindow": 131072, "maxTokens": 4096}]}}},
+  "agents": {"defaults": {"model": {"primary": "latimer/demo"}}}}
+"""
+COPILOT = {
+    "COPILOT_OFFLINE": "true", "COPILOT_PROVIDER_BASE_URL": "@URL", "COPILOT_MODEL": "demo"
+}  # fmt: skip
 CONTINUE = """
 name: local
 version: 1.0.0
@@ -172,6 +182,41 @@ AGENTS = {
         # It leaves a process in the background.
         after=("cline", "hub", "stop"),
     ),
+    "copilot": Agent(
+        ("copilot", "--allow-all-tools", "-p"), "create", ("path", "file_text"), variables=COPILOT,
+    ),
+    "copilot, responses": Agent(
+        ("copilot", "--allow-all-tools", "-p"), "create", ("path", "file_text"),
+        variables={**COPILOT, "COPILOT_PROVIDER_WIRE_API": "responses"},
+    ),
+    "copilot, websocket": Agent(
+        ("copilot", "--allow-all-tools", "-p"), "create", ("path", "file_text"),
+        variables={
+            **COPILOT, "COPILOT_PROVIDER_WIRE_API": "responses",
+            "COPILOT_PROVIDER_TRANSPORT": "websockets",
+        },
+    ),
+    "copilot, messages": Agent(
+        ("copilot", "--allow-all-tools", "-p"), "create", ("path", "file_text"),
+        variables={
+            **COPILOT, "COPILOT_PROVIDER_TYPE": "anthropic", "COPILOT_PROVIDER_BASE_URL": "@ROOT",
+        },
+    ),
+    "openclaw": Agent(
+        ("openclaw", "agent", "exec"), "write", ("path", "content"),
+        files={".openclaw/openclaw.json": OPENCLAW},
+    ),
+    "openclaw, responses": Agent(
+        ("openclaw", "agent", "exec"), "write", ("path", "content"),
+        files={".openclaw/openclaw.json": OPENCLAW.replace("completions", "responses")},
+    ),
+    "openclaw, messages": Agent(
+        ("openclaw", "agent", "exec"), "write", ("path", "content"),
+        files={
+            ".openclaw/openclaw.json":
+            OPENCLAW.replace("@URL", "@ROOT").replace("openai-completions", "anthropic-messages"),
+        },
+    ),
 }  # fmt: skip
 
 
@@ -207,19 +252,23 @@ def run(words: tuple[str, ...], folder: Path, variables: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_writes_a_file(
-    name: str, url: str, node_of: Callable[[str], Path], own_home: dict[str, str], tmp_path: Path
+    name: str,
+    url: str,
+    node_of: Callable[[str], Packages],
+    own_home: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     """The agent calls its tool, sends the result back, and shows the last answer."""
     agent = AGENTS[name]
     home = own_home["HOME"]
-    own = node_of("agents") / "node_modules" / ".bin"
+    made = node_of("agents")
 
     def local(text: str) -> str:
         places = {
             "@URL": url,
             "@ROOT": url.removesuffix("/v1"),
             "@HOME": home,
-            "@MODULES": str(own.parent),
+            "@MODULES": str(made.folder / "node_modules"),
         }
         for name, place in places.items():
             text = text.replace(name, place)
@@ -231,7 +280,7 @@ def test_an_agent_writes_a_file(
     folder = tmp_path / "work"
     folder.mkdir()
     more = {key: local(value) for key, value in agent.variables.items()}
-    variables = {**own_home, **more, "PATH": f"{own}:{own_home['PATH']}"}
+    variables = made.variables(own_home) | more
     values: list[Any] = [str(folder / "hello.txt"), TEXT]
     call = {"name": agent.tool, "arguments": dict(zip(agent.arguments, values, strict=True))}
     prompt = told(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
@@ -247,13 +296,13 @@ def test_an_agent_writes_a_file(
 
 
 def test_claude_code_finds_its_conversation_in_the_cache(
-    node_of: Callable[[str], Path],
+    node_of: Callable[[str], Packages],
     own_home: dict[str, str],
     tmp_path: Path,
     record_property: Callable[[str, str], None],
 ) -> None:
     """Claude Code does a task in five turns, and the engine has most of its last prompt cached."""
-    agent, folder = AGENTS["claude code"], tmp_path / "work"
+    agent, folder, made = AGENTS["claude code"], tmp_path / "work", node_of("agents")
     folder.mkdir()
     path = folder / "hello.txt"
     model = stepped(tmp_path / "steps.gguf", claude_scripts(path), 32_768)
@@ -262,11 +311,11 @@ def test_claude_code_finds_its_conversation_in_the_cache(
     shown = ("--output-format", "stream-json", "--verbose", "--include-partial-messages")
     with command(str(model), "--context", "32768", "--any-model") as (_, address):
         words = [
-            one.replace("@MODULES", str(node_of("agents") / "node_modules"))
-            for one in agent.words[:4]
+            one.replace("@MODULES", str(made.folder / "node_modules")) for one in agent.words[:4]
         ]
         more = {key: one.replace("@ROOT", address) for key, one in agent.variables.items()}
-        said = run((*words, *own, *shown, "-p", "Write hello.txt."), folder, {**own_home, **more})
+        variables = made.variables(own_home) | more
+        said = run((*words, *own, *shown, "-p", "Write hello.txt."), folder, variables)
     assert path.read_text() == "Salut\n"
     events = [json.loads(line).get("event", {}) for line in said.splitlines()]
     usages = [one["usage"] for one in events if one.get("type") == "message_delta"]
@@ -294,15 +343,14 @@ def test_aider_writes_a_file(
 
 @pytest.fixture
 def codex_at(
-    node_of: Callable[[str], Path], own_home: dict[str, str], tmp_path: Path
+    node_of: Callable[[str], Packages], own_home: dict[str, str], tmp_path: Path
 ) -> Callable[[str], Run]:
     """Return a function that sets Codex up for an address and returns one that runs it."""
-    own = node_of("agents") / "node_modules" / ".bin"
     settings = Path(own_home["HOME"]) / ".codex" / "config.toml"
     settings.parent.mkdir()
     folder = tmp_path / "work"
     folder.mkdir()
-    variables = {**own_home, "PATH": f"{own}:{own_home['PATH']}", "CODEX_API_KEY": "unused"}
+    variables = node_of("agents").variables(own_home) | {"CODEX_API_KEY": "unused"}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         safe = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check")

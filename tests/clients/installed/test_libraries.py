@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from clients.installed.conftest import HERE
+from clients.installed.conftest import HERE, Packages
 from support.environments import Environment
 
 pytestmark = pytest.mark.timeout(1200)
@@ -15,13 +14,13 @@ PYTHON = HERE / "python"
 ENVIRONMENTS = {
     "openai": (
         "openai_client", "openai_responses", "openai_agents_client", "openai_agents_responses",
-        "openai_agents_websocket", "inspect_client",
+        "openai_agents_websocket", "inspect_client", "pydantic_ai_client", "pydantic_ai_messages",
+        "llm_client",
     ),
     "frameworks": (
         "langchain_client", "langchain_responses", "langchain_messages", "langchain_audio",
-        "langchain_embeddings", "langchain_standard", "pydantic_ai_client", "pydantic_ai_messages",
-        "instructor_client", "llama_index_client", "llama_index_embeddings", "litellm_client",
-        "llm_client", "dspy_client", "smolagents_client",
+        "langchain_embeddings", "langchain_standard", "instructor_client", "llama_index_client",
+        "llama_index_embeddings", "litellm_client", "dspy_client", "smolagents_client",
     ),
 }  # fmt: skip
 NODE = (
@@ -52,15 +51,16 @@ def test_python(
 @pytest.mark.parametrize("program", NODE)
 def test_node(
     program: str,
-    node_of: Callable[[str], Path],
+    node_of: Callable[[str], Packages],
     run_in: Callable[..., str],
     record_property: Callable[[str, str], None],
 ) -> None:
     """Every test of a client for Node.js passes."""
-    folder = node_of("node")
+    made = node_of("node")
     # Imports are found from the file's own folder upwards.
     for one in (HERE / "node").glob("*.mjs"):
-        (folder / one.name).write_text(one.read_text())
-    output = run_in(["node", "--test", f"{program}.test.mjs"], folder, dict(os.environ))
+        (made.folder / one.name).write_text(one.read_text())
+    words = ["node", "--test", "--test-reporter=tap", f"{program}.test.mjs"]
+    output = run_in(words, made.folder, made.variables(os.environ))
     counts = [line[2:] for line in output.splitlines() if line.startswith(("# pass", "# fail"))]
     record_property(f"{program} (Node.js)", ", ".join(counts))

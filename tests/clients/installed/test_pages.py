@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from clients.installed.conftest import Packages
 from support.documents import Block, blocks, prints
 from support.environments import ROOT, Environment
 
@@ -18,7 +19,7 @@ HERE = "http://127.0.0.1:8000"
 # `test_agents.py` and the programs in `python` use. Anthropic's SDK is in Latimer's environment.
 PYTHON: Mapping[str, str] = {
     "openai": "openai", "agents-sdk": "openai", "inspect": "openai", "langchain": "frameworks",
-    "llama-index": "frameworks", "litellm": "frameworks", "pydantic-ai": "frameworks",
+    "llama-index": "frameworks", "litellm": "frameworks", "pydantic-ai": "openai",
     "instructor": "frameworks", "dspy": "frameworks", "smolagents": "frameworks",
 }  # fmt: skip
 
@@ -63,11 +64,11 @@ def test_python(
 
 @pytest.mark.parametrize(("page", "block"), programs("js"))
 def test_node(
-    page: str, block: Block, local: Callable[[Block], str], node_of: Callable[[str], Path]
+    page: str, block: Block, local: Callable[[Block], str], node_of: Callable[[str], Packages]
 ) -> None:
     """A program in JavaScript prints what its page shows."""
-    folder = node_of("node")
+    made = node_of("node")
     # Imports are found from the file's own folder upwards.
-    path = folder / f"page-{page}-{block.line}.mjs"
+    path = made.folder / f"page-{page}-{block.line}.mjs"
     path.write_text(local(block))
-    check(["node", path.name], block, folder, os.environ)
+    check(["node", path.name], block, made.folder, made.variables(os.environ))

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, Output, embed, embedMany, generateText, stepCountIs, streamText, tool } from "ai";
+import { APICallError, Output, embed, embedMany, generateText, isStepCount, streamText, tool } from "ai";
 import { z } from "zod";
 import {
   ANSWER, ASK, LONG, TEXTS, TOM, VECTORS, WEATHER, checkVectors, embedders, engines,
@@ -48,7 +48,7 @@ for (const [engine, baseURL] of engines) {
               return '{"temp_c": 21}';
             },
           });
-          const more = { prompt: WEATHER, tools: { get_weather }, stopWhen: stepCountIs(3) };
+          const more = { prompt: WEATHER, tools: { get_weather }, stopWhen: isStepCount(3) };
           const run = stream ? streamText : generateText;
           const result = await run({ ...options, ...more });
           assert.match(await result.text, /21/);
@@ -82,7 +82,7 @@ for (const [engine, baseURL] of engines) {
         const more = { prompt: "Tell me a story.", abortSignal: aborter.signal };
         const result = streamText({ ...options, ...more });
         const seen = [];
-        for await (const part of result.fullStream) {
+        for await (const part of result.stream) {
           seen.push(part.type);
           if (part.type === "text-delta") aborter.abort();
         }
@@ -98,7 +98,7 @@ for (const [engine, baseURL] of embedders) {
     openai: createOpenAI({ baseURL, apiKey }),
   };
   for (const [name, provider] of Object.entries(embeddings)) {
-    const model = provider.textEmbeddingModel("demo");
+    const model = provider.embeddingModel("demo");
     test(`embeddings: one text and several, ${engine}, ${name}`, async () => {
       checkVectors((await embedMany({ model, values: TEXTS })).embeddings);
       const { embedding, usage } = await embed({ model, value: TEXTS[0] });

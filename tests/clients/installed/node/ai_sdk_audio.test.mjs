@@ -2,17 +2,15 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { createOpenAI } from "@ai-sdk/openai";
-import { experimental_generateSpeech, experimental_transcribe } from "ai";
+import { generateSpeech, transcribe } from "ai";
 import { RECORDING, SENTENCE, TEXT, begins, speakers } from "./engines.mjs";
 
 for (const [engine, baseURL] of speakers) {
   const openai = createOpenAI({ baseURL, apiKey: "unused" });
   const speak = (fields) =>
-    experimental_generateSpeech({
-      model: openai.speech("tts-1"), text: TEXT, maxRetries: 0, ...fields,
-    });
+    generateSpeech({ model: openai.speech("tts-1"), text: TEXT, maxRetries: 0, ...fields });
   const hear = (fields) =>
-    experimental_transcribe({
+    transcribe({
       model: openai.transcription("whisper-1"), audio: RECORDING, maxRetries: 0, ...fields,
     });
   describe(engine, () => {

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { createAnthropic } from "@ai-sdk/anthropic";
-import { APICallError, Output, generateText, stepCountIs, streamText, tool } from "ai";
+import { APICallError, Output, generateText, isStepCount, streamText, tool } from "ai";
 import { z } from "zod";
 import { ANSWER, ASK, DEGREES, FINAL, LONG, TOM, TWO, engines, thinkers } from "./engines.mjs";
 
@@ -53,7 +53,7 @@ for (const [engine, baseURL] of thinkers) {
     for (const stream of [false, true]) {
       test(`reasoning: it is sent back with the results of calls (stream: ${stream})`, async () => {
         const options = { model: modelOf(baseURL), maxRetries: 0, maxOutputTokens: 400 };
-        const more = { prompt: TWO, tools: { get_weather }, stopWhen: stepCountIs(4) };
+        const more = { prompt: TWO, tools: { get_weather }, stopWhen: isStepCount(4) };
         const result = await (stream ? streamText : generateText)({ ...options, ...more });
         assert.equal(await result.text, FINAL);
         const steps = await result.steps;

@@ -2,9 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { createOpenAI } from "@ai-sdk/openai";
-import {
-  APICallError, Output, generateObject, generateText, stepCountIs, streamObject, streamText, tool,
-} from "ai";
+import { APICallError, Output, generateText, isStepCount, streamText, tool } from "ai";
 import { z } from "zod";
 import {
   ANSWER, ASK, DEGREES, DOT, FINAL, LONG, TOM, TWO, engines, thinkers,
@@ -23,7 +21,7 @@ for (const [engine, baseURL] of engines) {
   const options = { model, temperature: 0, maxRetries: 0 };
   describe(engine, () => {
     test("chat: text, usage and the response's id", async () => {
-      const result = await generateText({ ...options, system: "Be brief.", prompt: ASK });
+      const result = await generateText({ ...options, instructions: "Be brief.", prompt: ASK });
       assert.equal(result.text, ANSWER);
       assert.ok(result.usage.outputTokens > 0);
       assert.match(result.providerMetadata.openai.responseId, /^resp_/);
@@ -39,12 +37,11 @@ for (const [engine, baseURL] of engines) {
     });
 
     test("structured: an object of a zod schema, by each function", async () => {
-      schema.parse((await generateObject({ ...options, prompt: TOM, schema })).object);
-      const streamed = streamObject({ ...options, prompt: TOM, schema });
-      for await (const _ of streamed.partialObjectStream) continue;
-      schema.parse(await streamed.object);
       const output = Output.object({ schema });
       schema.parse((await generateText({ ...options, prompt: TOM, output })).output);
+      const streamed = streamText({ ...options, prompt: TOM, output });
+      for await (const _ of streamed.partialOutputStream) continue;
+      schema.parse(await streamed.output);
     });
 
     test("logprobs: tokens join to the answer", async () => {
@@ -69,7 +66,7 @@ for (const [engine, baseURL] of engines) {
       const more = { prompt: "Tell me a story.", abortSignal: aborter.signal };
       const result = streamText({ ...options, ...more });
       const seen = [];
-      for await (const part of result.fullStream) {
+      for await (const part of result.stream) {
         seen.push(part.type);
         if (part.type === "text-delta") aborter.abort();
       }
@@ -86,7 +83,7 @@ for (const [engine, baseURL] of thinkers) {
   };
   const provider = createOpenAI({ baseURL, apiKey, fetch: fetched });
   const tools = { get_weather };
-  const options = { model: provider("demo"), maxRetries: 0, tools, stopWhen: stepCountIs(5) };
+  const options = { model: provider("demo"), maxRetries: 0, tools, stopWhen: isStepCount(5) };
   const kinds = () => sent.at(-1).input.map((item) => item.type ?? item.role);
   for (const run of [generateText, streamText]) {
     describe(`${engine}, ${run.name}`, () => {
@@ -98,7 +95,7 @@ for (const [engine, baseURL] of thinkers) {
         assert.equal(sent.at(-1).store, undefined);
         const call = ["item_reference", "function_call", "function_call_output"];
         assert.deepEqual(kinds(), ["user", ...call, ...call]);
-        messages.push(...(await result.response).messages);
+        messages.push(...(await result.responseMessages));
         messages.push({ role: "user", content: "Say it again." });
         assert.equal(await (await run({ ...options, messages })).text, FINAL);
         // The second reference is that of the answer's text.
@@ -132,7 +129,7 @@ for (const [engine, baseURL] of thinkers) {
   test(`images: an image is a part of the prompt, ${engine}`, async () => {
     const text = { type: "text", text: "What is it?" };
     const counts = [];
-    for (const content of [[text], [text, { type: "image", image: DOT }]]) {
+    for (const content of [[text], [text, { type: "file", data: DOT, mediaType: "image" }]]) {
       const messages = [{ role: "user", content }];
       const result = await generateText({ model: options.model, maxRetries: 0, messages });
       counts.push(result.usage.inputTokens);
