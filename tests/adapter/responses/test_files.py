@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx2
@@ -105,7 +105,8 @@ async def tokens(client: httpx2.AsyncClient, given: Any, **more: Any) -> int:
     ("data", "expected"),
     [
         (pdf("The title is One."), "The title is One."),
-        (pdf("One", "", "Two"), "One\n\nTwo"),
+        # Nothing for a page without text would hide that it may be a scan.
+        (pdf("One", "", "Two"), "One\n\n[page 2 has no text]\n\nTwo"),
         (pdf("A\\000B"), "AB"),
         (encrypted(""), "Locked"),
         (base64.b64encode(pdf("Plain")).decode(), "Plain"),
@@ -116,6 +117,48 @@ async def test_the_text_of_a_pdf_is_read(data: bytes | str, expected: str) -> No
     """The pages of a PDF file are read in any form of its data, with a blank line between them."""
     url = file(data)["file_data"]
     assert await read_pdfs([Pdf(FILE_DATA, url)], "") == {url: expected}
+
+
+FIELDS = {
+    b"/T(name)/FT/Tx/V(Ada Lovelace)": "name: Ada Lovelace",
+    b"/T(n1)/TU(Your age)/FT/Tx/V(36)": "Your age: 36",
+    b"/Parent<</T(city)/FT/Tx/V(London)>>": "city: London",
+    b"/T(color)/FT/Ch/V(1)/Opt[[(1)(red)][(2)(blue)]]": "color: red",
+    b"/T(months)/FT/Ch/V[(May)(June)]/Opt[(May)(June)]": "months: May, June",
+    b"/T(married)/FT/Btn/AS/Yes": "married: Yes",
+    b"/T(single)/FT/Btn/AS/Off": None,
+    b"/T(empty)/FT/Tx": None,
+    b"/T(hidden)/FT/Tx/F 2/V(x)": None,
+    b"/T(secret)/FT/Tx/Ff 8192/V(x)": None,
+    b"/T(signed)/FT/Sig/V<</Type/Sig>>": None,
+}
+
+
+async def test_the_values_of_a_form_are_read() -> None:
+    """The values of form fields that a reader shows follow the text of their page."""
+    fields = b"".join(b"<</Subtype/Widget%s>>" % one for one in FIELDS)
+    url = pdf_url(pdf("First", "Application", fields=fields + b"null<</Subtype/Link>>"))
+    shown = "\n".join(text for text in FIELDS.values() if text)
+    found = await read_pdfs([Pdf(FILE_DATA, url)], "")
+    assert found == {url: f"First\n\nApplication\n{shown}"}
+    only = pdf_url(pdf("", fields=b"<</Subtype/Widget/T(name)/FT/Tx/V(Ada)>>"))
+    assert await read_pdfs([Pdf(FILE_DATA, only)], "") == {only: "name: Ada"}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda data: data[:-4] + b"oops", "Two"),
+        (lambda data: data[:-2], "Two"),
+        (lambda data: data + b"\r", "Two"),
+        (lambda _: b"", "[page 2 has no text]"),
+    ],
+    ids=["wrong checksum", "no checksum", "more bytes", "no bytes"],
+)
+async def test_a_whole_stream_is_read(change: Callable[[bytes], bytes], text: str) -> None:
+    """A page whose compressed text is whole is read, with whatever follows it."""
+    url = pdf_url(pdf("One", "Two", damage=change))
+    assert await read_pdfs([Pdf(FILE_DATA, url)], "") == {url: f"One\n\n{text}"}
 
 
 @pytest.mark.parametrize("form", [base64.b64encode(pdf("Ada.")).decode(), pdf_url(pdf("Ada."))])
@@ -193,12 +236,16 @@ async def test_openais_client_sends_a_pdf(app: OpenAIAdapter) -> None:
         (pdf("One")[:200], "because it is damaged. Send its text, or its pages as images.",
          "invalid_value"),
         (b"%PDF-1.4\n%%EOF\n", "because it is damaged.", "invalid_value"),
+        (pdf("One", "Two", "Three", damage=lambda _: b"garbage!!"), "because it is damaged.",
+         "invalid_value"),
+        (pdf("One", "Two", "Three", damage=lambda data: data[:-9]), "because it is damaged.",
+         "invalid_value"),
         (b"", "because it is damaged.", "invalid_value"),
         # 100 MB of spaces in 100 KB.
         (pdf(b" " * 100_000_000), "PDF files take more than 20 s or 512 MiB to read. Send their "
          "text, or their pages as images.", "file_too_large"),
     ],
-    ids=["encrypted", "scan", "broken", "no pages", "no data", "bomb"],
+    ids=["encrypted", "scan", "broken", "no pages", "damaged page", "cut page", "no data", "bomb"],
 )  # fmt: skip
 async def test_a_pdf_that_is_not_read(
     client: httpx2.AsyncClient,
