@@ -40,10 +40,10 @@ def read(data: bytes, most_pages: int, most_characters: int) -> dict[str, Any]:
     decompress = filters.decompress
     damaged = False
 
-    def checked(compressed: bytes) -> bytes:
+    def checked(data: bytes) -> bytes:
         nonlocal damaged
-        found = decompress(compressed)
-        damaged = damaged or not _is_whole(compressed)
+        found = decompress(data)
+        damaged = damaged or not _is_whole(data)
         return found
 
     # The library reads what is left of a damaged stream, and only logs that.

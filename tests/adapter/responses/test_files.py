@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import io
 import re
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import orjson
@@ -111,12 +113,38 @@ async def tokens(client: httpx2.AsyncClient, given: Any, **more: Any) -> int:
         (encrypted(""), "Locked"),
         (base64.b64encode(pdf("Plain")).decode(), "Plain"),
         (f"data:;base64,{base64.b64encode(pdf('Untyped')).decode()}", "Untyped"),
+        (pdf_url(pdf("Upper")).replace("data:", "DATA:").replace(";base64", ";BASE64"), "Upper"),
+        (pdf_url(b"\n" + pdf("Line")), "Line"),
     ],
 )
 async def test_the_text_of_a_pdf_is_read(data: bytes | str, expected: str) -> None:
     """The pages of a PDF file are read in any form of its data, with a blank line between them."""
     url = file(data)["file_data"]
     assert await read_pdfs([Pdf(FILE_DATA, url)], "") == {url: expected}
+
+
+@pytest.mark.parametrize("before", [b"\n", codecs.BOM_UTF8, b"HTTP/1.1 200 OK\r\n" * 50])
+@pytest.mark.parametrize(
+    "form", ["", "data:application/octet-stream;base64,", "DATA:Application/Octet-Stream,"]
+)
+async def test_bytes_before_a_pdf(client: httpx2.AsyncClient, form: str, before: bytes) -> None:
+    """A PDF file without a type is one with lines or a mark before its header."""
+    data = before + pdf("Ada.")
+    percent = form.endswith("Stream,")
+    given = quote(data) if percent else base64.encodebytes(data).decode()
+    reply = await asked(client, [user([file(form + given)])])
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-latimer-inexact"] == FILE_DATA
+
+
+@pytest.mark.parametrize(
+    "data", [b'if data.startswith(b"%PDF-1.4"):', b" " * 1_024 + b"\n%PDF-1.4", b"\n%PDF"]
+)
+async def test_a_text_about_pdf(client: httpx2.AsyncClient, data: bytes) -> None:
+    """A text without a type that has a PDF file's header inside a line, or late, stays a text."""
+    reply = await asked(client, [user([file(base64.b64encode(data).decode())])])
+    assert reply.status_code == 200, reply.text
+    assert "x-latimer-inexact" not in reply.headers
 
 
 FIELDS = {
@@ -156,7 +184,7 @@ async def test_the_values_of_a_form_are_read() -> None:
     ids=["wrong checksum", "no checksum", "more bytes", "no bytes"],
 )
 async def test_a_whole_stream_is_read(change: Callable[[bytes], bytes], text: str) -> None:
-    """A page whose compressed text is whole is read, with whatever follows it."""
+    """A page whose compressed text is whole is read, also with a wrong checksum."""
     url = pdf_url(pdf("One", "Two", damage=change))
     assert await read_pdfs([Pdf(FILE_DATA, url)], "") == {url: f"One\n\n{text}"}
 
