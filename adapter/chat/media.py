@@ -135,7 +135,7 @@ async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Me
 
 
 async def _image(url: str, param: str, served: ServedModel) -> bytes:
-    if url.startswith("data:"):
+    if data_urls.is_data_url(url):
         return await offload.run(len(url), _inline, url, param)
     if not url.startswith(("http://", "https://")):
         raise _no_image_url(url, param)

@@ -9,8 +9,9 @@ import sys
 from array import array
 from base64 import b64encode
 from collections.abc import Sequence
-from math import hypot
+from math import ceil, hypot
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import orjson
 from pydantic import TypeAdapter
@@ -29,7 +30,13 @@ from ...backends.base import (
 from ...backends.errors import RequestError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import range_error
-from ...schemas.openai.embeddings import EmbeddingRequest, RerankRequest, RerankResult
+from ...schemas.openai.embeddings import (
+    EmbeddingRequest,
+    EmbeddingUsage,
+    RerankMeta,
+    RerankRequest,
+    RerankResult,
+)
 from ..admission import admitted, ticket_of
 from ..errors import InvalidRequest, about, worded
 from ..generation.token_ids import loaded, to_input
@@ -218,6 +225,8 @@ def _shortened(vector: array[float], size: int) -> array[float]:
 
 
 _RERANK = TypeAdapter(RerankRequest)
+# The documents in one of Cohere's search units (https://cohere.com/pricing).
+SEARCH_UNIT = 100
 
 
 async def rerank(exchange: Exchange, service: Service) -> None:
@@ -245,12 +254,19 @@ def _ranking(
     """Return the response in parts; of equal scores, the earlier document is first."""
     order = sorted(range(len(documents)), key=lambda index: -found.scores[index])
     parts = ChunkedJson()
-    parts.add(b'{"object":"list","model":%b,"results":[' % orjson.dumps(name))
+    parts.add(b'{"id":"%b","object":"list"' % str(uuid4()).encode())
+    parts.add(b',"model":%b,"results":[' % orjson.dumps(name))
     for place, index in enumerate(order[: request.top_n]):
         result: RerankResult = {"index": index, "relevance_score": found.scores[index]}
         if request.return_documents:
             result["document"] = {"text": documents[index]}
         parts.add(b"," * bool(place) + orjson.dumps(result))
     count = found.prompt_tokens
-    parts.add(b'],"usage":%b}' % orjson.dumps({"prompt_tokens": count, "total_tokens": count}))
+    usage: EmbeddingUsage = {"prompt_tokens": count, "total_tokens": count}
+    units = ceil(len(documents) / SEARCH_UNIT)
+    meta: RerankMeta = {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": units},
+    }
+    parts.add(b'],"usage":%b,"meta":%b}' % (orjson.dumps(usage), orjson.dumps(meta)))
     return parts.end()

@@ -5,11 +5,16 @@ The reader of PDF files (`pdf_reader`) runs in a sandbox, with limits on time an
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,11 +31,28 @@ from ..errors import InvalidRequest, missing, unsupported, wrong_value
 from .items import Output, Placed
 
 AS_TEXT = "Send the content of the file as text."
-_TEXT_ONLY = "Only text and PDF files are read. Send the text of the file, or its pages as images."
+_TEXT_ONLY = (
+    "Only PDF files and text in UTF-8 are read. Send the text of the file in UTF-8, or its pages "
+    "as images."
+)
 # `%PDF` in base64, without its last bits; as plain text in a data URL, and percent-encoded there.
 _IN_BASE64 = "JVBER"
 _PLAIN = ("%PDF", "%25PDF")
 _TYPES = ("application/pdf", "application/x-pdf")
+# Readers of PDF allow bytes before the header: here lines or a byte order mark, in a file without
+# a type.
+_UNTYPED = ("", "application/octet-stream")
+_HEADER = re.compile(rb"(?:^|[\r\n\xbf])%PDF-\d")
+_HEADER_WITHIN = 1_024
+
+# Each codec by the byte order mark that it drops.
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# The charsets that a data URL may name; Python remembers each unknown name that it looks up.
+_CHARSETS = {*aliases, *aliases.values()}
 
 
 class Pdf(NamedTuple):
@@ -118,22 +140,30 @@ def file_text(part: InputFilePart | File, path: str, texts: Mapping[str, str]) -
 
 
 def _decoded(encoded: str, path: str) -> bytes:
-    try:
-        return data_urls.decode(encoded)
-    except ValueError:
-        raise wrong_value(path, "expected a data URL or base64.") from None
+    with suppress(ValueError):
+        if encoded:
+            return data_urls.decode(encoded)
+    raise wrong_value(path, "expected a data URL or base64.")
 
 
 def _decoded_text(encoded: str, path: str) -> str:
-    data = _decoded(encoded, path)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise unsupported(path, _TEXT_ONLY) from None
+    url = data_urls.parse(encoded)
+    text = _text(_decoded(encoded, path), "" if url is None else url.charset)
     # A zip file can happen to be valid text, as can a part of a PDF file.
-    if "\0" in text or text.startswith(("%PDF", "PK\3\4")):
+    if text is None or "\0" in text or text.startswith(("%PDF", "PK\3\4")):
         raise unsupported(path, _TEXT_ONLY)
     return text
+
+
+def _text(data: bytes, charset: str) -> str | None:
+    """Return a text whose byte order mark or URL may name its charset; None for other data."""
+    marked = [codec for mark, codec in _MARKS.items() if data.startswith(mark)]
+    declared = {normalize_encoding(charset)} & _CHARSETS
+    for codec in (*marked, *declared, "utf-8"):
+        # Some charsets, such as `base64`, are not those of a text.
+        with suppress(UnicodeError, LookupError):
+            return data.decode(codec)
+    return None
 
 
 def _pdfs_of(placed: Placed) -> Iterator[Pdf]:
@@ -162,8 +192,14 @@ def _is_pdf(data: str) -> bool:
     """Return True for the data of a PDF file, by its beginning or its MIME type."""
     url = data_urls.parse(data)
     if url is None:
-        return data.startswith(_IN_BASE64)
-    return url.kind.lower() in _TYPES or data.startswith((_IN_BASE64, *_PLAIN), url.start)
+        kind, is_first = "", data.startswith(_IN_BASE64)
+    else:
+        kind, is_first = url.kind, data.startswith((_IN_BASE64, *_PLAIN), url.start)
+    if is_first or kind in _TYPES:
+        return True
+    if kind not in _UNTYPED:
+        return False
+    return _HEADER.search(data_urls.beginning(data, _HEADER_WITHIN)) is not None
 
 
 _READER = Path(__file__).with_name("pdf_reader.py")

@@ -437,7 +437,7 @@ def _audio(part: InputAudioPart, path: str) -> InputAudio:
     if part.audio_url is None:
         raise missing(f"{path}.input_audio")
     url = data_urls.parse(part.audio_url)
-    kind = None if url is None or not url.is_base64 else _AUDIO.get(url.kind.lower())
+    kind = None if url is None or not url.is_base64 else _AUDIO.get(url.kind)
     if url is None or kind is None:
         raise unsupported(
             f"{path}.audio_url", "Send a data URL, 'data:audio/wav;base64,…' or audio/mpeg."

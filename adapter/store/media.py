@@ -156,7 +156,7 @@ def _fields(part: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
 
 def _start(text: str) -> int | None:
     """Return the index at which the base64 of a text begins, or None if it has no base64."""
-    if not text.startswith("data:"):
+    if not data_urls.is_data_url(text):
         return 0
     url = data_urls.parse(text)
     if url is None or not url.is_base64 or url.start > PREFIX:

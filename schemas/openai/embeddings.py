@@ -114,10 +114,31 @@ class RerankResult(TypedDict):
     document: NotRequired[DocumentText]
 
 
+class RerankVersion(TypedDict):
+    """The version of Cohere's API."""
+
+    version: Literal["2"]
+
+
+class RerankUnits(TypedDict):
+    """Cohere's units: one for a query with up to 100 documents."""
+
+    search_units: int
+
+
+class RerankMeta(TypedDict):
+    """Facts that Cohere's clients read."""
+
+    api_version: RerankVersion
+    billed_units: RerankUnits
+
+
 class Reranking(TypedDict):
     """The response, with the best document first."""
 
+    id: str
     object: Literal["list"]
     model: str
     results: list[RerankResult]
     usage: EmbeddingUsage
+    meta: RerankMeta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
@@ -58,7 +59,7 @@ async def test_the_best_is_first(ask: Ask, ranker: Backend, path: str) -> None:
     reply = await ask(path)
     assert reply.status_code == 200, reply.text
     body = reply.json()
-    assert list(body) == ["object", "model", "results", "usage"]
+    assert list(body) == ["id", "object", "model", "results", "usage", "meta"]
     assert (body["object"], body["model"]) == ("list", "rank")
     wanted = await scores(ranker)
     order = [result["index"] for result in body["results"]]
@@ -77,6 +78,17 @@ async def test_the_usage(ask: Ask) -> None:
         (await ask(documents=documents)).json()["usage"] for documents in (DOCUMENTS[:1], DOCUMENTS)
     ]
     assert 0 < one["prompt_tokens"] < all_of["prompt_tokens"] == all_of["total_tokens"]
+
+
+async def test_the_members_of_coheres_reply(ask: Ask) -> None:
+    """A reply has an id of its own, and Cohere's search units: one for each 100 documents."""
+    replies = [(await ask("/v2/rerank", documents=["a"] * count)).json() for count in (100, 101)]
+    first, second = [UUID(reply["id"]) for reply in replies]
+    assert first != second
+    assert [reply["meta"] for reply in replies] == [
+        {"api_version": {"version": "2"}, "billed_units": {"search_units": units}}
+        for units in (1, 2)
+    ]
 
 
 async def test_fewer_results(ask: Ask) -> None:

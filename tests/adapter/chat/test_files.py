@@ -60,6 +60,30 @@ async def test_the_text_of_a_file_is_in_the_prompt(client: httpx2.AsyncClient, d
     assert reply.headers.get("x-latimer-inexact") == (FILE_DATA if is_pdf else None)
 
 
+@pytest.mark.parametrize(
+    ("charset", "data"),
+    [
+        ("iso-8859-1", "é".encode("latin-1")),
+        ('"Windows-1252"', "é".encode("cp1252")),
+        ("utf-16be", "é".encode("utf-16-be")),
+        # A byte order mark prevails over the URL, and UTF-8 replaces a charset that fails.
+        ("iso-8859-1", "é".encode("utf-8-sig")),
+        ("x", "é".encode("utf-8-sig")),
+        ("us-ascii", "é".encode()),
+        ("", "é".encode("utf-16")),
+        ("", "\N{BYTE ORDER MARK}é".encode("utf-16-be")),
+    ],
+)
+async def test_the_charset_of_a_text(client: httpx2.AsyncClient, charset: str, data: bytes) -> None:
+    """A text is read in the charset of its byte order mark, which is dropped, or of its URL."""
+    parameter = charset and f";charset={charset}"
+    url = f"data:text/plain{parameter};base64,{base64.b64encode(data).decode()}"
+    for given in (url, url.replace("data:", "DATA:").replace(";base64", ";BASE64")):
+        reply = await asked(client, file(given))
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["choices"][0]["message"]["content"] == "File 'a.pdf':\né\n"
+
+
 async def test_a_file_in_a_stream_and_a_tool_result(client: httpx2.AsyncClient) -> None:
     """A file may be in any message with parts, also of a request that streams."""
     messages = [
@@ -81,13 +105,17 @@ async def test_a_file_in_a_stream_and_a_tool_result(client: httpx2.AsyncClient) 
         (file(None, file_id="file_1"), FILE_DATA.replace("file_data", "file_id"),
          "Send the content of the file as text."),
         (file(pdf_url(b"%PDF-1.4")), FILE_DATA, "it is damaged"),
-        (file("data:;base64,/w=="), FILE_DATA, "Only text and PDF files are read."),
+        (file("data:;base64,/w=="), FILE_DATA, "Only PDF files and text in UTF-8 are read."),
+        # Not a text, and a charset that Python does not know.
+        (file("data:;charset=base64;base64,/w=="), FILE_DATA, "text in UTF-8"),
+        (file("data:;charset=x;base64,/w=="), FILE_DATA, "text in UTF-8"),
         # The start of a zip file, whose bytes are valid text here.
         (file("data:application/zip;base64,UEsDBGEudHh0"), FILE_DATA,
-         "Only text and PDF files are read."),
+         "Only PDF files and text in UTF-8 are read."),
         (file("?"), FILE_DATA, "expected a data URL or base64."),
+        (file(""), FILE_DATA, "expected a data URL or base64."),
     ],
-    ids=["no data", "id", "broken", "other", "zip", "no base64"],
+    ids=["no data", "id", "broken", "other", "no text", "unknown", "zip", "no base64", "empty"],
 )  # fmt: skip
 async def test_a_file_that_is_not_read(
     client: httpx2.AsyncClient, part: Any, param: str, message: str

@@ -373,7 +373,7 @@ async def test_data_urls_of_all_shapes(client: httpx2.AsyncClient) -> None:
     data = base64.encodebytes(raw).decode()
     percent = "".join(f"%{byte:02x}" for byte in raw)
     for url in (f"data:image/png;charset=x;base64,{data}", f"data:image/png,{percent}",
-                f"data:;base64,{data}"):  # fmt: skip
+                f"data:;base64,{data}", f"DATA:IMAGE/PNG;BASE64,{data}"):  # fmt: skip
         assert await answer(client, HELLO, image(url=url)) == expected
 
 

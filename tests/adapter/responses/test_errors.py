@@ -164,14 +164,17 @@ CASES: list[tuple[dict[str, Any], str, str | None, str | None]] = [
     ),
     *(
         ({"input": [user([{**FILES, "file_data": data}])]}, "Unsupported parameter: "
-         "'input[0].content[0].file_data' is not supported. Only text and PDF files are read. "
-         "Send the text of the file, or its pages as images.", "input[0].content[0].file_data",
-         "unsupported_parameter")
+         "'input[0].content[0].file_data' is not supported. Only PDF files and text in UTF-8 are "
+         "read. Send the text of the file in UTF-8, or its pages as images.",
+         "input[0].content[0].file_data", "unsupported_parameter")
         for data in (HIDDEN_PDF, "/w==", "AAAA")
     ),
-    ({"input": [user([{**FILES, "file_data": "?"}])]}, "Invalid "
-     "'input[0].content[0].file_data': expected a data URL or base64.",
-     "input[0].content[0].file_data", WRONG),
+    *(
+        ({"input": [user([{**FILES, "file_data": data}])]}, "Invalid "
+         "'input[0].content[0].file_data': expected a data URL or base64.",
+         "input[0].content[0].file_data", WRONG)
+        for data in ("?", "")
+    ),
     ({"input": [user([FILES])]}, "Missing required parameter: "
      "'input[0].content[0].file_data'.", "input[0].content[0].file_data", MISSING),
     ({"input": [user([{"type": "input_audio", "audio_url": "https://a/b.wav"}])]},

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import io
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import orjson
@@ -105,17 +107,86 @@ async def tokens(client: httpx2.AsyncClient, given: Any, **more: Any) -> int:
     ("data", "expected"),
     [
         (pdf("The title is One."), "The title is One."),
-        (pdf("One", "", "Two"), "One\n\nTwo"),
+        # Nothing for a page without text would hide that it may be a scan.
+        (pdf("One", "", "Two"), "One\n\n[page 2 has no text]\n\nTwo"),
         (pdf("A\\000B"), "AB"),
         (encrypted(""), "Locked"),
         (base64.b64encode(pdf("Plain")).decode(), "Plain"),
         (f"data:;base64,{base64.b64encode(pdf('Untyped')).decode()}", "Untyped"),
+        (pdf_url(pdf("Upper")).replace("data:", "DATA:").replace(";base64", ";BASE64"), "Upper"),
+        (pdf_url(b"\n" + pdf("Line")), "Line"),
     ],
 )
 async def test_the_text_of_a_pdf_is_read(data: bytes | str, expected: str) -> None:
     """The pages of a PDF file are read in any form of its data, with a blank line between them."""
     url = file(data)["file_data"]
     assert await read_pdfs([Pdf(FILE_DATA, url)], "") == {url: expected}
+
+
+@pytest.mark.parametrize("before", [b"\n", codecs.BOM_UTF8, b"HTTP/1.1 200 OK\r\n" * 50])
+@pytest.mark.parametrize(
+    "form", ["", "data:application/octet-stream;base64,", "DATA:Application/Octet-Stream,"]
+)
+async def test_bytes_before_a_pdf(client: httpx2.AsyncClient, form: str, before: bytes) -> None:
+    """A PDF file without a type is one with lines or a mark before its header."""
+    data = before + pdf("Ada.")
+    percent = form.endswith("Stream,")
+    given = quote(data) if percent else base64.encodebytes(data).decode()
+    reply = await asked(client, [user([file(form + given)])])
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-latimer-inexact"] == FILE_DATA
+
+
+@pytest.mark.parametrize(
+    "data", [b'if data.startswith(b"%PDF-1.4"):', b" " * 1_024 + b"\n%PDF-1.4", b"\n%PDF"]
+)
+async def test_a_text_about_pdf(client: httpx2.AsyncClient, data: bytes) -> None:
+    """A text without a type that has a PDF file's header inside a line, or late, stays a text."""
+    reply = await asked(client, [user([file(base64.b64encode(data).decode())])])
+    assert reply.status_code == 200, reply.text
+    assert "x-latimer-inexact" not in reply.headers
+
+
+FIELDS = {
+    b"/T(name)/FT/Tx/V(Ada Lovelace)": "name: Ada Lovelace",
+    b"/T(n1)/TU(Your age)/FT/Tx/V(36)": "Your age: 36",
+    b"/Parent<</T(city)/FT/Tx/V(London)>>": "city: London",
+    b"/T(color)/FT/Ch/V(1)/Opt[[(1)(red)][(2)(blue)]]": "color: red",
+    b"/T(months)/FT/Ch/V[(May)(June)]/Opt[(May)(June)]": "months: May, June",
+    b"/T(married)/FT/Btn/AS/Yes": "married: Yes",
+    b"/T(single)/FT/Btn/AS/Off": None,
+    b"/T(empty)/FT/Tx": None,
+    b"/T(hidden)/FT/Tx/F 2/V(x)": None,
+    b"/T(secret)/FT/Tx/Ff 8192/V(x)": None,
+    b"/T(signed)/FT/Sig/V<</Type/Sig>>": None,
+}
+
+
+async def test_the_values_of_a_form_are_read() -> None:
+    """The values of form fields that a reader shows follow the text of their page."""
+    fields = b"".join(b"<</Subtype/Widget%s>>" % one for one in FIELDS)
+    url = pdf_url(pdf("First", "Application", fields=fields + b"null<</Subtype/Link>>"))
+    shown = "\n".join(text for text in FIELDS.values() if text)
+    found = await read_pdfs([Pdf(FILE_DATA, url)], "")
+    assert found == {url: f"First\n\nApplication\n{shown}"}
+    only = pdf_url(pdf("", fields=b"<</Subtype/Widget/T(name)/FT/Tx/V(Ada)>>"))
+    assert await read_pdfs([Pdf(FILE_DATA, only)], "") == {only: "name: Ada"}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda data: data[:-4] + b"oops", "Two"),
+        (lambda data: data[:-2], "Two"),
+        (lambda data: data + b"\r", "Two"),
+        (lambda _: b"", "[page 2 has no text]"),
+    ],
+    ids=["wrong checksum", "no checksum", "more bytes", "no bytes"],
+)
+async def test_a_whole_stream_is_read(change: Callable[[bytes], bytes], text: str) -> None:
+    """A page whose compressed text is whole is read, also with a wrong checksum."""
+    url = pdf_url(pdf("One", "Two", damage=change))
+    assert await read_pdfs([Pdf(FILE_DATA, url)], "") == {url: f"One\n\n{text}"}
 
 
 @pytest.mark.parametrize("form", [base64.b64encode(pdf("Ada.")).decode(), pdf_url(pdf("Ada."))])
@@ -193,12 +264,16 @@ async def test_openais_client_sends_a_pdf(app: OpenAIAdapter) -> None:
         (pdf("One")[:200], "because it is damaged. Send its text, or its pages as images.",
          "invalid_value"),
         (b"%PDF-1.4\n%%EOF\n", "because it is damaged.", "invalid_value"),
+        (pdf("One", "Two", "Three", damage=lambda _: b"garbage!!"), "because it is damaged.",
+         "invalid_value"),
+        (pdf("One", "Two", "Three", damage=lambda data: data[:-9]), "because it is damaged.",
+         "invalid_value"),
         (b"", "because it is damaged.", "invalid_value"),
         # 100 MB of spaces in 100 KB.
         (pdf(b" " * 100_000_000), "PDF files take more than 20 s or 512 MiB to read. Send their "
          "text, or their pages as images.", "file_too_large"),
     ],
-    ids=["encrypted", "scan", "broken", "no pages", "no data", "bomb"],
+    ids=["encrypted", "scan", "broken", "no pages", "damaged page", "cut page", "no data", "bomb"],
 )  # fmt: skip
 async def test_a_pdf_that_is_not_read(
     client: httpx2.AsyncClient,
