@@ -135,7 +135,10 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
                 where = settings.source_of("lora")
                 raise WrongSetup(f"There is no LoRA adapter at {path} ({where}).")
         make = partial(_llama_server, settings, build_of(program))
-        return child_of(settings, program, file, make)
+        try:
+            return child_of(settings, program, file, make)
+        except EngineError as error:
+            raise WrongSetup(error.message) from error
     if not all(map(find_spec, EXTRA)):
         raise WrongSetup(NO_ENGINE if settings.backend == "auto" else MISSING)
     try:

@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from ..backends.base import Backend, Embedding, Embeddings, Ranking, Scores
+from ..backends.base import (
+    Backend,
+    Embedding,
+    EmbeddingModel,
+    Embeddings,
+    Generation,
+    NativeReply,
+    Pooling,
+    Ranking,
+    Scores,
+    Stream,
+)
 from ..backends.errors import ContextExceeded, EngineUnavailable, NotServed
 from ..backends.fleet.groups import state_folder
 from ..backends.fleet.loading import EngineLoader, cause_of
@@ -26,7 +37,7 @@ from ..backends.fleet.replica import Replica
 from ..backends.fleet.router_mode import KoboldModel, RouterModel
 from ..backends.fleet.sizes import Sizes, key_of
 from ..backends.http import HttpClient
-from ..backends.llama_cpp.options import INCOMPLETE, name_of
+from ..backends.llama_cpp.options import INCOMPLETE, name_of, parts_of
 from ..backends.llama_server.command import (
     PROGRAM,
     SLOTS,
@@ -34,9 +45,10 @@ from ..backends.llama_server.command import (
     default_context,
     find_program,
 )
-from ..backends.llama_server.embeddings import EMBEDDINGS_OFF, NO_VECTORS, NOT_POOLED
+from ..backends.llama_server.embeddings import EMBEDDINGS_OFF, NO_VECTORS
 from ..backends.llama_server.server import RERANKING_OFF
 from ..backends.llama_server.translate import LARGER_BATCH
+from ..backends.pooling import Purpose, not_generated, pooling_of, purpose_of
 from .hub.memory import read_metadata, trained_context
 from .option import option_of
 from .settings import Settings
@@ -48,7 +60,7 @@ _START = 3_600.0
 
 
 def options_of(settings: Settings) -> dict[str, Any]:
-    """Return the arguments of the engine that the settings set, for `command_of`."""
+    """Return the arguments of the in-process engine that the settings set."""
     arguments = settings.arguments("llama-cpp")
     return {
         option_of(field).argument or name: arguments[option_of(field).argument or name]
@@ -77,12 +89,13 @@ def child_of(
     Args:
         program: see `find_program`.
         make: makes the backend for an address and an API key.
+
+    Raises:
+        EngineError: settings contradict each other or the model.
     """
     key = secrets.token_urlsafe(24)
     name = name_of(model)
-    options = options_of(settings)
-    trained = trained_context(read_metadata(model) or {})
-    options.setdefault("context", default_context(trained, options.get("parallel", SLOTS)))
+    purpose, options = _started(settings, model)
     loader = EngineProcess(
         name,
         command_of(program, model, name, options),
@@ -91,21 +104,37 @@ def child_of(
         start_timeout=_START,
         is_only=True,
     )
-    return OnlyModel(name, model, Member(Machine(), loader), settings.queue)
+    pooling = options["pooling"]
+    only = pooling is not None and purpose.only_embeds
+    return OnlyModel(name, model, Member(Machine(), loader), settings.queue, pooling, not only)
+
+
+def _started(settings: Settings, model: Path) -> tuple[Purpose, dict[str, Any]]:
+    """Return what a file is made for, and the arguments of `command_of` for it.
+
+    The model embeds and pools as in process.
+    """
+    options = options_of(settings)
+    metadata = read_metadata(parts_of(model)[0]) or {}
+    purpose = purpose_of(lambda key: str(metadata.get(key, "")))
+    trained = trained_context(metadata)
+    options.setdefault("context", default_context(trained, options.get("parallel", SLOTS)))
+    asked = (options.get(name) for name in ("embeddings", "pooling", "mmproj"))
+    pooling = pooling_of(parts_of(model)[0], purpose, *asked)
+    options |= {"embeddings": pooling is not None, "pooling": pooling}
+    if pooling is not None and not (purpose.is_causal and pooling == "last"):
+        # llama-server splits no other inputs.
+        options.setdefault("batch", min(options["context"], trained or options["context"]))
+    return purpose, options
 
 
 # What llama-server's errors advise, in options of Latimer, which has started it.
 _ADVICE = {
-    EMBEDDINGS_OFF: (
-        "Start Latimer with --embeddings; also with --pooling mean if it is no embedding model."
-    ),
-    NOT_POOLED: (
-        "Its embeddings are not pooled. Start Latimer with --pooling mean (or cls, or last)."
-    ),
+    EMBEDDINGS_OFF: "Start Latimer with --embeddings, or with an embedding model.",
     NO_VECTORS: (
         "It returns no vectors. If the model is a reranker, start Latimer with --pooling rank."
     ),
-    RERANKING_OFF: "Start Latimer with --pooling rank.",
+    RERANKING_OFF: "Start Latimer with a reranking model.",
     LARGER_BATCH: "Start Latimer with a larger --batch for longer inputs.",
 }
 
@@ -133,11 +162,22 @@ class OnlyModel(Pool):
 
     Args:
         file: the model's.
+        pooling: that of its embeddings; None without embeddings.
+        generates: False for a model that is made for embeddings or reranking only.
     """
 
-    def __init__(self, name: str, file: Path, member: Member, queue: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        file: Path,
+        member: Member,
+        queue: int,
+        pooling: Pooling | None,
+        generates: bool,
+    ) -> None:
         super().__init__(name, [Replica(name, member.backend, loader=member)], queue)
         self._file, self._member = file, member
+        self._pooling, self._generates = pooling, generates
 
     @override
     def unavailable(self) -> EngineUnavailable:
@@ -149,6 +189,28 @@ class OnlyModel(Pool):
         steps = [step for words, step in _NEXT_STEPS.items() if words in loader.tail]
         message = f"llama-server cannot serve {self._file}: {reason}."
         return EngineUnavailable(" ".join([message, *steps[:1]]))
+
+    @override
+    def open(self, job: Generation) -> Stream:
+        if not self._generates:
+            # As in process; a llama-server would generate with a decoder.
+            raise not_generated(PROGRAM, self._pooling)
+        return super().open(job)
+
+    @override
+    @asynccontextmanager
+    async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
+        if not self._generates:
+            raise not_generated(PROGRAM, self._pooling)
+        async with super().native(job, stream) as reply:
+            yield reply
+
+    @override
+    async def embedding_model(self) -> EmbeddingModel | None:
+        facts = await super().embedding_model()
+        if facts is None:
+            return None
+        return facts._replace(pooling=self._pooling, generates=self._generates)
 
     @override
     async def embed(self, job: Embedding) -> Embeddings:

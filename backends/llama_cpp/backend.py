@@ -43,9 +43,10 @@ from ..errors import (
     check_ids,
     ends_with_media,
 )
+from ..pooling import not_generated
 from ..queue import QUEUE, Ticket, check_room
 from ..streams import end_at_once
-from .embeddings import embed, facts_of, not_generated, rank
+from .embeddings import embed, facts_of, rank
 from .options import (
     BATCH,
     CACHE_DISK,
@@ -196,7 +197,8 @@ class LlamaCpp(Backend):
         engine = await self._engine()
         generator = engine.generator
         if generator is None:
-            raise not_generated(engine)
+            assert engine.embedder is not None
+            raise not_generated(ENGINE, engine.embedder.context.pooling)
         constraint = None
         if job.grammar is not None:
             constraint = await generator.grammars.compile(job.grammar)

@@ -170,7 +170,7 @@ def _common_size(path: Path, model: LoadedModel, vocabulary: Vocabulary) -> int:
     Raises:
         EngineError: the model cannot draft for one with this vocabulary.
     """
-    if not (model.rolls_back and model.can_generate) or model.has_window:
+    if not (model.rolls_back and model.purpose.can_generate) or model.has_window:
         raise EngineError(
             f"{path} cannot draft, because llama.cpp cannot remove the tokens of a draft from its "
             "memory. Choose another draft model."

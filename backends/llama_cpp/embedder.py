@@ -42,8 +42,7 @@ _TYPES: dict[Pooling, int] = {
 class EmbeddingContext:
     """A llama.cpp context that pools the tokens of each input, and its batch.
 
-    Only one thread may use it. The default pooling of a causal model is `last`, since only its last
-    token has seen all others.
+    Only one thread may use it.
 
     Attributes:
         length: the largest number of tokens in an input.
@@ -51,19 +50,14 @@ class EmbeddingContext:
         splits: True if an input may be split across batches.
         size: the largest number of tokens in a batch.
         usual: the largest number of tokens in a batch of several inputs.
-
-    Raises:
-        EngineError: the option needs a reranker, and the model is another one.
     """
 
-    def __init__(self, model: LoadedModel, options: Options) -> None:
-        if options.pooling == "rank" and model.pooling != "rank" and not model.has_classifier:
-            raise EngineError("The model is not a reranker, so it does not support pooling 'rank'.")
-        default: Pooling = "last" if model.is_causal else "mean"
-        self.pooling = options.pooling or model.pooling or default
+    def __init__(self, model: LoadedModel, options: Options, pooling: Pooling) -> None:
+        self.pooling = pooling
+        is_causal = model.purpose.is_causal
         self.length = min(options.context or DEFAULT_CONTEXT, model.trained_context)
         # Mean and CLS need all tokens of an input at once, as attention in both directions does.
-        self.splits = model.is_causal and self.pooling in ("last", "rank")
+        self.splits = is_causal and pooling in ("last", "rank")
         # Attention covers all inputs of a batch, so a large batch of a narrow model costs more.
         width: int = llama_cpp.llama_model_n_embd(model.pointer)
         usual = min(max(USUAL, width // 2), options.batch)
@@ -71,7 +65,7 @@ class EmbeddingContext:
             logits = MAX_LOGITS // (4 * llama_cpp.llama_vocab_n_tokens(model.vocab))
             self.size: int = max(min(self.length, usual, logits), 1)
         else:
-            self.size = self.length if model.is_causal else max(self.length, options.batch)
+            self.size = self.length if is_causal else max(self.length, options.batch)
         self.usual = min(usual, self.size)
         # llama.cpp aborts if a batch holds fewer tokens than there are sequences.
         most = SEQUENCES if model.rolls_back else RECURRENT
@@ -83,13 +77,13 @@ class EmbeddingContext:
             # ggml's flash attention on CPUs is less exact for fewer than 64 tokens, so that vectors
             # would depend on the batches of an input.
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.pooling_type = _TYPES[self.pooling]
+        params.pooling_type = _TYPES[pooling]
         params.n_batch = params.n_ubatch = self.size
         params.n_seq_max = self.sequences
         self.pointer = new_context(model, params)
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._run = llama_cpp.llama_decode if model.has_decoder else llama_cpp.llama_encode
-        ranks = self.pooling == "rank"
+        ranks = pooling == "rank"
         count = llama_cpp.llama_model_n_cls_out if ranks else llama_cpp.llama_model_n_embd_out
         self.dimensions: int = count(model.pointer)
         self._batch = Batch(self.size)

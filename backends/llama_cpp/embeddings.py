@@ -40,13 +40,6 @@ def facts_of(engine: Engine) -> EmbeddingModel | None:
     )
 
 
-def not_generated(engine: Engine) -> NotServed:
-    """Return the error for a generation with a model that only embeds."""
-    assert engine.embedder is not None
-    own = "rerank" if engine.embedder.context.pooling == "rank" else "embeddings"
-    return NotServed("generate", ENGINE, f"Did you mean to use v1/{own}?")
-
-
 async def embed(engine: Engine, job: Embedding) -> Embeddings:
     """Run a job of embeddings.
 

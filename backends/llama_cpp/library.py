@@ -10,7 +10,6 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Pooling
 from ..errors import EngineError
+from ..pooling import purpose_of
 from .huge_pages import StateMemory, huge_pages
 from .options import INCOMPLETE, MOST_SEQUENCES, CacheType, Options
 
@@ -113,10 +112,6 @@ CACHE_TYPES: dict[CacheType, int] = {
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
     "iq4_nl": llama_cpp.GGML_TYPE_IQ4_NL,
 }
-# The bytes of a file that its metadata and the names of its tensors may take.
-MOST_HEADER = 256 * 1024 * 1024
-# Pooling types by their numbers in GGUF files.
-POOLINGS: dict[str, Pooling] = {"1": "mean", "2": "cls", "3": "last", "4": "rank"}
 # Bytes of logits in one batch: those of all tokens would take gigabytes with a large vocabulary.
 MAX_LOGITS = 64 * 1024 * 1024
 
@@ -163,10 +158,8 @@ class LoadedModel:
         if llama_cpp.llama_model_has_encoder(self.pointer) and self.has_decoder:
             self.close()
             raise EngineError(f"{path} has an encoder and a decoder, which is not supported.")
-        self._path = path
         self.architecture = self._fact("general.architecture")
-        self.pooling = POOLINGS.get(self._fact(f"{self.architecture}.pooling_type"))
-        self.is_causal = self._fact(f"{self.architecture}.attention.causal") != "false"
+        self.purpose = purpose_of(self._fact)
         self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
         self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
         recurrent = llama_cpp.llama_model_is_recurrent(self.pointer)
@@ -180,16 +173,6 @@ class LoadedModel:
         self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
 
     @property
-    def only_embeds(self) -> bool:
-        """True for a model that is made for embeddings or reranking only."""
-        return self.pooling is not None or not self.can_generate
-
-    @property
-    def can_generate(self) -> bool:
-        """True if each token sees the tokens before it only, as generation needs."""
-        return self.is_causal and self.has_decoder
-
-    @property
     def attention(self) -> int:
         """The width of all heads, summed over the layers; 0 for a model without heads."""
         heads: int = llama_cpp.llama_model_n_head(self.pointer)
@@ -200,18 +183,6 @@ class LoadedModel:
         if known.isdigit():
             return heads * int(known) * layers
         return int(llama_cpp.llama_model_n_embd(self.pointer) * layers)
-
-    @property
-    def has_classifier(self) -> bool:
-        """True if the file has a tensor that scores a query and a document.
-
-        llama.cpp does not report tensors, and scores without one would be meaningless.
-        """
-        with self._path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-            return any(
-                data.find(len(name).to_bytes(8, "little") + name, 0, MOST_HEADER) >= 0
-                for name in (b"cls.weight", b"cls.output.weight")
-            )
 
     def _fact(self, key: str) -> str:
         """Return a value of the file's metadata as text; empty if it is missing."""

@@ -15,6 +15,7 @@ import llama_cpp
 
 from ..base import MediaKind, Model, Pooling, TokenIds
 from ..errors import EngineError
+from ..pooling import pooling_of
 from .cache import Cache, States
 from .draft_model import DraftModel
 from .embedder import Embedder, EmbeddingContext
@@ -86,29 +87,23 @@ def load(
     model = LoadedModel(parts[0], options, progress)
     stack.callback(model.close)
     length = options.context or min(model.trained_context, DEFAULT_CONTEXT)
-    embeds = options.embeddings
-    if embeds is None:
-        embeds = model.only_embeds or options.pooling is not None
-    if not embeds and not model.can_generate:
-        raise EngineError(
-            f"{path} is an embedding model, which cannot generate text. Omit --no-embeddings."
-        )
-    if options.mmproj is not None and embeds and model.only_embeds:
-        raise EngineError(f"{path} is an embedding model, which takes text only. Omit --mmproj.")
-    if options.draft_model is not None and embeds and model.only_embeds:
+    pooling = pooling_of(
+        parts[0], model.purpose, options.embeddings, options.pooling, options.mmproj
+    )
+    only_embeds = pooling is not None and model.purpose.only_embeds
+    if options.draft_model is not None and only_embeds:
         raise EngineError(f"{path} is an embedding model, without drafts. Omit --draft-model.")
     vocabulary = Vocabulary(model)
     stack.callback(vocabulary.close)
-    generator = embedder = pooling = None
+    generator = embedder = None
     media: frozenset[MediaKind] = frozenset()
-    if not (embeds and model.only_embeds):
+    if not only_embeds:
         generator = _generator(parts, model, vocabulary, options, length, post, stack, trace)
         media = frozenset() if generator.projector is None else generator.projector.kinds
-    if embeds:
-        context = EmbeddingContext(model, options)
+    if pooling is not None:
+        context = EmbeddingContext(model, options, pooling)
         stack.callback(context.close)
         embedder = Embedder(context, post, None if generator is None else generator.scheduler)
-        pooling = context.pooling
         length = context.length if generator is None else length
     workers = (None if generator is None else generator.scheduler, embedder)
     return Engine(

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from ..base import Pooling
 from ..errors import EngineError
+from ..pooling import check_pooling
 
 CacheType: TypeAlias = Literal[
     "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"
@@ -102,10 +103,7 @@ class Options:
             )
         if self.exact and self.draft_model is not None:
             raise EngineError("'exact' does not support a draft model. Omit one of them.")
-        if self.pooling is not None and self.embeddings is False:
-            raise EngineError(
-                "'pooling' requires embeddings, and 'embeddings' is false. Omit one of the two."
-            )
+        check_pooling(self.embeddings, self.pooling)
         if self.exact:
             object.__setattr__(self, "cache_memory", 0)
         if self.cache_dir is not None and not self.cache_memory:

@@ -113,7 +113,7 @@ def command_of(
     # As in process, all slots share the context.
     command += ["-c", str(options.get("context", CONTEXT)), "--kv-unified"]
     command += ["-np", str(options.get("parallel", SLOTS))]
-    if options.get("batch") is not None and (options.get("embeddings") or options.get("pooling")):
+    if options.get("batch") is not None and options.get("embeddings"):
         # An input of an embedding has to fit into one step of the graph.
         command += ["-ub", str(options["batch"])]
     for name, flags in _FLAGS.items():

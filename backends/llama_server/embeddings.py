@@ -437,7 +437,9 @@ async def _scores(
         raise error
     if len(group) == 1:
         param = f"documents[{group[0]}]"
-        raise ContextExceeded(error.context, error.prompt_tokens, param=param, hint=error.hint)
+        # A larger batch helps up to the context only.
+        hint = error.hint if error.context < context_of(model) else ""
+        raise ContextExceeded(error.context, error.prompt_tokens, param=param, hint=hint)
     # The server does not say which document is too long: most likely the one with the most bytes.
     scored: dict[int, float] = {}
     total = 0

@@ -50,7 +50,7 @@ def test_a_model_is_loaded_where_there_are_no_huge_pages(system: Path, name: str
     """Another system loads a model as before."""
     (system / name).unlink()
     with closing(LoadedModel(DEMO_MODEL, Options(mmap=False))) as model:
-        assert model.can_generate
+        assert model.purpose.can_generate
 
 
 def test_a_model_is_loaded_where_the_memory_is_hidden(
@@ -59,7 +59,7 @@ def test_a_model_is_loaded_where_the_memory_is_hidden(
     """A container that hides the process's memory loads a model as before."""
     monkeypatch.setattr(huge_pages, "_MAPS", tmp_path)
     with closing(LoadedModel(DEMO_MODEL, Options(mmap=False))) as model:
-        assert model.can_generate
+        assert model.purpose.can_generate
 
 
 # Linux 6.1 moves memory at once.

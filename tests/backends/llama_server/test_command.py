@@ -34,9 +34,9 @@ def test_settings_become_flags() -> None:
     ):  # fmt: skip
         assert f" {flags}" in text
     # An input of an embedding has to fit into one step.
-    larger = options_of(Settings.load(None, batch=2048, pooling="mean"))
+    larger = options_of(Settings.load(None, batch=2048, embeddings=True, pooling="mean"))
     words = command_of(["llama-server"], Path("m.gguf"), "m", larger)
-    assert " -ub 2048 -b 2048 --pooling mean" in " ".join(words)
+    assert " -ub 2048 -b 2048 --embeddings --pooling mean" in " ".join(words)
     plain = command_of(["llama-server"], Path("m.gguf"), "m", options_of(Settings.load(None)))
     assert plain[plain.index("-np") :] == ["-np", str(SLOTS)]
 
@@ -143,9 +143,9 @@ def test_a_file_is_served_by_llama_server(file: tuple[str, ...], tmp_path: Path)
             (
                 "embeddings",
                 {"input": "x"},
-                "--embeddings; also with --pooling mean if it is no embedding model",
+                "--embeddings, or with an embedding model",
             ),
-            ("rerank", {"query": "x", "documents": ["y"]}, "--pooling rank"),
+            ("rerank", {"query": "x", "documents": ["y"]}, "a reranking model"),
         ):
             reply = httpx2.post(f"{url}/v1/{path}", json=asked, timeout=60)
             assert reply.status_code == 400
