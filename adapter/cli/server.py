@@ -37,8 +37,6 @@ BURST = 64
 _SHORTAGE = 1.0
 # The connections that a drain accepts at most, as the kernel lets no more wait.
 WAITING = 2048
-# Seconds in which a drain reads requests that have arrived.
-_READ = 0.02
 # What a server prints when a signal ends its drain.
 ENDS = "Latimer ends now; requests that still run get an error."
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -64,10 +62,12 @@ class Acceptor:
         self._begin()
 
     def close(self) -> None:
-        """Accept no more connections; the socket stays open."""
+        """Accept the connections that wait, which the kernel would cut, and no more."""
         self._loop.remove_reader(self._socket)
+        self.accept(WAITING)
         if self._timer is not None:
             self._timer.cancel()
+        self._socket.close()
 
     def _begin(self) -> None:
         self._loop.add_reader(self._socket, self.accept)
@@ -202,14 +202,10 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for running requests until the drain is over."""
         for acceptor in self._acceptors:
-            # The kernel would cut those that wait there.
-            acceptor.accept(WAITING)
             acceptor.close()
         if self._opening:
-            # uvicorn closes idle connections once, and then waits for those that came later.
+            # uvicorn ends its connections once, and then waits for those that came later.
             await asyncio.wait(self._opening)
-        # Requests that have arrived are read first; without one, a connection is idle.
-        await asyncio.sleep(_READ)
         timer = self._loop.call_later(self._drain, self.end)
         await super().shutdown(sockets)
         timer.cancel()

@@ -17,6 +17,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli import server
 from latimer.adapter.cli.listener import bound
 from support.engines.echo import Echo
+from support.loops import lost
 from support.servers import begun
 
 WAITS = re.compile(
@@ -68,6 +69,14 @@ async def test_requests_that_have_arrived_are_answered() -> None:
             process.send_signal(signal.SIGCONT)
             found = await asyncio.gather(*tasks)
         assert [one.status_code for one in found] == [200] * 90
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "new"])
+def test_clients_in_a_loop_lose_nothing(keeps: bool) -> None:
+    """A SIGTERM leaves no request without an answer, over kept connections and over new ones."""
+    with begun() as (process, address, _):
+        assert not [*lost(address, keeps, process.terminate)]
+        assert process.wait(10) == 0
 
 
 async def test_a_second_signal_leaves_none_without_a_response() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -138,6 +138,61 @@ async def test_an_idle_connection_closes() -> None:
             assert await reader.read() == b""
         assert time.monotonic() - before > 0.2
         writer.close()
+
+
+@asynccontextmanager
+async def ending(before: bytes) -> AsyncIterator[tuple[socket.socket, Callable[[], None]]]:
+    """Yield a connection whose client has sent some bytes, and the function that begins the end."""
+    found: list[Protocol] = []
+
+    def make() -> Protocol:
+        config = uvicorn.Config(Waiting(), http=Protocol, ws="none", log_config=None)
+        found.append(Protocol(config=config, server_state=ServerState(), app_state={}))
+        return found[0]
+
+    listening = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    async with listening:
+        with socket.create_connection(listening.sockets[0].getsockname(), 5) as client:
+            client.sendall(before)
+            await asyncio.sleep(0.05)
+            if before == NOW:
+                assert b" 204 " in client.recv(4096)
+            yield client, found[0].shutdown
+
+
+NOW = b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("before", [b"", NOW], ids=["new", "kept"])
+@pytest.mark.parametrize("later", [0.0, 0.05])
+async def test_a_request_that_meets_the_end_is_answered(before: bytes, later: float) -> None:
+    """The end of a server answers what the kernel has, or what arrives within moments, and closes
+    the connection then."""
+    async with ending(before) as (client, end):
+        if later:
+            end()
+            await asyncio.sleep(later)
+        client.sendall(NOW)
+        if not later:
+            end()
+        head = await asyncio.to_thread(client.recv, 4096)
+        assert b" 204 " in head
+        assert b"\r\nconnection: close\r\n" in head
+        assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize(
+    ("before", "status", "most"), [(b"", b"", 0.5), (NOW, b"", 0.5), (NOW[:-1], b" 408 ", 1.5)]
+)
+async def test_the_end_waits_for_moments(before: bytes, status: bytes, most: float) -> None:
+    """An idle connection closes soon after the end begins, and half a head gets one second."""
+    async with ending(before) as (client, end):
+        end()
+        at = time.monotonic()
+        answer = await asyncio.to_thread(client.recv, 4096)
+        assert time.monotonic() - at < most
+        assert status in answer if status else answer == b""
 
 
 async def test_half_a_head_is_not_idle() -> None:

@@ -27,6 +27,7 @@ from latimer.adapter.limits.config import digest_of
 from latimer.adapter.responses.register import Register
 from latimer.adapter.settings import Settings
 from latimer.adapter.settings_file import WrongSettings
+from support.loops import lost
 from support.prometheus import Scrape, scrape
 from support.servers import canned, free_port
 from support.sounds import HELLO
@@ -119,6 +120,14 @@ async def test_a_drain_loses_nothing(engine: str) -> None:
         assert all(await ended(found))
         assert await asyncio.to_thread(server.process.wait, 10) == 0
         assert all(map(has_ended, server.pids))
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "new"])
+def test_clients_in_a_loop_lose_nothing(engine: str, keeps: bool) -> None:
+    """SIGTERM leaves no request without an answer, over kept connections and over new ones."""
+    with workers(engine) as server:
+        assert not [*lost(server.address, keeps, server.process.terminate)]
+        assert server.process.wait(10) == 0
 
 
 @pytest.mark.slow
