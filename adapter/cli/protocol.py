@@ -389,7 +389,7 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
 
     def _begin_timer(self, seconds: float) -> None:
         handler = self.timeout_keep_alive_handler
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+        self.timeout_keep_alive_task = self.loop.call_later(min(seconds, timeouts.LOOK), handler)
 
     def _end_timer(self) -> None:
         if self.timeout_keep_alive_task is not None:

@@ -16,6 +16,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli import server
 from latimer.adapter.cli.listener import bound
+from latimer.adapter.settings import Settings
 from support.engines.echo import Echo
 from support.loops import lost
 from support.servers import begun
@@ -79,6 +80,30 @@ def test_clients_in_a_loop_lose_nothing(keeps: bool) -> None:
         assert process.wait(10) == 0
 
 
+@pytest.mark.timed
+@pytest.mark.parametrize("second", [False, True])
+def test_a_proxy_learns_of_the_end_before_the_drain(second: bool) -> None:
+    """During --shutdown-delay, `/ready` is a 503, and new connections are served; a second signal
+    ends it."""
+    with begun("--shutdown-delay", "1") as (process, address, _):
+        assert httpx2.get(f"{address}/ready").status_code == 200
+        at = time.monotonic()
+        process.terminate()
+        time.sleep(0.3)
+        found = httpx2.get(f"{address}/ready")
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "server_shutting_down")
+        assert httpx2.get(f"{address}/v1/models").status_code == 200
+        if second:
+            process.terminate()
+        assert process.wait(10) == 0
+        assert time.monotonic() - at > 0.9 or second
+        assert time.monotonic() - at < (1.0 if second else 2.0)
+        assert process.stderr is not None
+        lines = process.stderr.read()
+        ends = server.ENDS if second else "Latimer ends; no request runs."
+        assert lines.endswith(f"{server.leaves(1)}\n{ends}\n")
+
+
 async def test_a_second_signal_leaves_none_without_a_response() -> None:
     """Requests that arrive just before the second signal get a 503, and the server ends at once."""
     with begun() as (process, address, _):
@@ -99,7 +124,7 @@ async def test_a_second_signal_leaves_none_without_a_response() -> None:
 async def test_the_end_lets_each_request_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request whose task has not begun at the end of the drain begins, and is then cancelled."""
     monkeypatch.setattr(server, "end_within", lambda _seconds: None)
-    served = server.Server(OpenAIAdapter(Echo()), 60)
+    served = server.Server(OpenAIAdapter(Echo()), Settings())
     has_begun: list[bool] = []
 
     async def run() -> None:
@@ -194,7 +219,7 @@ async def test_a_connection_that_nobody_reads_is_cut(
 
     sockets = bound("127.0.0.1", 0)
     sockets[0].listen()
-    served = server.Server(OpenAIAdapter(Echo()), 0, endless)
+    served = server.Server(OpenAIAdapter(Echo()), Settings(drain=0), endless)
     with caplog.at_level(logging.INFO), socket.socket() as client:
         running = asyncio.create_task(served.serve(sockets))
         connections: set[Any] = served.server_state.connections

@@ -19,7 +19,7 @@ from latimer.adapter.errors import render
 from latimer.adapter.proxies import ForwardedFor
 from latimer.adapter.request import PUSH, WHOLE
 from latimer.backends.errors import LatimerError
-from support.servers import serving
+from support.servers import begun, serving
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
 
@@ -193,6 +193,20 @@ async def test_the_end_waits_for_moments(before: bytes, status: bytes, most: flo
         answer = await asyncio.to_thread(client.recv, 4096)
         assert time.monotonic() - at < most
         assert status in answer if status else answer == b""
+
+
+@pytest.mark.timed
+def test_the_idle_time_is_a_setting() -> None:
+    """--timeout-keep-alive is the time after which `latimer serve` closes an idle connection."""
+    with (
+        begun("--timeout-keep-alive", "1") as (_, address, _),
+        socket.create_connection(("127.0.0.1", port_of(address)), 5) as client,
+    ):
+        client.sendall(b"GET /v1/models/none HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b" 404 " in client.recv(4096)
+        at = time.monotonic()
+        assert client.recv(1) == b""
+        assert 0.9 < time.monotonic() - at < 2.0
 
 
 async def test_half_a_head_is_not_idle() -> None:
@@ -577,6 +591,24 @@ async def test_a_head_has_to_be_complete_in_time(before: bytes) -> None:
         assert 0.1 < seconds < 0.5
         assert LATE in found
         assert json.loads(found.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+
+
+class Long(Protocol):
+    """A connection that may be idle for longer than a head may take."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.timeout_keep_alive: Any = 75.0
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_long_idle_time_is_for_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head has its own time, also if connections may be idle for longer."""
+    monkeypatch.setattr(timeouts, "LOOK", 0.2)
+    async with served(bodies, Long) as port:
+        seconds, found = await seconds_until_end(port, b"GET / HTTP", pause=0.0)
+        assert seconds < 1.5
+        assert LATE in found
 
 
 @pytest.mark.usefixtures("_soon")

@@ -21,6 +21,7 @@ import pytest
 from latimer.adapter.cli.relay import Relay
 from latimer.adapter.cli.server import ENDS
 from latimer.adapter.cli.sharing import check_shared, shared
+from latimer.adapter.cli.terminal import NO_FILE
 from latimer.adapter.cli.worker import REGISTER
 from latimer.adapter.errors import LateRequest
 from latimer.adapter.limits.config import digest_of
@@ -128,6 +129,36 @@ def test_clients_in_a_loop_lose_nothing(engine: str, keeps: bool) -> None:
     with workers(engine) as server:
         assert not [*lost(server.address, keeps, server.process.terminate)]
         assert server.process.wait(10) == 0
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("second", [False, True])
+async def test_all_workers_say_that_the_server_ends(engine: str, second: bool) -> None:
+    """During --shutdown-delay, `/ready` of each worker is a 503, and all serve; a second signal
+    ends it."""
+    with workers(engine, "--shutdown-delay", "1") as server:
+        async with connections(server) as clients:
+            at = time.monotonic()
+            server.process.terminate()
+            assert server.line("^Latimer ends in 1 s, and serves until then; /ready is a 503")
+            await asyncio.sleep(0.2)
+            for client in clients:
+                assert (await client.get("/ready")).status_code == 503
+                assert (await client.get("/health")).status_code == 200
+        rest = server.end() if second else server.process.communicate(timeout=10)[1]
+        assert rest.startswith(ENDS) if second else rest == IDLE
+        assert server.process.returncode == 0
+        assert time.monotonic() - at > 0.9 or second
+        assert time.monotonic() - at < 3.0
+
+
+def test_a_hangup_without_a_file_is_a_line(engine: str) -> None:
+    """SIGHUP without a settings file is a line of the log, and the workers serve on."""
+    with workers(engine) as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert server.line(rf"^{NO_FILE}$")
+        assert httpx2.get(f"{server.address}/health").status_code == 200
+        assert server.end() == IDLE
 
 
 @pytest.mark.slow
