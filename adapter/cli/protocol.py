@@ -377,12 +377,13 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         uvicorn closes an idle connection at once. A request that the kernel had received already
         would be lost, and its client would see a reset connection.
         """
-        now = self.loop.time()
+        now, cycle = self.loop.time(), self.cycle
         self._end = now + timeouts.LAST_HEAD
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False
-            return
-        if self._late_since == math.inf:
+        self.timeout_keep_alive = timeouts.LAST  # type: ignore[assignment]
+        if cycle is not None and not cycle.response_complete:
+            # The head of a response that has begun lets the client send another request.
+            cycle.keep_alive &= cycle.response_started
+        elif self._late_since == math.inf:
             self._idle_until = now + timeouts.LAST
         self._end_timer()
         self._begin_timer(timeouts.LAST)

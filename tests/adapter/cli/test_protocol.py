@@ -141,12 +141,14 @@ async def test_an_idle_connection_closes() -> None:
 
 
 @asynccontextmanager
-async def ending(before: bytes) -> AsyncIterator[tuple[socket.socket, Callable[[], None]]]:
+async def ending(
+    before: bytes, app: Any = None
+) -> AsyncIterator[tuple[socket.socket, Callable[[], None]]]:
     """Yield a connection whose client has sent some bytes, and the function that begins the end."""
     found: list[Protocol] = []
 
     def make() -> Protocol:
-        config = uvicorn.Config(Waiting(), http=Protocol, ws="none", log_config=None)
+        config = uvicorn.Config(app or Waiting(), http=Protocol, ws="none", log_config=None)
         found.append(Protocol(config=config, server_state=ServerState(), app_state={}))
         return found[0]
 
@@ -163,6 +165,13 @@ async def ending(before: bytes) -> AsyncIterator[tuple[socket.socket, Callable[[
 NOW = b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
+@pytest.fixture
+def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the moments for a last request be enough for a busy machine."""
+    monkeypatch.setattr(timeouts, "LAST", 2.0)
+
+
+@pytest.mark.usefixtures("_moments")
 @pytest.mark.parametrize("before", [b"", NOW], ids=["new", "kept"])
 @pytest.mark.parametrize("later", [0.0, 0.05])
 async def test_a_request_that_meets_the_end_is_answered(before: bytes, later: float) -> None:
@@ -179,6 +188,29 @@ async def test_a_request_that_meets_the_end_is_answered(before: bytes, later: fl
         assert b" 204 " in head
         assert b"\r\nconnection: close\r\n" in head
         assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+@pytest.mark.usefixtures("_moments")
+async def test_a_stream_that_meets_the_end_has_a_successor() -> None:
+    """A response that began before the end does not close its connection: its head let the client
+    send another request, which is answered."""
+    goes_on = asyncio.Event()
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        if scope["path"] == "/now":
+            await goes_on.wait()
+        await send({"type": "http.response.body", "body": b"z"})
+
+    async with ending(NOW[:-2], app) as (client, end):
+        client.sendall(NOW[-2:])
+        assert b"connection: close" not in await asyncio.to_thread(client.recv, 4096)
+        end()
+        goes_on.set()
+        assert b"z" in await asyncio.to_thread(client.recv, 4096)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"connection: close" in await asyncio.to_thread(client.recv, 4096)
 
 
 @pytest.mark.timed
