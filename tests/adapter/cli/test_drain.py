@@ -85,7 +85,8 @@ def test_clients_in_a_loop_lose_nothing(keeps: bool) -> None:
 def test_a_proxy_learns_of_the_end_before_the_drain(second: bool) -> None:
     """During --shutdown-delay, `/ready` is a 503, and new connections are served; a second signal
     ends it."""
-    with begun("--shutdown-delay", "1") as (process, address, _):
+    delay = 20 if second else 1
+    with begun("--shutdown-delay", str(delay)) as (process, address, _):
         assert httpx2.get(f"{address}/ready").status_code == 200
         at = time.monotonic()
         process.terminate()
@@ -96,12 +97,12 @@ def test_a_proxy_learns_of_the_end_before_the_drain(second: bool) -> None:
         if second:
             process.terminate()
         assert process.wait(10) == 0
-        assert time.monotonic() - at > 0.9 or second
-        assert time.monotonic() - at < (1.0 if second else 2.0)
+        assert second or time.monotonic() - at > 0.9
+        assert time.monotonic() - at < 10
         assert process.stderr is not None
         lines = process.stderr.read()
         ends = server.ENDS if second else "Latimer ends; no request runs."
-        assert lines.endswith(f"{server.leaves(1)}\n{ends}\n")
+        assert lines.endswith(f"{server.leaves(delay)}\n{ends}\n")
 
 
 async def test_a_second_signal_leaves_none_without_a_response() -> None:

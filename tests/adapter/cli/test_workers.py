@@ -136,11 +136,14 @@ def test_clients_in_a_loop_lose_nothing(engine: str, keeps: bool) -> None:
 async def test_all_workers_say_that_the_server_ends(engine: str, second: bool) -> None:
     """During --shutdown-delay, `/ready` of each worker is a 503, and all serve; a second signal
     ends it."""
-    with workers(engine, "--shutdown-delay", "1") as server:
+    delay = 20 if second else 1
+    with workers(engine, "--shutdown-delay", str(delay)) as server:
         async with connections(server) as clients:
             at = time.monotonic()
             server.process.terminate()
-            assert server.line("^Latimer ends in 1 s, and serves until then; /ready is a 503")
+            assert server.line(
+                f"^Latimer ends in {delay} s, and serves until then; /ready is a 503"
+            )
             await asyncio.sleep(0.2)
             for client in clients:
                 assert (await client.get("/ready")).status_code == 503
@@ -148,8 +151,8 @@ async def test_all_workers_say_that_the_server_ends(engine: str, second: bool) -
         rest = server.end() if second else server.process.communicate(timeout=10)[1]
         assert rest.startswith(ENDS) if second else rest == IDLE
         assert server.process.returncode == 0
-        assert time.monotonic() - at > 0.9 or second
-        assert time.monotonic() - at < 3.0
+        assert second or time.monotonic() - at > 0.9
+        assert time.monotonic() - at < 10
 
 
 def test_a_hangup_without_a_file_is_a_line(engine: str) -> None:
