@@ -132,7 +132,8 @@ class Service:
         # True for `latimer serve`, whose settings are options of a command.
         self.is_command = False
         # True if the server ends when its requests have ended, and if it accepts no more.
-        self.is_draining = self.has_ended = False
+        # Before the drain, `/ready` alone says that the server ends.
+        self.is_leaving = self.is_draining = self.has_ended = False
 
     def replace(self, listings: Sequence[ModelEntry]) -> None:
         """Serve these models from now on; running requests end with the models that they have."""

@@ -467,6 +467,14 @@ class FlatSettings(Checked):
         ge=0,
         le=DAY,
     )
+    timeout_keep_alive: int = server_setting(
+        5, "Seconds for which a connection may be idle between requests.",
+        metavar="SECONDS", ge=1, le=DAY,
+    )  # fmt: skip
+    shutdown_delay: int = server_setting(
+        0, "Seconds after SIGTERM or Ctrl-C in which /ready is a 503, before the drain begins.",
+        metavar="SECONDS", default="0", ge=0, le=DAY,
+    )  # fmt: skip
     drain: int = server_setting(
         30, "Seconds that running requests get after SIGTERM or Ctrl-C.", ge=0, le=DAY
     )

@@ -51,7 +51,7 @@ class Door(Protocol):
         ...
 
     def server(self, app: OpenAIAdapter, settings: Settings) -> Server:
-        """Return the server of an app, with the drain and the trusted proxies of the settings."""
+        """Return the server of an app."""
         ...
 
     def reloads(self) -> asyncio.Event:
@@ -112,7 +112,7 @@ class Listener:
 
     def server(self, app: OpenAIAdapter, settings: Settings) -> Server:
         """See `Door`."""
-        return Server(app, settings.drain, trusted=settings.trusted_proxies)
+        return Server(app, settings)
 
     def reloads(self) -> asyncio.Event:
         """See `Door`; SIGHUP sets the event."""

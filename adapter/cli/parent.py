@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import multiprocessing
 import os
 import selectors
@@ -37,14 +38,26 @@ from . import serve
 from .admin_socket import with_key
 from .listener import Listener
 from .reload import fixed_in
-from .server import END, ENDS, WAITING, waits_for
+from .server import END, ENDS, WAITING, leaves, waits_for
 from .sharing import check_shared, one_call_engine, shared
-from .terminal import ALL, EXIT_START, START, WrongUse, fail, is_read, mute, say
+from .terminal import (
+    ALL,
+    EXIT_START,
+    NO_FILE,
+    START,
+    WrongUse,
+    fail,
+    is_read,
+    mute,
+    outlives_hangups,
+    say,
+)
 from .worker import (
     CLOSED,
     CONNECTION,
     COUNTED,
     DRAIN,
+    LEAVE,
     LEAVES,
     READY,
     REGISTER,
@@ -168,6 +181,8 @@ class _Parent:
         self._short: dict[int, int] = {}
         self._given = 0
         self._accepts = self._has_started = self._is_complete = self._is_draining = False
+        # The time at which the drain begins, after a signal.
+        self._leaves_at = math.inf
         self._end = 0.0
         self._code = 0
         self._lifeline, self._life = os.pipe()
@@ -184,6 +199,8 @@ class _Parent:
                     self._start(number)
                 for key, _ in self._selector.select(self._pause()):
                     key.data()
+                if not self._is_draining and self._leaves_at <= time.monotonic():
+                    self._drain()
         finally:
             # Python would wait for them.
             for child in self._children.values():
@@ -192,8 +209,8 @@ class _Parent:
 
     def _pause(self) -> float | None:
         """Return the seconds until something is due; None if nothing is."""
-        times = [*self._due.values(), *([self._end] if self._is_draining else [])]
-        left = max(min(times) - time.monotonic(), 0.0) if times else None
+        times = [*self._due.values(), self._end if self._is_draining else self._leaves_at]
+        left = max(min(times) - time.monotonic(), 0.0) if min(times) < math.inf else None
         if self._is_draining and left == 0.0:
             for child in self._children.values():
                 child.process.kill()
@@ -202,7 +219,7 @@ class _Parent:
 
     def _follow_signals(self) -> None:
         numbers = [signal.SIGINT, signal.SIGTERM]
-        if self._settings.file is not None:
+        if self._settings.file is not None or outlives_hangups():
             numbers.append(signal.SIGHUP)
         self._signals.setblocking(False)
         self._waker.setblocking(False)
@@ -213,12 +230,14 @@ class _Parent:
 
     def _on_signals(self) -> None:
         for number in self._signals.recv(64):
-            if number == signal.SIGHUP:
+            if number == signal.SIGHUP and self._settings.file is None:
+                say(NO_FILE, "reload")
+            elif number == signal.SIGHUP:
                 self._tell(RELOAD)
             elif not self._has_started:
                 self._end_at_once(number)
             elif number in (signal.SIGINT, signal.SIGTERM):
-                self._drain()
+                self._leave()
 
     def _end_at_once(self, number: int) -> NoReturn:
         """End a server that does not listen yet, as one process would end."""
@@ -227,13 +246,25 @@ class _Parent:
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(128 + number)
 
-    def _drain(self) -> None:
-        """Let the workers finish what runs; after the second time, end them."""
-        if self._is_draining:
+    def _leave(self) -> None:
+        """Begin the drain, after its delay; after the second signal, end the workers."""
+        delay = self._settings.shutdown_delay
+        if self._leaves_at < math.inf:
             say(ENDS, "drain")
+            if not self._is_draining:
+                self._drain()
             self._tell(STOP)
             self._end = time.monotonic() + END + 1
             return
+        self._leaves_at = time.monotonic() + delay
+        if delay:
+            say(leaves(delay), "drain")
+            self._tell(LEAVE)
+        else:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Let the workers finish what runs."""
         self._is_draining = True
         self._due.clear()
         if self._accepts:
@@ -328,6 +359,8 @@ class _Parent:
         if self._is_draining:
             child.tell(DRAIN)
             return
+        if self._leaves_at < math.inf:
+            child.tell(LEAVE)
         if not self._has_started:
             self._has_started = True
             self._listener.listen()

@@ -255,6 +255,9 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         # Bytes that have arrived together last.
         self._piece = 0
         self._opens_socket = False
+        # The time at which the rest of a head must be there, as the server ends; then the next
+        # request is the last one. Infinite before.
+        self._end = math.inf
         # The time at which the connection closes if nothing arrives; infinite during a request.
         self._idle_until = math.inf
         # The time since which the rest of a head or a body is missing; infinite if nothing is.
@@ -383,7 +386,8 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         ):
             # The client waits for the server.
             self._late_since = self.loop.time()
-        left = self._late_since + timeouts.REQUEST - self.loop.time()
+        end = self._late_since + timeouts.REQUEST
+        left = (end if is_open else min(end, self._end)) - self.loop.time()
         if left > 0:
             self._begin_timer(min(left, self.timeout_keep_alive))
         elif not is_open:
@@ -400,9 +404,27 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         """Begin the time for which the connection may be idle again, which ends at `most`."""
         self._idle_until = min(self.loop.time() + self.timeout_keep_alive, most)
 
+    @override
+    def shutdown(self) -> None:
+        """Close after the request that runs, or else after one that arrives within moments.
+
+        uvicorn closes an idle connection at once. A request that the kernel had received already
+        would be lost, and its client would see a reset connection.
+        """
+        now, cycle = self.loop.time(), self.cycle
+        self._end = now + timeouts.LAST_HEAD
+        self.timeout_keep_alive = timeouts.LAST  # type: ignore[assignment]
+        if cycle is not None and not cycle.response_complete:
+            # The head of a response that has begun lets the client send another request.
+            cycle.keep_alive &= cycle.response_started
+        elif self._late_since == math.inf:
+            self._idle_until = now + timeouts.LAST
+        self._end_timer()
+        self._begin_timer(timeouts.LAST)
+
     def _begin_timer(self, seconds: float) -> None:
         handler = self.timeout_keep_alive_handler
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+        self.timeout_keep_alive_task = self.loop.call_later(min(seconds, timeouts.LOOK), handler)
 
     def _end_timer(self) -> None:
         if self.timeout_keep_alive_task is not None:
@@ -450,7 +472,9 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         # The parser adds trailers to this list, but they are not headers of the request.
         self.headers = []
         earlier = self.cycle
-        cycle = self.cycle = _Cycle(self, version != "1.0" and parser.should_keep_alive())
+        cycle = self.cycle = _Cycle(
+            self, version != "1.0" and parser.should_keep_alive() and self._end == math.inf
+        )
         if self.expect_100_continue:
             cycle.waiting_for_100_continue = True
         if earlier is None or earlier.response_complete:
@@ -495,6 +519,8 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         if found is None:
             found = await offload.importing(import_module, _SOCKETS)
             Protocol._sockets = found
+        # The end of the server may have begun one meanwhile.
+        self._end_timer()
         if not self.transport.is_closing():
             # uvicorn calls it as a class.
             make: Any = partial(found.SocketProtocol, closed=self.closed)

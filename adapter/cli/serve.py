@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import signal
 import socket
 import sys
 import time
@@ -44,12 +45,14 @@ from .listener import Door, Listener
 from .reload import end_earlier_engines, follow
 from .terminal import (
     EXIT_START,
+    NO_FILE,
     START,
     Download,
     end_at_once,
     fail,
     is_read,
     limit_log,
+    outlives_hangups,
     print_json,
     say,
 )
@@ -216,6 +219,8 @@ def _set_up_process(settings: Settings, worker: int | None) -> None:
     """Set signals, logs and limits, and end the engines that a killed server has left."""
     end_at_once()
     set_log(settings, worker)
+    if worker is None and settings.file is None and outlives_hangups():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, say, NO_FILE, "reload")
     if starts_engines(settings):
         end_earlier_engines()
     _allow_connections()

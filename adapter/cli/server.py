@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from typing_extensions import override
 from ...backends.fleet.groups import kill_all
 from ..app import OpenAIAdapter
 from ..proxies import ForwardedFor
+from ..settings import Settings
 from .protocol import Protocol
 from .terminal import say
 from .timeouts import unread
@@ -37,8 +38,6 @@ BURST = 64
 _SHORTAGE = 1.0
 # The connections that a drain accepts at most, as the kernel lets no more wait.
 WAITING = 2048
-# Seconds in which a drain reads requests that have arrived.
-_READ = 0.02
 # What a server prints when a signal ends its drain.
 ENDS = "Latimer ends now; requests that still run get an error."
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -64,10 +63,12 @@ class Acceptor:
         self._begin()
 
     def close(self) -> None:
-        """Accept no more connections; the socket stays open."""
+        """Accept the connections that wait, which the kernel would cut, and no more."""
         self._loop.remove_reader(self._socket)
+        self.accept(WAITING)
         if self._timer is not None:
             self._timer.cancel()
+        self._socket.close()
 
     def _begin(self) -> None:
         self._loop.add_reader(self._socket, self.accept)
@@ -95,25 +96,24 @@ class Server(uvicorn.Server):
     uvicorn would cancel them without a response.
 
     Args:
-        drain: the seconds that running requests get after the first signal; a second signal ends
-            them.
+        settings: `drain` is the seconds that running requests get after the first signal, and
+            `shutdown_delay` those before it. A second signal ends both.
         around: the app with what surrounds it; by default nothing does.
         http: the class of connections.
-        trusted: the addresses and networks of proxies, which name the client for the log.
     """
 
     def __init__(
         self,
         app: OpenAIAdapter,
-        drain: int,
+        settings: Settings,
         around: ASGIApp | None = None,
         http: type[Protocol] = Protocol,
-        trusted: Collection[str] = (),
     ) -> None:
         # The router itself would only pass on what it gets.
         self._served = around or app.middleware_stack
-        if trusted:
-            self._served = ForwardedFor(self._served, trusted)
+        if settings.trusted_proxies:
+            # It names the client for the log.
+            self._served = ForwardedFor(self._served, settings.trusted_proxies)
         super().__init__(
             uvicorn.Config(
                 self._served,
@@ -128,11 +128,12 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=drain + _LAST_WORDS,
+                timeout_keep_alive=settings.timeout_keep_alive,
+                timeout_graceful_shutdown=settings.drain + _LAST_WORDS,
             )
         )
         self._app = app
-        self._drain = drain
+        self._drain, self._delay = settings.drain, settings.shutdown_delay
         self._loop = asyncio.get_running_loop()
         self._admin: tuple[socket.socket, uvicorn.Config] | None = None
         self._acceptors: list[Acceptor] = []
@@ -184,14 +185,25 @@ class Server(uvicorn.Server):
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain, or end it; unlike uvicorn's, this does not raise the signal again."""
-        self._app.drain()
-        if self.should_exit:
-            self._loop.call_soon_threadsafe(say, ENDS, "drain")
-            self._loop.call_soon_threadsafe(self.end)
+        service, later = self._app.service, self._loop.call_soon_threadsafe
+        is_first, service.is_leaving = not service.is_leaving, True
+        if is_first and self._delay:
+            later(say, leaves(self._delay), "drain")
+            later(self._loop.call_later, self._delay, self._begin_drain)
+        elif is_first:
+            self._begin_drain()
         else:
+            self._app.drain()
+            self.should_exit = True
+            later(say, ENDS, "drain")
+            later(self.end)
+
+    def _begin_drain(self) -> None:
+        if not self.should_exit:
+            self._app.drain()
             line = waits_for(self.running, self._drain)
             self._loop.call_soon_threadsafe(say, line, "drain")
-        self.should_exit = True
+            self.should_exit = True
 
     @property
     def running(self) -> int:
@@ -202,14 +214,10 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for running requests until the drain is over."""
         for acceptor in self._acceptors:
-            # The kernel would cut those that wait there.
-            acceptor.accept(WAITING)
             acceptor.close()
         if self._opening:
-            # uvicorn closes idle connections once, and then waits for those that came later.
+            # uvicorn ends its connections once, and then waits for those that came later.
             await asyncio.wait(self._opening)
-        # Requests that have arrived are read first; without one, a connection is idle.
-        await asyncio.sleep(_READ)
         timer = self._loop.call_later(self._drain, self.end)
         await super().shutdown(sockets)
         timer.cancel()
@@ -246,6 +254,11 @@ class Server(uvicorn.Server):
 def _cancel(tasks: Iterable[asyncio.Task[object]]) -> None:
     for task in tasks:
         task.cancel()
+
+
+def leaves(delay: int) -> str:
+    """Return the line that a server prints when it will drain after a delay."""
+    return f"Latimer ends in {delay} s, and serves until then; /ready is a 503."
 
 
 def waits_for(running: int, drain: int) -> str:

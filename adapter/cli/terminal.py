@@ -27,6 +27,8 @@ from ..hub.names import in_units
 
 EXIT_CHECK, EXIT_START = 1, 3
 UNFINISHED = ".unfinished"
+# What a server prints after a SIGHUP that can change nothing.
+NO_FILE = "Latimer has no settings file to read again after SIGHUP; --config FILE names one."
 # The bytes that a writable pipe accepts in one write (POSIX: PIPE_BUF is at least 512).
 _PIECE = 512
 _END = ord("\n")
@@ -110,6 +112,14 @@ def end_at_once() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_process)
+
+
+def outlives_hangups() -> bool:
+    """Return True if a SIGHUP without a settings file does not end this process.
+
+    Programs that rotate logs send it. The hangup of a terminal ends the programs on it.
+    """
+    return os.name == "posix" and not os.isatty(0)
 
 
 def _end_process(number: int, _frame: FrameType | None) -> None:

@@ -22,6 +22,11 @@ log = logging.getLogger("latimer")
 # Seconds for the head of a request, from its first byte on or from that of the connection; and
 # without progress of its body.
 REQUEST = 60.0
+# Seconds between looks at a connection, at most.
+LOOK = 5.0
+# At the end of the server: the seconds in which an idle connection may bring a last request, and
+# those for the rest of a head that has begun.
+LAST, LAST_HEAD = 0.1, 1.0
 # Seconds without progress after which a connection closes whose client does not read. A client's
 # system confirms what a slow one reads in steps, on Linux of some 350 KB.
 UNREAD = 300.0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .admin_socket import AdminSocket
 
 # From the parent: a connection, and what to do.
-CONNECTION, RELOAD, DRAIN, STOP = b"c", b"h", b"d", b"e"
+CONNECTION, RELOAD, LEAVE, DRAIN, STOP = b"c", b"h", b"l", b"d", b"e"
 # From the worker: it accepts connections; one has closed; it was asked to end; it has the settings
 # of the file; the requests that run when its drain begins, each with a byte, and their end.
 READY, CLOSED, LEAVES, RELOADED, RUNNING, COUNTED = b"r", b"x", b"q", b"n", b"t", b"."
@@ -130,7 +130,7 @@ class _WorkerServer(Server):
         register = Register(worker.folder / REGISTER, worker.number)
         around = Relay(app, register, worker.folder, worker.number)
         http = _counted(partial(worker.send, CLOSED))
-        super().__init__(app, settings.drain, around, http, settings.trusted_proxies)
+        super().__init__(app, settings, around, http)
         self._worker = worker
         self._register = register
         self._around = around
@@ -203,6 +203,8 @@ class _WorkerServer(Server):
                 self.open(socket.socket(fileno=files[0]))
             elif message == RELOAD:
                 self._worker.reload()
+            elif message == LEAVE:
+                self._app.service.is_leaving = True
             elif message == DRAIN:
                 self._app.drain()
                 self._worker.send(RUNNING * self.running + COUNTED)

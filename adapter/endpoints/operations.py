@@ -53,11 +53,11 @@ async def ready(exchange: Exchange, service: Service) -> None:
     Models that stand alone must all be ready. Of models with several engines, one is enough.
 
     Raises:
-        ShuttingDown: the server drains.
+        ShuttingDown: the server drains, or will soon.
         StoreUnavailable: a required store does not work.
         EngineUnavailable: an engine does not answer, or loads its model.
     """
-    if service.is_draining:
+    if service.is_leaving or service.is_draining:
         raise ShuttingDown
     if service.store is not None and service.store.place.required:
         state = service.store.status().state

@@ -162,6 +162,8 @@ class Reader:
             self._fields(block.text)
         elif block.language == "nginx":
             _nginx(self._folder, block.text)
+        elif block.language == "haproxy":
+            _haproxy(self._folder, block.text)
         else:
             raise AssertionError(f"no way to run a block of the language {block.language!r}")
 
@@ -424,6 +426,17 @@ def _nginx(folder: Path, text: str) -> None:
     )
     words = [program, "-t", "-q", "-e", "stderr", "-c", str(folder / "nginx.conf")]
     done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _haproxy(folder: Path, text: str) -> None:
+    """Let HAProxy check a configuration."""
+    program = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("HAProxy is not installed")
+    file = folder / "haproxy.cfg"
+    file.write_text(text)
+    done = subprocess.run([program, "-c", "-q", "-f", str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -16,7 +16,9 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli import server
 from latimer.adapter.cli.listener import bound
+from latimer.adapter.settings import Settings
 from support.engines.echo import Echo
+from support.loops import lost
 from support.servers import begun
 
 WAITS = re.compile(
@@ -70,6 +72,39 @@ async def test_requests_that_have_arrived_are_answered() -> None:
         assert [one.status_code for one in found] == [200] * 90
 
 
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "new"])
+def test_clients_in_a_loop_lose_nothing(keeps: bool) -> None:
+    """A SIGTERM leaves no request without an answer, over kept connections and over new ones."""
+    with begun() as (process, address, _):
+        assert not [*lost(address, keeps, process.terminate)]
+        assert process.wait(10) == 0
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("second", [False, True])
+def test_a_proxy_learns_of_the_end_before_the_drain(second: bool) -> None:
+    """During --shutdown-delay, `/ready` is a 503, and new connections are served; a second signal
+    ends it."""
+    delay = 20 if second else 1
+    with begun("--shutdown-delay", str(delay)) as (process, address, _):
+        assert httpx2.get(f"{address}/ready").status_code == 200
+        at = time.monotonic()
+        process.terminate()
+        time.sleep(0.3)
+        found = httpx2.get(f"{address}/ready")
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "server_shutting_down")
+        assert httpx2.get(f"{address}/v1/models").status_code == 200
+        if second:
+            process.terminate()
+        assert process.wait(10) == 0
+        assert second or time.monotonic() - at > 0.9
+        assert time.monotonic() - at < 10
+        assert process.stderr is not None
+        lines = process.stderr.read()
+        ends = server.ENDS if second else "Latimer ends; no request runs."
+        assert lines.endswith(f"{server.leaves(delay)}\n{ends}\n")
+
+
 async def test_a_second_signal_leaves_none_without_a_response() -> None:
     """Requests that arrive just before the second signal get a 503, and the server ends at once."""
     with begun() as (process, address, _):
@@ -90,7 +125,7 @@ async def test_a_second_signal_leaves_none_without_a_response() -> None:
 async def test_the_end_lets_each_request_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request whose task has not begun at the end of the drain begins, and is then cancelled."""
     monkeypatch.setattr(server, "end_within", lambda _seconds: None)
-    served = server.Server(OpenAIAdapter(Echo()), 60)
+    served = server.Server(OpenAIAdapter(Echo()), Settings())
     has_begun: list[bool] = []
 
     async def run() -> None:
@@ -185,7 +220,7 @@ async def test_a_connection_that_nobody_reads_is_cut(
 
     sockets = bound("127.0.0.1", 0)
     sockets[0].listen()
-    served = server.Server(OpenAIAdapter(Echo()), 0, endless)
+    served = server.Server(OpenAIAdapter(Echo()), Settings(drain=0), endless)
     with caplog.at_level(logging.INFO), socket.socket() as client:
         running = asyncio.create_task(served.serve(sockets))
         connections: set[Any] = served.server_state.connections

@@ -8,7 +8,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from latimer.adapter.errors import InvalidRequest, render
 from latimer.adapter.proxies import ForwardedFor
 from latimer.adapter.request import PUSH, WHOLE
 from latimer.backends.errors import LatimerError
-from support.servers import serving
+from support.servers import begun, serving
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
 
@@ -139,6 +139,107 @@ async def test_an_idle_connection_closes() -> None:
             assert await reader.read() == b""
         assert time.monotonic() - before > 0.2
         writer.close()
+
+
+@asynccontextmanager
+async def ending(
+    before: bytes, app: Any = None
+) -> AsyncIterator[tuple[socket.socket, Callable[[], None]]]:
+    """Yield a connection whose client has sent some bytes, and the function that begins the end."""
+    found: list[Protocol] = []
+
+    def make() -> Protocol:
+        config = uvicorn.Config(app or Waiting(), http=Protocol, ws="none", log_config=None)
+        found.append(Protocol(config=config, server_state=ServerState(), app_state={}))
+        return found[0]
+
+    listening = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    async with listening:
+        with socket.create_connection(listening.sockets[0].getsockname(), 5) as client:
+            client.sendall(before)
+            await asyncio.sleep(0.05)
+            if before == NOW:
+                assert b" 204 " in client.recv(4096)
+            yield client, found[0].shutdown
+
+
+NOW = b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.fixture
+def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the moments for a last request be enough for a busy machine."""
+    monkeypatch.setattr(timeouts, "LAST", 2.0)
+
+
+@pytest.mark.usefixtures("_moments")
+@pytest.mark.parametrize("before", [b"", NOW], ids=["new", "kept"])
+@pytest.mark.parametrize("later", [0.0, 0.05])
+async def test_a_request_that_meets_the_end_is_answered(before: bytes, later: float) -> None:
+    """The end of a server answers what the kernel has, or what arrives within moments, and closes
+    the connection then."""
+    async with ending(before) as (client, end):
+        if later:
+            end()
+            await asyncio.sleep(later)
+        client.sendall(NOW)
+        if not later:
+            end()
+        head = await asyncio.to_thread(client.recv, 4096)
+        assert b" 204 " in head
+        assert b"\r\nconnection: close\r\n" in head
+        assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+@pytest.mark.usefixtures("_moments")
+async def test_a_stream_that_meets_the_end_has_a_successor() -> None:
+    """A response that began before the end does not close its connection: its head let the client
+    send another request, which is answered."""
+    goes_on = asyncio.Event()
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        if scope["path"] == "/now":
+            await goes_on.wait()
+        await send({"type": "http.response.body", "body": b"z"})
+
+    async with ending(NOW[:-2], app) as (client, end):
+        client.sendall(NOW[-2:])
+        assert b"connection: close" not in await asyncio.to_thread(client.recv, 4096)
+        end()
+        goes_on.set()
+        assert b"z" in await asyncio.to_thread(client.recv, 4096)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"connection: close" in await asyncio.to_thread(client.recv, 4096)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize(
+    ("before", "status", "most"), [(b"", b"", 0.5), (NOW, b"", 0.5), (NOW[:-1], b" 408 ", 1.5)]
+)
+async def test_the_end_waits_for_moments(before: bytes, status: bytes, most: float) -> None:
+    """An idle connection closes soon after the end begins, and half a head gets one second."""
+    async with ending(before) as (client, end):
+        end()
+        at = time.monotonic()
+        answer = await asyncio.to_thread(client.recv, 4096)
+        assert time.monotonic() - at < most
+        assert status in answer if status else answer == b""
+
+
+@pytest.mark.timed
+def test_the_idle_time_is_a_setting() -> None:
+    """--timeout-keep-alive is the time after which `latimer serve` closes an idle connection."""
+    with (
+        begun("--timeout-keep-alive", "1") as (_, address, _),
+        socket.create_connection(("127.0.0.1", port_of(address)), 5) as client,
+    ):
+        client.sendall(b"GET /v1/models/none HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b" 404 " in client.recv(4096)
+        at = time.monotonic()
+        assert client.recv(1) == b""
+        assert 0.9 < time.monotonic() - at < 2.0
 
 
 async def test_half_a_head_is_not_idle() -> None:
@@ -523,6 +624,24 @@ async def test_a_head_has_to_be_complete_in_time(before: bytes) -> None:
         assert 0.1 < seconds < 0.5
         assert LATE in found
         assert json.loads(found.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+
+
+class Long(Protocol):
+    """A connection that may be idle for longer than a head may take."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.timeout_keep_alive: Any = 75.0
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_long_idle_time_is_for_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head has its own time, also if connections may be idle for longer."""
+    monkeypatch.setattr(timeouts, "LOOK", 0.2)
+    async with served(bodies, Long) as port:
+        seconds, found = await seconds_until_end(port, b"GET / HTTP", pause=0.0)
+        assert seconds < 1.5
+        assert LATE in found
 
 
 @pytest.mark.usefixtures("_soon")

@@ -22,7 +22,7 @@ from latimer.adapter.limits.config import digest_of
 from latimer.adapter.settings import Settings
 from latimer.backends.fleet import groups
 from latimer.backends.llama_server import LlamaServer
-from support.servers import command
+from support.servers import begun, command
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
 
@@ -63,6 +63,31 @@ def test_a_server_of_one_engine_follows_its_keys(tmp_path: Path) -> None:
             process.send_signal(signal.SIGHUP)
             assert f"Latimer keeps its settings: {file}: {reason}" in next(lines).decode()
             assert status(address, "two") == 200
+
+
+def test_a_hangup_without_a_file_is_a_line() -> None:
+    """SIGHUP without a settings file is a line of the log, and the server serves on."""
+    with begun() as (process, address, _):
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("The playground is at")
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr.readline() == f"{terminal.NO_FILE}\n"
+        assert httpx2.get(f"{address}/health").status_code == 200
+
+
+def test_a_hangup_of_the_terminal_ends_the_server() -> None:
+    """SIGHUP ends a server whose input is a terminal and that has no settings file."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        ["latimer", "serve", "--port", "0"], stdin=theirs, stderr=subprocess.PIPE
+    )
+    with process:
+        assert process.stderr is not None
+        assert process.stderr.readline()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(10) == -signal.SIGHUP
+    os.close(ours)
+    os.close(theirs)
 
 
 async def test_a_file_that_is_not_used_is_an_error(

@@ -21,12 +21,14 @@ import pytest
 from latimer.adapter.cli.relay import Relay
 from latimer.adapter.cli.server import ENDS
 from latimer.adapter.cli.sharing import check_shared, shared
+from latimer.adapter.cli.terminal import NO_FILE
 from latimer.adapter.cli.worker import REGISTER
 from latimer.adapter.errors import LateRequest
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.responses.register import Register
 from latimer.adapter.settings import Settings
 from latimer.adapter.settings_file import WrongSettings
+from support.loops import lost
 from support.prometheus import Scrape, scrape
 from support.servers import canned, free_port
 from support.sounds import HELLO
@@ -119,6 +121,47 @@ async def test_a_drain_loses_nothing(engine: str) -> None:
         assert all(await ended(found))
         assert await asyncio.to_thread(server.process.wait, 10) == 0
         assert all(map(has_ended, server.pids))
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "new"])
+def test_clients_in_a_loop_lose_nothing(engine: str, keeps: bool) -> None:
+    """SIGTERM leaves no request without an answer, over kept connections and over new ones."""
+    with workers(engine) as server:
+        assert not [*lost(server.address, keeps, server.process.terminate)]
+        assert server.process.wait(10) == 0
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("second", [False, True])
+async def test_all_workers_say_that_the_server_ends(engine: str, second: bool) -> None:
+    """During --shutdown-delay, `/ready` of each worker is a 503, and all serve; a second signal
+    ends it."""
+    delay = 20 if second else 1
+    with workers(engine, "--shutdown-delay", str(delay)) as server:
+        async with connections(server) as clients:
+            at = time.monotonic()
+            server.process.terminate()
+            assert server.line(
+                f"^Latimer ends in {delay} s, and serves until then; /ready is a 503"
+            )
+            await asyncio.sleep(0.2)
+            for client in clients:
+                assert (await client.get("/ready")).status_code == 503
+                assert (await client.get("/health")).status_code == 200
+        rest = server.end() if second else server.process.communicate(timeout=10)[1]
+        assert rest.startswith(ENDS) if second else rest == IDLE
+        assert server.process.returncode == 0
+        assert second or time.monotonic() - at > 0.9
+        assert time.monotonic() - at < 10
+
+
+def test_a_hangup_without_a_file_is_a_line(engine: str) -> None:
+    """SIGHUP without a settings file is a line of the log, and the workers serve on."""
+    with workers(engine) as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert server.line(rf"^{NO_FILE}$")
+        assert httpx2.get(f"{server.address}/health").status_code == 200
+        assert server.end() == IDLE
 
 
 @pytest.mark.slow
