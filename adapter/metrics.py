@@ -288,8 +288,8 @@ class Metrics(Observer):
             for engine in model.engines:
                 self._new(name, engine.name)
             self._gone.setdefault(name, 0)
-            for key in product((name,), GENERATION, STATUSES):
-                self._requests.setdefault(key, 0)
+            for labels in product((name,), GENERATION, STATUSES):
+                self._requests.setdefault(labels, 0)
         await self._count_running(service)
         service.observers.flush()
         copies = {key: one.copy() for key, one in self._series.items()}
