@@ -13,7 +13,7 @@ from ..backends.base import Model
 from ..backends.errors import LatimerError
 from ..backends.queue import Ticket
 from .errors import Header, InvalidRequest, RateLimited, UnknownModel, go_duration
-from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
+from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Rates, Refusal
 from .model_entry import ServedModel
 from .request import Exchange, header_value
 from .service import Service
