@@ -13,7 +13,7 @@ from ..backends.base import Model
 from ..backends.errors import LatimerError
 from ..backends.queue import Ticket
 from .errors import Header, InvalidRequest, RateLimited, UnknownModel, go_duration
-from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Lease, Rates, Refusal
+from .limits.leases import NO_RATES, SECONDS, Grant, Kind, Rates, Refusal
 from .model_entry import ServedModel
 from .request import Exchange, header_value
 from .service import Service
@@ -107,7 +107,7 @@ async def admitted(
                 raise _refused(found, model, grant)
             found.prompt = prompt
             exchange.lease = found
-        _show(exchange, grant.rates, exchange.lease)
+        exchange.response_headers += _headers(grant.rates, exchange.lease.left)
     if served is None:
         assert chosen is not None
         served = await service.served(*chosen)
@@ -171,33 +171,40 @@ async def admitted_for_audio(
     return served, is_exact
 
 
-def _show(exchange: Exchange, rates: Rates, lease: Lease) -> None:
-    """Say in the headers of the response what a key has left."""
-    requests, spent = lease.left
+def _headers(
+    rates: Rates, left: tuple[float, float], requests_in: bytes = _RESET, tokens_in: bytes = _RESET
+) -> tuple[Header, ...]:
+    """Return the headers of a response that say what a key has left.
+
+    Args:
+        left: the requests and tokens.
+        requests_in, tokens_in: the times until these are there again.
+    """
+    requests, spent = left
+    headers: tuple[Header, ...] = ()
     if rates.requests is not None:
-        exchange.response_headers += (
+        headers += (
             (b"x-ratelimit-limit-requests", b"%d" % rates.requests),
             (b"x-ratelimit-remaining-requests", b"%d" % requests),
-            (b"x-ratelimit-reset-requests", _RESET),
+            (b"x-ratelimit-reset-requests", requests_in),
         )
     if rates.tokens is not None:
-        exchange.response_headers += (
+        headers += (
             (b"x-ratelimit-limit-tokens", b"%d" % rates.tokens),
             (b"x-ratelimit-remaining-tokens", b"%d" % spent),
-            (b"x-ratelimit-reset-tokens", _RESET),
+            (b"x-ratelimit-reset-tokens", tokens_in),
         )
+    return headers
 
 
 def _refused(refusal: Refusal, model: str, grant: Grant) -> LatimerError:
     """Return OpenAI's error for a limit that a request exceeds."""
-    kind, limit, used, requested, wait = refusal
-    headers: tuple[Header, ...] = ()
-    if kind != "concurrent":
-        headers = (
-            (b"x-ratelimit-limit-%b" % kind.encode(), b"%d" % limit),
-            (b"x-ratelimit-remaining-%b" % kind.encode(), b"%d" % max(limit - used, 0)),
-            (b"x-ratelimit-reset-%b" % kind.encode(), go_duration(wait).encode()),
-        )
+    kind, limit, used, requested, wait, left = refusal
+    again = go_duration(wait).encode()
+    resets = [again if kind == one else _RESET for one in ("requests", "tokens")]
+    # An answer can take more than its estimate, and limits can have become less.
+    requests, spent = (max(one, 0) for one in left)
+    headers = _headers(grant.rates, (requests, spent), *resets)
     return RateLimited(model, grant.name, _UNITS[kind], limit, used, requested, wait, headers)
 
 

@@ -599,8 +599,11 @@ class OpenAIAdapter(Router):
 
     def replace_keys(
         self, api_keys: Iterable[str], keys: Mapping[str, KeyConfig | Mapping[str, Any]]
-    ) -> None:
+    ) -> tuple[int, int]:
         """Accept these keys from now on; running requests are not affected.
+
+        Returns:
+            How many of `api_keys` are new, and how many keys of before are not among them.
 
         Raises:
             ValueError: there is no key, but there was one: the server would be open.
@@ -608,7 +611,9 @@ class OpenAIAdapter(Router):
         found = Keys(api_keys, grants_of(keys_of(keys)))
         if self._api_keys.needed and not found.needed:
             raise ValueError("a server that needs a key cannot do without one while it runs")
+        before = self._api_keys.plain
         self._api_keys.replace(found)
+        return len(found.plain - before), len(before - found.plain)
 
     @property
     def service(self) -> Service:

@@ -86,12 +86,14 @@ class Keys:
         grants: the permissions of keys with one, by their SHA-256 digests.
 
     Attributes:
+        plain: the digests of the keys without a table.
         needed: True if requests need a key: there is one.
         grants: the permissions by the owner of the key.
     """
 
     def __init__(self, keys: Iterable[str], grants: Mapping[bytes, Grant] | None = None) -> None:
         digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys if key]
+        self.plain = frozenset(digests)
         # Keys are looked up by their digests. So the time that this takes says nothing about a key.
         self._owners = {digest: _owner(digest) for digest in (*digests, *(grants or ()))}
         # The owners by the headers that were accepted, which need no digest again.
@@ -102,7 +104,7 @@ class Keys:
     def replace(self, others: Keys) -> None:
         """Accept the keys of `others` instead, from the next request on."""
         self._owners, self.grants, self.needed = others._owners, others.grants, others.needed
-        self._seen = others._seen
+        self._seen, self.plain = others._seen, others.plain
 
     def find(self, headers: Sequence[Header], named: Mapping[bytes, bytes]) -> str | None:
         """Return the owner of a request's key, as a digest; None if it has no known key.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from itertools import accumulate
+from itertools import accumulate, product
 from operator import sub
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +26,7 @@ from .metric_rows import (
     EVICTIONS,
     FINISHED,
     FROM_BEST,
+    GENERATION,
     GONE,
     LIMITS_UP,
     LOADS,
@@ -40,6 +41,7 @@ from .metric_rows import (
     ROWS,
     RUNNING,
     STATE,
+    STATUSES,
     STORE_LOST,
     STORE_QUEUE,
     STORE_UP,
@@ -254,7 +256,11 @@ class Metrics(Observer):
         """Count a request without usage: it was refused, or it failed."""
         if record.limit:
             self._refused[record.limit] += 1
-        elif record.begun or (record.queued and record.model != OTHER):
+        elif (
+            record.begun
+            or (record.queued and record.model != OTHER)
+            or (record.failed >= 500 and record.endpoint in GENERATION)
+        ):
             series = self._new(record.model, record.engine or NO_ENGINE)
             if record.is_left or record.error_code == CANCELLED:
                 series.finished["abort"] += 1
@@ -267,8 +273,9 @@ class Metrics(Observer):
                 series.looked_up += record.party.looked_up
                 series.cached += record.party.cached
             series.add_gaps(record)
-            # Clients leave slow engines and long queues, which must not look fast by that.
-            if record.queued:
+            # Clients leave slow engines and long queues, which must not look fast by that. Those
+            # that did not wait count, too, or the engines would look slow.
+            if record.queued or (record.begun and record.engine != NO_ENGINE):
                 series.of_all[_QUEUED].add([record.queued])
             if record.arrivals:
                 series.of_streams[_FIRST].add([record.arrivals[0] - record.begun_at])
@@ -276,9 +283,13 @@ class Metrics(Observer):
     async def snapshot(self, service: Service, states: States) -> Snapshot:
         """Return the values now, with those of streams that run."""
         for model in states:
+            name = model.name or OTHER
+            # Series without values exist from the start.
             for engine in model.engines:
-                # Series without values exist from the start.
-                self._new(model.name or OTHER, engine.name)
+                self._new(name, engine.name)
+            self._gone.setdefault(name, 0)
+            for labels in product((name,), GENERATION, STATUSES):
+                self._requests.setdefault(labels, 0)
         await self._count_running(service)
         service.observers.flush()
         copies = {key: one.copy() for key, one in self._series.items()}
@@ -384,6 +395,11 @@ class Snapshot:
                 for key, one in all_series
                 for label, count in getattr(one, name).items()
             }
+            if row is FINISHED:
+                # A fleet's requests that get no engine have no other series from the start.
+                for model in self.states:
+                    if model.pool is not None:
+                        counts.setdefault((model.name, NO_ENGINE, "error"), [0])
             yield row, counts
 
     def _of_states(self) -> Iterator[tuple[Row, Mapping[tuple[Any, ...], float]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -239,14 +239,13 @@ def endpoints() -> Iterator[tuple[str, str, Endpoint]]:
                 yield path, method, endpoint.load() if isinstance(endpoint, Later) else endpoint
 
 
-@lru_cache(maxsize=4)
-def as_json(root: str) -> bytes:
+@cache
+def as_json() -> bytes:
     """Return the document of an app as JSON.
 
-    Args:
-        root: the path at which the app is mounted.
+    Its addresses are relative to its own, also below a mount, or a prefix that a proxy strips.
     """
-    return orjson.dumps(document(root))
+    return orjson.dumps(document("."))
 
 
 def document(server: str = SERVER) -> Document:
@@ -264,7 +263,7 @@ def document(server: str = SERVER) -> Document:
     for path, method, endpoint in found:
         item = paths.setdefault(_PARAMETER.sub(r"{\1}", path), {})
         if path not in ROUTES:
-            item["servers"] = [{"url": server or "/"}]
+            item["servers"] = [{"url": server}]
         names = _PARAMETER.findall(path)
         if names:
             item["parameters"] = [

@@ -350,8 +350,10 @@ class Service:
             model = await entry.backend.model()
         except LatimerError as error:
             self.note_error(entry, error)
+            _note_engine(entry)
             raise
         except asyncio.CancelledError:
+            _note_engine(entry)
             waited = perf_counter() - begun
             if waited > SILENCE and not entry.backend.loads_here:
                 # The client has had less patience than the connection to the engine.
@@ -569,6 +571,13 @@ class Service:
             await listing.backend.aclose()
         if self.release is not None:
             await self.release()
+
+
+def _note_engine(entry: ModelEntry) -> None:
+    """Note that the only engine of a model is that of the request which waited for it in vain."""
+    exchange = REQUEST.get()
+    if entry.pool is None and isinstance(exchange, Exchange) and exchange.record is not None:
+        exchange.record.engine = entry.backend.capabilities.engine
 
 
 def _silent_for(seconds: float) -> EngineSilent:

@@ -650,7 +650,7 @@ def grammar_of(request: TextRequest, capabilities: Capabilities) -> Grammar | No
         taken = sorted(n for n, k in GRAMMAR_FIELDS.items() if k in capabilities.grammars)
         instead = f"Use one of: {', '.join(taken)}. " if taken else ""
         if grammar.kind == "lark" and "gbnf" in capabilities.grammars:
-            instead = "It is Lark; write it in GBNF ('root ::= …'). "
+            instead = f"It is Lark, not GBNF ('root ::= …'). {instead}"
         hint = instead + "The in-process engine supports it."
         raise Unsupported(grammar.param, capabilities.engine, hint)
     return grammar

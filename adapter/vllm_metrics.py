@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 
 from .metric_rows import (
     CACHED,
     ENGINE,
     FROM_BEST,
+    GENERATION,
     PROMPT,
     RUNNING,
     STATE,
@@ -67,7 +69,10 @@ class Http:
     """The requests of an app, by method, path and status."""
 
     def __init__(self) -> None:
-        self._counts: dict[Labels, int] = {}
+        # As for `REQUESTS`, a rise from the start can be seen.
+        self._counts: dict[Labels, int] = dict.fromkeys(
+            product(("POST",), ("2xx", "4xx", "5xx"), GENERATION), 0
+        )
         self._waiting: dict[Labels, list[float]] = {}
         self._by_path: dict[Labels, Histogram] = {}
         self._all = Histogram(_MANY)

@@ -1,4 +1,4 @@
-"""Follow the changes of the settings file of a running server."""
+"""Follow the changes of the settings file of a running server, and of its file of keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("latimer")
 
-# Seconds between looks at the file.
+# Seconds between looks at the files.
 _LOOK = 2.0
 # The looks in a row without a file after which a line says that it is gone.
 _GONE = 2
@@ -35,20 +35,26 @@ _FOLLOWED = {*OF_ENGINE, *OF_MODEL, "queue"}
 
 
 async def follow(settings: Settings, fleet: Fleet | None, app: OpenAIAdapter, door: Door) -> None:
-    """Read the settings file again when it has changed, or `door` asks for it, until cancelled."""
-    file = settings.file
-    assert file is not None
+    """Read the settings file and the keys again when one of these files has changed.
+
+    `door` can ask for it, too. It ends when it is cancelled.
+    """
+    assert settings.file is not None
+    files = [settings.file]
+    if settings.api_key_file is not None and settings.api_key_file.is_file():
+        # A pipe would look like a file that is gone.
+        files.append(settings.api_key_file)
     asked, started = door.reloads(), settings
-    seen, missed = _stamp(file), 0
+    seen, missed = [*map(_stamp, files)], 0
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), _LOOK)
-        now = _stamp(file)
-        if now is None and not asked.is_set():
+        now = [*map(_stamp, files)]
+        if None in now and not asked.is_set():
             # An editor replaces the file, which takes less than two looks.
             missed += 1
             if missed == _GONE:
-                _miss(file)
+                _miss(files[now.index(None)])
             continue
         missed = 0
         if now == seen and not asked.is_set():
@@ -77,7 +83,8 @@ async def reload(
         if settings.file is not None and settings.file.is_fifo():
             # To read it would stop the server until somebody writes.
             raise WrongSettings(f"{settings.file}: it is a pipe, which can be read only once.")
-        keys = settings.api_keys()
+        # Another place of them needs a restart.
+        keys = started.api_keys()
         new = settings.reloaded()
         _check(settings, new, fleet, keys)
         changes: list[str] = []
@@ -101,9 +108,15 @@ async def reload(
     if fleet is not None:
         app.replace(fleet.entries)
         fleet.start()
-    app.replace_keys(keys, new.keys)
+    counts = app.replace_keys(keys, new.keys)
     changes += changes_of("key", settings.keys, new.keys)
-    same = "the same keys" if fleet is None else "the same engines and models"
+    # The other keys without a table are those of the start.
+    changes += [
+        f"{count} key{'s' * (count > 1)} in {started.api_key_file} {word}"
+        for count, word in zip(counts, ("added", "removed"), strict=True)
+        if count
+    ]
+    same = "the same keys" if fleet is None else "the same engines, models and keys"
     words = f"Latimer has read {new.file} again: {', '.join(changes) or same}."
     say(words, "reload", changes=changes)
     fixed = fixed_in(started, new)

@@ -15,8 +15,9 @@ from ..readiness import SCRAPE, SERVING, ModelState, States, states_of
 from ..request import Exchange
 from ..service import Service
 
-# Seconds that an engine may take to answer, for `/ready`.
-_READY = 1.0
+# Seconds that an engine may take to answer, for `/ready`. A probe of Kubernetes waits for a second
+# by default.
+_READY = 0.8
 # The reasons in the error of a store that is required. Hosts and paths are in the log only.
 _STORE_REASONS = {"unavailable": "the database does not answer", "full": "its queue is full"}
 
@@ -122,11 +123,10 @@ async def metrics(exchange: Exchange, service: Service) -> None:
 async def openapi(exchange: Exchange, service: Service) -> None:
     """Return the description of the API as an OpenAPI document."""
     # Half a second of work, once; it is done in a thread.
-    root = exchange.scope.get("root_path", "")
-    await exchange.reply(200, await offload.run(offload.UNKNOWN, _described, root))
+    await exchange.reply(200, await offload.run(offload.UNKNOWN, _described))
 
 
-def _described(root: str) -> bytes:
+def _described() -> bytes:
     """Return the document; its module is imported here, because it imports those of all schemas."""
-    text: bytes = import_module("..openapi", __package__).as_json(root)
+    text: bytes = import_module("..openapi", __package__).as_json()
     return text

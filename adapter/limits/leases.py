@@ -70,6 +70,7 @@ class Refusal(NamedTuple):
 
     Args:
         wait: the seconds after which the request fits, if no other one comes first.
+        left: the requests and tokens that are left; infinite without a limit.
     """
 
     kind: Kind
@@ -77,6 +78,7 @@ class Refusal(NamedTuple):
     used: int
     requested: int
     wait: float
+    left: tuple[float, float]
 
 
 class Window:
@@ -224,15 +226,16 @@ class Account:
         """Return the limit that the request exceeds for the longest time."""
         found: list[Refusal] = []
         time, running = self._clock(), self.running
+        left = self.requests.limit - self.requests.used, self.tokens.limit - self.tokens.used
         if running >= self._most:
-            found.append(Refusal("concurrent", int(self._most), running, 1, BUSY_SECONDS))
+            found.append(Refusal("concurrent", int(self._most), running, 1, BUSY_SECONDS, left))
         for kind, window, amount in (
             ("requests", self.requests, 1),
             ("tokens", self.tokens, tokens),
         ):
             if window.used + amount > window.limit:
                 wait = window.wait(time, amount)
-                found.append(Refusal(kind, int(window.limit), window.used, amount, wait))  # type: ignore[arg-type]
+                found.append(Refusal(kind, int(window.limit), window.used, amount, wait, left))  # type: ignore[arg-type]
         return max(found, key=lambda one: one.wait)
 
 

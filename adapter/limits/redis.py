@@ -43,7 +43,7 @@ local now = math.floor(time * 2)
 # KEYS: the windows of requests and of tokens, the leases. ARGV: the lease, the limits of requests,
 # tokens and leases (-1 for none), the tokens, the seconds of a lease, and 1 request. Returns 1, the
 # bucket, and the requests and tokens that are left; or 0, the kind of the limit, what is used of
-# it, and the milliseconds to wait.
+# it, the milliseconds to wait, and the requests and tokens that are left.
 _RESERVE = (
     _CLOCK
     + """
@@ -82,7 +82,9 @@ for i = 1, 2 do
     if seconds > wait then kind, seen, wait = i - 1, sum, seconds end
   end
 end
-if kind then return {0, kind, seen, math.ceil(wait * 1000)} end
+if kind then
+  return {0, kind, seen, math.ceil(wait * 1000), limits[1] - used[1], limits[2] - used[2]}
+end
 for i = 1, 2 do
   redis.call('HINCRBY', KEYS[i], string.format('%.0f', now), ARGV[i == 1 and 7 or 5])
   redis.call('EXPIRE', KEYS[i], 62)
@@ -189,13 +191,14 @@ class RedisLimits(SharedLimits):
         if not isinstance(step, Reserve):
             return None
         grant, limits = step.grant, _limits(step.grant)
+        requests, spent = reply[-2:]
+        left = (requests if limits[0] >= 0 else math.inf, spent if limits[1] >= 0 else math.inf)
         if not reply[0]:
-            _, number, used, wait = reply
+            _, number, used, wait = reply[:4]
             kind = KINDS[number]
             requested = step.tokens if kind == "tokens" else 1
-            return Refusal(kind, limits[number], used, requested, wait / 1000)
-        _, at, requests, spent = reply
-        left = (requests if limits[0] >= 0 else math.inf, spent if limits[1] >= 0 else math.inf)
+            return Refusal(kind, limits[number], used, requested, wait / 1000, left)
+        at = reply[1]
         return SharedLease(self, grant, step.lease, at, step.tokens, left)
 
     def _client(self) -> Redis:

@@ -9,8 +9,9 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
+from socket import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +20,12 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.limits.memory import MemoryLimits
-from latimer.adapter.metric_rows import ROWS, VLLM, Names, Row
+from latimer.adapter.metric_rows import GENERATION, ROWS, STATUSES, VLLM, Names, Row
 from latimer.adapter.metrics import Metrics, Series
 from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.observers import Observers
 from latimer.adapter.request_log import RequestLog
+from latimer.adapter.routes import ROUTES
 from latimer.adapter.vllm_metrics import COUNTED, DERIVED
 from latimer.backends.base import Model
 from latimer.backends.errors import EngineError
@@ -139,6 +141,11 @@ async def test_streams_have_times_of_tokens(make_backend: Any, engine: str) -> N
     assert rise("time_to_first_token_seconds_sum") < duration
 
 
+def counts(sample: Any) -> bool:
+    """Return True if a sample is a number of requests, and not 0."""
+    return sample.name == "latimer_requests_total" and bool(sample.value)
+
+
 async def test_the_text_is_valid(make_backend: Any) -> None:
     """Buckets never fall, every metric of the table is there, and `promtool` has no complaint."""
     app = OpenAIAdapter(make_backend("llama_cpp"), any_model=True)
@@ -177,7 +184,7 @@ async def test_probes_are_not_counted(make_backend: Any) -> None:
         found = await scrape(client)
     await app.aclose()
     assert found.sum("latimer_requests_total") == 1
-    assert found.values("endpoint") == {"/v1/models"}
+    assert {one.labels["endpoint"] for one in found.samples if counts(one)} == {"/v1/models"}
 
 
 async def test_clients_make_up_no_labels(make_backend: Any) -> None:
@@ -248,7 +255,7 @@ async def test_a_mounted_app_has_its_own(make_backend: Any) -> None:
         one, other = await scrape(client, "/ai0/metrics"), await scrape(client, "/ai1/metrics")
         path = "/v1/chat/completions"
         assert one.sum("latimer_requests_total", endpoint=path, status="200") == 1
-        assert path not in other.text
+        assert other.sum("latimer_requests_total") == 0
         assert (await client.get("/ai1/ready")).json() == {"status": "ready"}
     for adapter in adapters:
         await adapter.aclose()
@@ -322,6 +329,72 @@ async def test_a_request_without_an_engine_names_none() -> None:
     assert found.sum("latimer_request_success_total", engine="none", finished_reason="error") == 1
 
 
+async def test_the_first_failures_are_a_rise() -> None:
+    """Each status that an alert reads is 0 before the first request of a model, also of a new one.
+
+    A series that began at the number of failures would hide them from `increase`.
+    """
+    one = Engine("one")
+    async with fleet(one) as (client, app):
+        pool = app.service.entries[0].pool
+        assert pool is not None
+        before = await scrape(client)
+        pool.replicas[0].set("draining", "It is drained.")
+        assert [(await chat(client)).status_code for _ in range(3)] == [503] * 3
+        after = await scrape(client)
+        app.replace([*app.service.entries, ModelEntry(await pool_of(Engine("new")), ("n",))])
+        reloaded = await scrape(client)
+    failed = {"model_name": "m", "endpoint": "/v1/chat/completions", "status": "503"}
+    ended = {"model_name": "m", "engine": "none", "finished_reason": "error"}
+    for name, labels in (("requests_total", failed), ("request_success_total", ended)):
+        assert before.sum(f"latimer_{name}", **labels) == 0
+        assert after.sum(f"latimer_{name}", **labels) == 3
+    assert before.sum("latimer_client_disconnects_total", model_name="m") == 0
+    for endpoint, status in product(GENERATION, STATUSES):
+        labels = {"endpoint": endpoint, "status": str(status)}
+        assert before.sum("latimer_requests_total", model_name="m", **labels) == 0
+        assert reloaded.sum("latimer_requests_total", model_name="n", **labels) == 0
+
+
+async def test_series_from_the_start_are_few() -> None:
+    """The requests of a model without any take less than a tenth of the lines of the model."""
+    async with fleet(Engine("one")) as (client, _app):
+        found = await scrape(client)
+    lines = [line for line in found.text.splitlines() if 'model_name="m"' in line]
+    zeros = [line for line in lines if line.startswith("latimer_requests_total")]
+    assert len(zeros) == len(GENERATION) * len(STATUSES)
+    assert len(zeros) < len(lines) / 10
+
+
+def test_series_from_the_start_are_those_of_routes() -> None:
+    """Each endpoint whose requests are counted from the start is a path of the API."""
+    assert all("POST" in ROUTES[path.removeprefix("/v1")] for path in GENERATION)
+
+
+@pytest.mark.parametrize("names", [["m"], []])
+async def test_a_request_for_an_engine_that_is_down_has_failed(names: list[str]) -> None:
+    """A request that cannot reach the only engine counts as its error, which was 0 before.
+
+    It has not reached a queue, so it makes no wait look short.
+    """
+    with socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        engine = LlamaServer(f"http://127.0.0.1:{closed.getsockname()[1]}")
+        app = OpenAIAdapter(engine, model_names=names)
+        async with client_of(app) as client:
+            before = await scrape(client)
+            assert [(await chat(client)).status_code for _ in range(3)] == [503] * 3
+            assert (await client.get("/v1/models")).status_code == 503
+            after = await scrape(client)
+        await app.aclose()
+    name = "m" if names else "other"
+    labels = {"engine": "llama_server", "finished_reason": "error", "model_name": name}
+    assert before.sum("latimer_request_success_total", **labels) == 0
+    assert after.sum("latimer_request_success_total", **labels) == 3
+    assert after.sum("latimer_request_success_total") == 3
+    assert after.sum("latimer_request_queue_time_seconds_count") == 0
+
+
 async def test_retries_and_ejections_count() -> None:
     """A call that another engine repeats is a retry, and an engine that fails often is ejected."""
     one, two = Engine("one"), Engine("two")
@@ -337,7 +410,10 @@ async def test_retries_and_ejections_count() -> None:
 
 
 async def test_an_error_of_an_engine_is_counted() -> None:
-    """A stream that breaks has not succeeded, and its tokens so far count."""
+    """A stream that breaks has not succeeded, and its tokens so far count.
+
+    It has not waited for its engine, and the times of the queue have that.
+    """
     one = Engine("one")
     one.breaks = EngineError("It broke.")
     async with fleet(one) as (client, _app):
@@ -346,6 +422,8 @@ async def test_an_error_of_an_engine_is_counted() -> None:
     assert found.sum("latimer_request_success_total", finished_reason="error") == 1
     assert found.sum("latimer_request_success_total", finished_reason="stop") == 0
     assert found.sum("latimer_e2e_request_latency_seconds_count") == 0
+    assert found.sum("latimer_request_queue_time_seconds_count") == 1
+    assert found.sum("latimer_request_queue_time_seconds_sum") < 0.1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -581,7 +659,7 @@ async def test_a_refused_request_has_the_model_that_would_serve_it(
         app.service.observers.flush()
     own = app.service.observers.all[0]
     assert isinstance(own, Metrics)
-    assert {model for model, _, _ in own._requests} == {label}
+    assert {model for (model, _, _), count in own._requests.items() if count} == {label}
     assert found is None or found.sum("latimer_requests_total", model_name=label) == 1
     await app.aclose()
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx2
 import orjson
@@ -216,15 +217,24 @@ async def test_an_error_has_its_schema(client: httpx2.AsyncClient, found: dict[s
     assert not errors_of(reply.json(), error, found)
 
 
-async def test_a_mounted_app_names_its_own_address() -> None:
-    """The document of a mounted app has the address below its mount, and needs the app's key."""
+@pytest.mark.parametrize("prefix", ["", "/stripped"])
+async def test_addresses_are_below_that_of_the_document(prefix: str) -> None:
+    """Below a mount, and below a prefix that a proxy strips, addresses resolve to those of the app.
+
+    The document of a mounted app needs the app's key.
+    """
     adapter = OpenAIAdapter(Echo(), api_keys=["k"])
     app = Starlette(routes=[Mount("/ai", adapter)])
     async with client_of(app) as client:
         assert (await client.get("/ai/openapi.json")).status_code == 401
         reply = await client.get("/ai/openapi.json", headers={"authorization": "Bearer k"})
-    assert reply.json()["servers"] == [{"url": "/ai/v1"}]
-    assert reply.json()["paths"]["/health"]["servers"] == [{"url": "/ai"}]
+    found = reply.json()
+    seen_at = f"http://host{prefix}/ai/openapi.json"
+    for (server,), address in (
+        (found["servers"], "v1"),
+        (found["paths"]["/health"]["servers"], ""),
+    ):
+        assert urljoin(seen_at, server["url"]) == f"http://host{prefix}/ai/{address}"
     await adapter.aclose()
 
 

@@ -161,3 +161,18 @@ async def test_clients_make_up_no_method() -> None:
     assert "MADEUP" not in found.text
     assert found.sum("http_requests_total", method="other", handler="none", status="4xx") == 1
     assert found.sum("http_requests_total", method="other", handler="/v1/models") == 1
+
+
+async def test_the_first_failures_are_a_rise() -> None:
+    """The classes of status of the API's requests are 0 before the first one."""
+    async with fleet(Engine("one")) as (client, app):
+        pool = app.service.entries[0].pool
+        assert pool is not None
+        before = await scrape(client)
+        pool.replicas[0].set("draining", "It is drained.")
+        await client.post("/v1/chat/completions", json={"model": "m", **CHAT})
+        after = await scrape(client)
+    labels = {"method": "POST", "handler": "/v1/chat/completions"}
+    assert before.sum("http_requests_total", status="5xx", **labels) == 0
+    assert after.sum("http_requests_total", status="5xx", **labels) == 1
+    assert before.sum("latimer_requests_total", model_name="m", status="503") == 0

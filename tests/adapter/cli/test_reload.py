@@ -22,6 +22,8 @@ from latimer.adapter.limits.config import digest_of
 from latimer.adapter.settings import Settings
 from latimer.backends.fleet import groups
 from latimer.backends.llama_server import LlamaServer
+from support.clients import client_of
+from support.engines.echo import Echo
 from support.servers import begun, command
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
@@ -88,6 +90,72 @@ def test_a_hangup_of_the_terminal_ends_the_server() -> None:
         assert process.wait(10) == -signal.SIGHUP
     os.close(ours)
     os.close(theirs)
+
+
+async def test_the_file_of_keys_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A change of the file of keys counts without one of the settings file, and the log says so.
+
+    The log has no key.
+    """
+    monkeypatch.setattr("latimer.adapter.cli.reload._LOOK", 0.02)
+    file, keys = tmp_path / "latimer.toml", tmp_path / "keys.txt"
+    file.write_text(f'api_key_file = "{keys}"\n')
+    keys.write_text("sk-old\nsk-kept\n")
+    settings = Settings.load(file)
+    app = OpenAIAdapter(Echo(), api_keys=settings.api_keys())
+    door: Any = Doorway()
+    following = asyncio.create_task(follow(settings, None, app, door))
+    await asyncio.sleep(0.1)
+    async with client_of(app) as client, asyncio.timeout(20):
+
+        async def statuses() -> list[int]:
+            found = []
+            for name in ("old", "new", "kept"):
+                headers = {"authorization": f"Bearer sk-{name}"}
+                found.append((await client.get("/v1/models", headers=headers)).status_code)
+            return found
+
+        for text, expected, words in (
+            ("old\nsk-new\nsk-kept", [200, 200, 200], f"1 key in {keys} added."),
+            ("new", [401, 200, 401], f"2 keys in {keys} removed."),
+        ):
+            (tmp_path / "draft").write_text(f"sk-{text}\n")
+            before = door.reloaded
+            (tmp_path / "draft").rename(keys)
+            while door.reloaded == before:
+                await asyncio.sleep(0.02)
+            said = capfd.readouterr().err
+            assert said == f"Latimer has read {file} again: {words}\n"
+            assert await statuses() == expected
+        keys.write_text("")
+        while "contains no key" not in capfd.readouterr().err:
+            await asyncio.sleep(0.02)
+        assert await statuses() == [401, 200, 401]
+    following.cancel()
+    await app.aclose()
+
+
+async def test_another_file_of_keys_needs_a_restart(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A settings file that no longer names the file of keys changes no key, also if read again."""
+    file, keys = tmp_path / "latimer.toml", tmp_path / "keys.txt"
+    file.write_text(f'api_key_file = "{keys}"\n')
+    keys.write_text("sk-one\n")
+    started = settings = Settings.load(file)
+    app = OpenAIAdapter(Echo(), api_keys=settings.api_keys())
+    file.write_text("")
+    for _ in range(2):
+        settings = await reload(settings, None, app, started)
+        said = capfd.readouterr().err
+        assert "again: the same keys." in said
+        assert "Start the server again to change: api_key_file." in said
+    async with client_of(app) as client:
+        headers = {"authorization": "Bearer sk-one"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+    await app.aclose()
 
 
 async def test_a_file_that_is_not_used_is_an_error(

@@ -493,6 +493,9 @@ async def test_metrics_are_the_sums_of_all_workers(engine: str) -> None:
     """Every connection shows the same sums, which are exact also after a kill and a drain."""
     with workers(engine) as server:
         async with connections(server) as clients:
+            for client in clients:
+                found = await scrape(client)
+                assert found.sum("latimer_requests_total", endpoint=CHAT, status="503") == 0
             await send(clients, 4)
             await send(clients[:1], 8)
             for client in clients:

@@ -88,6 +88,29 @@ async def test_headers_say_what_is_left(path: str, stream: bool) -> None:
         assert not account.running
 
 
+@pytest.mark.parametrize("kind", ["requests", "tokens", "concurrent"])
+async def test_a_refusal_has_the_headers_of_all_limits(kind: str) -> None:
+    """A 429 says what is left of each limit of its key, and when the request fits into its own."""
+    limits = {"requests_per_minute": 10, "tokens_per_minute": 1_000, "concurrent": 5}
+    async with limited(**limits) as (client, account):
+        account.requests.used, account.tokens.used = 4, 300
+        if kind == "requests":
+            account.requests.used = 10
+        elif kind == "tokens":
+            account.tokens.used = 1_001
+        else:
+            account.running = 5
+        reply = await client.post(CHAT, json={"model": "m", **BODIES[CHAT]})
+        account.running = 0
+    assert reply.status_code == 429
+    rates = rates_of(reply)
+    for one, limit, used in (("requests", 10, 4), ("tokens", 1_000, 300)):
+        left, reset = rates[f"remaining-{one}"], rates[f"reset-{one}"]
+        assert rates[f"limit-{one}"] == str(limit)
+        assert left == ("0" if kind == one else str(limit - used))
+        assert kind == one or reset == "1m0s"
+
+
 async def test_only_limits_that_exist_have_headers() -> None:
     """A key has the headers of its own limits, and a key without limits has none."""
     for limits, count in (({"requests_per_minute": 5}, 3), ({"concurrent": 5}, 0), ({}, 0)):

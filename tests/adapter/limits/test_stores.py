@@ -83,14 +83,14 @@ async def test_limits_hold(opened: Opened) -> None:
     assert first.left == (2, 60)
     second = await lease_of(store, grant, 40)
     refusal = await refusal_of(store, grant, 10)
-    assert refusal[:4] == ("concurrent", 2, 2, 1)
+    assert (refusal[:4], refusal.left) == (("concurrent", 2, 2, 1), (1, 20))
     first.settle(10)
     third = await lease_of(store, grant, 50)
     assert third.left == (0, 0)
     second.settle(40)
     third.settle(50)
     refusal = await refusal_of(store, grant, 0)
-    assert refusal[:4] == ("requests", 3, 3, 1)
+    assert (refusal[:4], refusal.left) == (("requests", 3, 3, 1), (0, 0))
     assert 58 < refusal.wait <= 60.5
     other = await lease_of(store, Grant("b", grant.rates), 100)
     assert other.left == (2, 0)
@@ -153,6 +153,7 @@ async def test_databases_count_as_memory_does(opened: Opened) -> None:
                 "concurrent": account.running,
             }
             assert found.used == used_of[found.kind]
+            assert found.left == mine.left
             assert found.used + found.requested > found.limit
     # The comparison holds as long as nothing leaves the window.
     assert time.monotonic() - began < 55
