@@ -221,9 +221,10 @@ def test_an_unknown_path_of_a_websocket_is_unknown() -> None:
         status, error = refusal(mounted, f"{root}/v1/nope")
         assert (status, error["message"]) == (404, f"Invalid URL (GET {root}/v1/nope)")
         status, error = refusal(mounted, f"{root}/v1/v1/responses")
-        assert (status, error["message"].partition("API ")[2]) == (
+        own = f"ends in {root}" if root else "has no path"
+        assert (status, error["message"].partition(". ")[2]) == (
             404,
-            f"ends in {root}/v1: they add the path of an endpoint.",
+            f"This client adds /v1 itself: its base URL {own}.",
         )
 
 
