@@ -98,6 +98,7 @@ async def test_log_probabilities_are_the_same(engines: list[LlamaCpp]) -> None:
         assert one.tokens[0].logprob == pytest.approx(other.tokens[0].logprob, abs=1e-4)
 
 
+@pytest.mark.slow
 async def test_many_at_once_are_the_same(engines: list[LlamaCpp]) -> None:
     """Sequences of one batch, and those that take over their ids, do not disturb each other."""
     jobs = [job_of(prompt + " " * number) for prompt in PROMPTS for number in range(6)]
@@ -109,6 +110,7 @@ async def test_many_at_once_are_the_same(engines: list[LlamaCpp]) -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.slow
 async def test_sampled_tokens_have_the_distribution(engines: list[LlamaCpp]) -> None:
     """Third tokens of unseeded answers with drafts occur as often as without (chi-square)."""
     count = 1200
