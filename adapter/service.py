@@ -29,7 +29,7 @@ from .limits.memory import MemoryLimits
 from .model_entry import Chosen, ModelEntry, ServedModel, first_name, may_use
 from .observers import Observer, Observers
 from .question import ENDS, Question
-from .record import engine_name
+from .record import Record, engine_name
 from .request import Exchange
 from .responses.background import Background
 from .responses.lanes import KeptTurns
@@ -360,10 +360,8 @@ class Service:
                 self.note_error(entry, _silent_for(waited))
             raise
         finally:
-            if perf_counter() - begun > _WAIT and entry.pool is None:
-                exchange = REQUEST.get()
-                if isinstance(exchange, Exchange) and exchange.record is not None:
-                    exchange.record.has_waited(begun)
+            if perf_counter() - begun > _WAIT and (record := _record_at(entry)) is not None:
+                record.has_waited(begun)
         if self._reported.get(entry.backend) is not model:
             self._note_model(entry, model)
         if not self._answers.get(entry.backend):
@@ -573,11 +571,19 @@ class Service:
             await self.release()
 
 
+def _record_at(entry: ModelEntry) -> Record | None:
+    """Return the record of the request that waits for the only engine of a model."""
+    exchange = REQUEST.get()
+    if entry.pool is None and isinstance(exchange, Exchange):
+        return exchange.record
+    return None
+
+
 def _note_engine(entry: ModelEntry) -> None:
     """Note that the only engine of a model is that of the request which waited for it in vain."""
-    exchange = REQUEST.get()
-    if entry.pool is None and isinstance(exchange, Exchange) and exchange.record is not None:
-        exchange.record.engine = entry.backend.capabilities.engine
+    record = _record_at(entry)
+    if record is not None:
+        record.engine = entry.backend.capabilities.engine
 
 
 def _silent_for(seconds: float) -> EngineSilent:
