@@ -63,8 +63,9 @@ def prompt_of(
     """
     check_length(len(job.prompt.suffix or ""), vocabulary.longest, context, job.max_tokens)
     if isinstance(job.prompt.content, Text):
-        is_plain = not media and job.prompt.suffix is None
-        _check_text(job.prompt.content, vocabulary, context, job.max_tokens or 0, is_plain)
+        if not media and job.prompt.suffix is None:
+            _check_count(job.prompt.content, vocabulary, context, job.max_tokens or 0)
+        check_length(len(job.prompt.content.text), vocabulary.longest, context, job.max_tokens)
     elif len(job.prompt.content) > context:
         raise ContextExceeded(
             context, len(job.prompt.content) - job.prompt.bos_count, job.max_tokens or 0
@@ -92,25 +93,21 @@ def prompt_of(
     return found._replace(shown=shown)
 
 
-def _check_text(
-    content: Text, vocabulary: Vocabulary, context: int, max_tokens: int, is_plain: bool
-) -> None:
+def _check_count(content: Text, vocabulary: Vocabulary, context: int, max_tokens: int) -> None:
     """Reject a text that cannot fit, with its number of tokens: clients compact by it.
 
-    Args:
-        is_plain: True if the prompt is only the text.
+    Texts that would take long to count are left to `check_length`.
 
     Raises:
         ContextExceeded: the text is too long for the context with any tokenization.
     """
-    text, count = content.text, 0
-    if is_plain and context * vocabulary.longest < len(text) <= COUNTED:
+    text = content.text
+    if context * vocabulary.longest < len(text) <= COUNTED:
         with suppress(WordTooLong):
             ids = vocabulary.tokenize(text, add_special=False, parse_special=content.parse_special)
-            count = len(ids)
-    if count > context:
-        raise ContextExceeded(context, count, max_tokens)
-    check_length(len(text), vocabulary.longest, context, max_tokens)
+            # A tokenizer that drops spaces can make fewer.
+            if len(ids) > context:
+                raise ContextExceeded(context, len(ids), max_tokens)
 
 
 def _with_media(
