@@ -151,19 +151,22 @@ def parse(adapter: TypeAdapter[T], limits: Sequence[HostedLimit], body: Mapping[
     Raises:
         InvalidRequest: the body is invalid; with OpenAI's message.
     """
+    error: InvalidRequest | None
     try:
         # The validator itself: its wrapper in `TypeAdapter` is a call that each request would pay.
         request: T = adapter.validator.validate_python(body)
     except ValidationError as invalid:
-        raise _invalid(invalid, adapter, limits, body) from None
-    exceeded = refused(limits, body) if limits else None
-    if exceeded is None:
-        return request
+        error = _invalid(invalid, adapter, limits, body)
+    else:
+        error = refused(limits, body) if limits else None
+        if error is None:
+            return request
     try:
-        raise exceeded
+        # Raised here, it does not refer to pydantic's error, which has the body.
+        raise error
     finally:
         # Its traceback refers to this frame: without this, the two would be a reference cycle.
-        del exceeded
+        del error
 
 
 def _invalid(

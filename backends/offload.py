@@ -249,6 +249,10 @@ async def run(
     except asyncio.CancelledError:
         piece.leave()
         raise
+    finally:
+        # The error of the work refers to this frame: without this, its input would stay in memory
+        # until the next collection of garbage.
+        del waiting, piece
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:
@@ -325,6 +329,8 @@ class Memo(Generic[K, V]):
             raise TooComplex(self._seconds or MOST_SECONDS) from None
         finally:
             self._left(key, shared)
+            # As in `run`: an error and this frame would be a reference cycle.
+            del waiting, shared
         self._keep(key, value)
         return value
 

@@ -58,8 +58,14 @@ def _parsed(adapter: TypeAdapter[R], body: Mapping[str, Any]) -> R:
     try:
         request: R = adapter.validator.validate_python(body)
     except ValidationError as invalid:
-        raise from_validation(invalid, body, adapter.core_schema) from None
-    return request
+        error = from_validation(invalid, body, adapter.core_schema)
+    else:
+        return request
+    try:
+        # As in `validation.parse`: neither the body nor this frame is kept.
+        raise error
+    finally:
+        del error
 
 
 def _note_user(exchange: Exchange, user: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from ..openai.common import JsonObject, Request
+from ..openai.common import Array, JsonObject, Request
 from ..openai.messages import form_of
 
 
@@ -79,7 +79,7 @@ class ContentSource(Request):
     content: Annotated[
         Annotated[str, Tag("string")]
         | Annotated[
-            list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]], Tag("array")
+            Array[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]], Tag("array")
         ],
         Discriminator(form_of),
     ]
@@ -101,7 +101,7 @@ class SearchResultBlock(_Block):
     """A result of the client's own search."""
 
     type: Literal["search_result"]
-    content: list[TextBlock]
+    content: Array[TextBlock]
     source: str
     title: str
 
@@ -172,7 +172,7 @@ class ToolResultBlock(_Block):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Annotated[
-        Annotated[str | None, Tag("string")] | Annotated[list[ResultPart], Tag("array")],
+        Annotated[str | None, Tag("string")] | Annotated[Array[ResultPart], Tag("array")],
         Discriminator(form_of),
     ] = None
     is_error: bool | None = None
@@ -183,7 +183,7 @@ class MidConversationSystemBlock(_Block):
     """Instructions inside a message."""
 
     type: Literal["mid_conv_system"]
-    content: list[TextBlock]
+    content: Array[TextBlock]
 
 
 Block: TypeAlias = Annotated[

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from .. import limits
 from ..openai.chat import InstructAdapter
-from ..openai.common import EngineExtras, JsonObject, LogitBias, Penalty, Request, Seed
+from ..openai.common import Array, EngineExtras, JsonObject, LogitBias, Penalty, Request, Seed
 from ..openai.messages import form_of
 from .blocks import Block, CacheControl, TextBlock
 from .tools import AnyTool, ToolChoice
@@ -18,13 +18,13 @@ class InputMessage(Request):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[str, Tag("string")] | Annotated[list[Block], Tag("array")],
+        Annotated[str, Tag("string")] | Annotated[Array[Block], Tag("array")],
         Discriminator(form_of),
     ]
 
 
 System: TypeAlias = Annotated[
-    Annotated[str | None, Tag("string")] | Annotated[list[TextBlock], Tag("array")],
+    Annotated[str | None, Tag("string")] | Annotated[Array[TextBlock], Tag("array")],
     Discriminator(form_of),
 ]
 
@@ -81,7 +81,7 @@ class CountTokensRequest(EngineExtras, defer_build=False):
     endpoint: ClassVar[Literal["messages"]] = "messages"  # type: ignore[assignment]
 
     model: str
-    messages: Annotated[list[InputMessage], Field(max_length=limits.MESSAGES.maximum)]
+    messages: Annotated[Array[InputMessage], Field(max_length=limits.MESSAGES.maximum)]
     max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     system: System = None
     stream: bool | None = None
@@ -100,7 +100,7 @@ class CountTokensRequest(EngineExtras, defer_build=False):
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    mcp_servers: list[Any] | None = None
+    mcp_servers: Array[Any] | None = None
     context_management: JsonObject | None = None
     thread: Any = None
 

@@ -7,6 +7,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
 from .common import (
+    Array,
     Count,
     EngineExtras,
     FinishReason,
@@ -57,7 +58,7 @@ class AllowedTools(Request):
     """Some of the tools; with the mode `required`, one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolName], Field(min_length=1)]
+    tools: Annotated[Array[ToolName], Field(min_length=1)]
 
 
 class AllowedToolsChoice(Request):
@@ -179,7 +180,7 @@ class ChatRequest(EngineExtras, defer_build=False):
     endpoint = "chat"
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES.maximum)]
+    messages: Annotated[Array[Message], Field(min_length=1, max_length=limits.MESSAGES.maximum)]
     adapter: InstructAdapter | None = None
     audio: Audio | None = None
     add_generation_prompt: bool | None = None
@@ -195,7 +196,7 @@ class ChatRequest(EngineExtras, defer_build=False):
     max_completion_tokens: MaxTokens = None
     max_tokens: MaxTokens = None
     metadata: Metadata | None = None
-    modalities: list[Literal["text", "audio"]] | None = None
+    modalities: Array[Literal["text", "audio"]] | None = None
     moderation: JsonObject | None = None
     n: Count | None = None
     parallel_tool_calls: bool | None = None

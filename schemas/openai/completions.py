@@ -7,6 +7,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
 from .common import (
+    Array,
     Count,
     EngineExtras,
     FinishReason,
@@ -32,7 +33,7 @@ def _check_prompt(value: object) -> object:
 
 
 Prompt = Annotated[
-    str | list[str] | list[int] | list[list[int]] | None, BeforeValidator(_check_prompt)
+    str | Array[str] | Array[int] | Array[Array[int]] | None, BeforeValidator(_check_prompt)
 ]
 
 

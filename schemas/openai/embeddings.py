@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
-from .common import Request, invalid, unexpected
+from .common import Array, Request, invalid, unexpected
 from .inputs import Inputs, check_inputs
 
 
@@ -84,7 +84,7 @@ def _check_documents(value: object) -> object:
 
 
 Documents = Annotated[
-    list[str | Document],
+    Array[str | Document],
     Field(min_length=1, max_length=limits.INPUTS.maximum),
     BeforeValidator(_check_documents),
 ]

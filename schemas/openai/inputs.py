@@ -5,10 +5,10 @@ from typing import TypeAlias
 from pydantic_core import PydanticCustomError
 
 from .. import limits
-from .common import empty_string, invalid, too_long, unexpected
+from .common import Array, empty_string, invalid, too_long, unexpected
 
 # The types that a field with prompts or inputs may have.
-Inputs: TypeAlias = str | list[str] | list[int] | list[list[int]]
+Inputs: TypeAlias = str | Array[str] | Array[int] | Array[Array[int]]
 
 _EXPECTED = "a string, array of strings, array of token ids, or array of such arrays"
 

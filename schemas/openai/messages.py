@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
 
-from .common import JsonObject, Request, invalid, unexpected
+from .common import Array, JsonObject, Request, invalid, unexpected
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=64)]
 
@@ -104,7 +104,7 @@ def form_of(value: object) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[Part], Tag("array")],
+    Annotated[str, Tag("string")] | Annotated[Array[Part], Tag("array")],
     Discriminator(form_of),
     WrapValidator(_check_content),
 ]
@@ -201,14 +201,14 @@ class AssistantMessage(Request):
     refusal: str | None = None
     name: str | None = None
     audio: EarlierAudio | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Array[ToolCall] | None = None
     function_call: FunctionCall | None = None
-    annotations: list[JsonObject] | None = None
+    annotations: Array[JsonObject] | None = None
     parsed: Any = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     thinking: str | None = None
-    reasoning_details: list[ReasoningDetail] | None = None
+    reasoning_details: Array[ReasoningDetail] | None = None
 
     @property
     def thought(self) -> str | None:

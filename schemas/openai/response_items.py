@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from .common import Request, type_of, without_nulls, wrong_type, wrong_value
+from .common import Array, Request, type_of, without_nulls, wrong_type, wrong_value
 from .messages import CacheBreakpoint, InputAudio, RefusalPart, form_of
 from .response_tools import AnyTool
 
@@ -145,13 +145,13 @@ def _check_content(value: object) -> object:
 
 _CONTENT = (Discriminator(form_of), BeforeValidator(_check_content))
 UserContent = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[UserPart], Tag("array")], *_CONTENT
+    Annotated[str, Tag("string")] | Annotated[Array[UserPart], Tag("array")], *_CONTENT
 ]
 AssistantContent = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[AssistantPart], Tag("array")], *_CONTENT
+    Annotated[str, Tag("string")] | Annotated[Array[AssistantPart], Tag("array")], *_CONTENT
 ]
 OutputContent = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[OutputPart], Tag("array")], *_CONTENT
+    Annotated[str, Tag("string")] | Annotated[Array[OutputPart], Tag("array")], *_CONTENT
 ]
 
 
@@ -190,8 +190,8 @@ class ReasoningItem(_Replayed):
     """Earlier reasoning; `encrypted_content` is opaque to clients."""
 
     type: Literal["reasoning"]
-    summary: list[SummaryPart] | None = None
-    content: list[ReasoningPart] | None = None
+    summary: Array[SummaryPart] | None = None
+    content: Array[ReasoningPart] | None = None
     encrypted_content: str | None = None
 
     @property
@@ -263,7 +263,7 @@ class ToolsItem(_Replayed):
     """Tools that the model gets in addition to those of the request."""
 
     type: Literal["additional_tools", "tool_search_output"]
-    tools: list[AnyTool]
+    tools: Array[AnyTool]
     role: Any = None
     call_id: Any = None
     execution: Any = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from .common import JsonObject, Request, type_of, without_nulls, wrong_type, wrong_value
+from .common import Array, JsonObject, Request, type_of, without_nulls, wrong_type, wrong_value
 from .messages import TextInput
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$", min_length=1, max_length=128)]
@@ -102,7 +102,7 @@ class Namespace(Request):
     type: Literal["namespace"]
     name: ToolName
     description: str | None = None
-    tools: list[InnerTool]
+    tools: Array[InnerTool]
 
 
 AnyTool = Annotated[
@@ -171,7 +171,7 @@ class AllowedChoice(Request):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolReference], Field(min_length=1)]
+    tools: Annotated[Array[ToolReference], Field(min_length=1)]
 
 
 FlatToolChoice = Annotated[

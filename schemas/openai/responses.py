@@ -8,6 +8,7 @@ from .. import limits
 from .chat import InstructAdapter
 from .common import (
     MOVED,
+    Array,
     EngineExtras,
     JsonObject,
     LogitBias,
@@ -125,7 +126,7 @@ def _check_input(value: object) -> object:
 
 Input = Annotated[
     Annotated[str, Tag("string")]
-    | Annotated[Annotated[list[Item], Field(max_length=limits.MESSAGES.maximum)], Tag("array")],
+    | Annotated[Annotated[Array[Item], Field(max_length=limits.MESSAGES.maximum)], Tag("array")],
     Discriminator(form_of),
     BeforeValidator(_check_input),
 ]
@@ -171,7 +172,7 @@ class ResponseRequest(EngineExtras, defer_build=False):
     enable_thinking: bool | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     image: Any = None
-    include: list[Include] | None = None
+    include: Array[Include] | None = None
     instructions: str | None = None
     logit_bias: LogitBias = None
     max_output_tokens: MaxTokens = None

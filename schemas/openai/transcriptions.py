@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from .common import Request
+from .common import Array, Request
 
 PlainFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
@@ -30,15 +30,15 @@ class TranscriptionRequest(Request):
     prompt: str | None = None
     response_format: PlainFormat | Literal["diarized_json"] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    timestamp_granularities: list[Literal["word", "segment"]] | None = None
+    timestamp_granularities: Array[Literal["word", "segment"]] | None = None
     stream: bool | None = None
     # Without effect here; they are listed.
-    include: list[Literal["logprobs"]] | None = None
+    include: Array[Literal["logprobs"]] | None = None
     chunking_strategy: str | None = None
-    known_speaker_names: list[str] | None = None
-    known_speaker_references: list[str] | None = None
-    languages: list[str] | None = None
-    keywords: list[str] | None = None
+    known_speaker_names: Array[str] | None = None
+    known_speaker_references: Array[str] | None = None
+    languages: Array[str] | None = None
+    keywords: Array[str] | None = None
 
 
 class TranslationForm(TranslationRequest):

@@ -31,6 +31,14 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "a long prompt": ("/v1/completions", {"prompt": "word " * 4_000}),
     "too many tokens": ("/v1/chat/completions", {"messages": USER, "max_tokens": 90_000}),
     "a wrong request": ("/v1/completions", {"prompt": "One day", "temperature": 9}),
+    "a long wrong request": ("/v1/chat/completions", {"messages": LONG, "temperature": 9}),
+    "a prompt that is too long": ("/v1/completions", {"prompt": "word " * 90_000}),
+    "a chat that is too long": ("/v1/chat/completions", {"messages": USER * 4_000}),
+    "a message that is too long": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "word " * 90_000}]},
+    ),
+    "a huge wrong request": ("/v1/responses", {"input": "a", "include": [1] * 200_000}),
 }
 
 

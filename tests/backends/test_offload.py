@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -62,6 +65,34 @@ async def test_errors_are_raised_and_not_kept() -> None:
     found = await asyncio.gather(*(kept.get("key", fail) for _ in range(3)), return_exceptions=True)
     assert [type(one) for one in found] == [ValueError] * 3
     assert await kept.get("key", lambda: "now") == "now"
+
+
+class Failed(Exception):
+    """An error that can have a weak reference."""
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_an_error_of_work_is_freed(is_shared: bool) -> None:
+    """An error of work is freed when it was handled, with the input that its traceback has."""
+    freed = threading.Event()
+
+    def fail() -> str:
+        error = Failed()
+        weakref.finalize(error, freed.set)
+        try:
+            raise error
+        finally:
+            # This frame is no part of the promise.
+            del error
+
+    gc.disable()
+    try:
+        with suppress(Failed):
+            await (memo(100).get("key", fail) if is_shared else offload.run(SMALL + 1, fail))
+        # The thread frees its reference a moment later.
+        assert await asyncio.to_thread(freed.wait, 5)
+    finally:
+        gc.enable()
 
 
 async def test_results_are_kept_within_a_bound() -> None:
