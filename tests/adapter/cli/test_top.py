@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import httpx2
 import pytest
 from latimer.adapter.cli.top import Row, percentile, rows_of, scrape_of, table_of
+from support import copies
 from support.servers import command, free_port
 from typing_extensions import override
 
@@ -159,13 +160,7 @@ def closed() -> Iterator[str]:
 
 def top(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `latimer top` without a terminal."""
-    return subprocess.run(
-        ["latimer", "top", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
+    return copies.run("top", *arguments, **environment)
 
 
 def test_a_table_of_a_server(server: str) -> None:
@@ -247,7 +242,7 @@ def test_the_screen_is_restored() -> None:
     """The live table shows requests, then STALE and DOWN, and a SIGTERM restores the screen."""
     master, slave = pty.openpty()
     with command() as (process, address):
-        live = subprocess.Popen(
+        live: copies.Latimer[bytes] = copies.Latimer(
             ["latimer", "top", address, "--interval", "0.2"], stdout=slave, stderr=slave
         )
         os.close(slave)
