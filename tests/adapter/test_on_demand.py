@@ -68,9 +68,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory, broken: Path) -> Path:
                 f'keepalive = 0.2\nadmin_key = "{KEY}"\n',
                 engine("one", DEMO_MODEL, "8GiB"),
                 engine("two", copy, "8GiB"),
-                engine("slow", copy, "1GiB", delay=1.5),
+                engine("slow", copy, "1GiB", delay=1.0),
                 engine("bad", broken, "1GiB"),
-                engine("late", broken, "1GiB", delay=1),
+                engine("late", broken, "1GiB", delay=0.5),
                 '[machines.here]\nmemory = "10GiB"\nmost_wait = "5s"\n',
                 '[models.slow]\nengines = ["slow"]\nload_wait = "500ms"\n',
                 *(
@@ -186,7 +186,7 @@ def test_a_plain_request_waits_for_a_limited_time(url: str) -> None:
     assert "loading slow" in reply.json()["error"]["message"]
     end = time.monotonic() + 10
     while states(url)["slow"]["state"] != "ready" and time.monotonic() < end:
-        time.sleep(0.1)
+        time.sleep(0.02)
     assert chat(url, "slow").status_code == 200
 
 

@@ -380,7 +380,7 @@ def test_a_running_stream_ends_after_sigterm() -> None:
         body = {
             "model": "demo",
             "prompt": "One day,",
-            "max_tokens": 1500,
+            "max_tokens": 600,
             "ignore_eos": True,
             "stream": True,
             "temperature": 0,

@@ -137,11 +137,20 @@ def test_the_help_explains_every_column() -> None:
             assert re.search(rf"\b{name}\b", text)
 
 
+def window(address: str, seconds: float) -> float:
+    """Return the seconds between the two scrapes of a table."""
+    reply: Any = json.loads(top(address, "--json", "--interval", str(seconds)).stdout)
+    return float(reply["seconds"])
+
+
 def test_the_interval_is_the_window(server: str) -> None:
     """With `--once` and `--json` the window of the rates is `--interval`."""
     for seconds in (0.2, 0.7):
-        reply: Any = json.loads(top(server, "--json", "--interval", str(seconds)).stdout)
-        assert seconds <= reply["seconds"] < seconds + 0.4
+        # A busy machine can delay the second scrape.
+        found = [window(server, seconds)]
+        while found[-1] >= seconds + 0.4 and len(found) < 5:
+            found.append(window(server, seconds))
+        assert seconds <= min(found) < seconds + 0.4
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +190,8 @@ def test_the_key_is_sent(closed: str) -> None:
     assert top(closed, "--once").returncode == 1
     assert "the server needs an API key: send one with --api-key" in top(closed, "--once").stderr
     assert "the API key is wrong" in top(closed, "--once", "--api-key", "other").stderr
-    assert top(closed, "--once", "--api-key", "secret").returncode == 0
-    done = top(closed, "--once", LATIMER_API_KEY="secret,other")
+    assert top(closed, "--once", "--interval", "0.2", "--api-key", "secret").returncode == 0
+    done = top(closed, "--once", "--interval", "0.2", LATIMER_API_KEY="secret,other")
     assert "demo" in done.stdout
 
 
