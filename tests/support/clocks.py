@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import selectors
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
@@ -18,20 +17,20 @@ class _Selector(selectors.DefaultSelector):
     """A selector that waits for files, and not until a timer is due.
 
     Attributes:
-        ahead: the seconds that nobody has waited for.
+        now: the clock, which only waits set ahead.
         threads: the calls in threads that run; their end is waited for.
     """
 
-    ahead = 0.0
+    now = 0.0
     threads = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """See `selectors.BaseSelector.select`."""
-        if self.threads or timeout is None or timeout <= _PATIENCE:
+        if timeout is None:
             return super().select(timeout)
-        found = super().select(_PATIENCE)
+        found = super().select(timeout if self.threads else min(timeout, _PATIENCE))
         if not found:
-            self.ahead += timeout - _PATIENCE
+            self.now += timeout
         return found
 
 
@@ -44,7 +43,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         """Return the seconds of the clock."""
-        return time.monotonic() + self._files.ahead
+        return self._files.now
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *arguments: Any
@@ -62,8 +61,8 @@ class _Loop(asyncio.SelectorEventLoop):
 def hurried(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """Run a test whose clients and servers are in its event loop, on a clock that runs ahead.
 
-    Timers end in their order and at their times on that clock, and seconds without an event take no
-    time. A busy machine changes nothing about them.
+    Timers end in their order, and seconds without an event take no time. What is computed takes no
+    time on that clock, so a busy machine changes nothing.
     """
 
     @functools.wraps(test)
