@@ -85,13 +85,17 @@ class OnceCell(Generic[Fact]):
         return self.value
 
 
+# Seconds for which an engine that starts may count as away after it is there.
+_FAILED = 0.05
+
+
 class Throttled:
     """A check shared by concurrent callers and by callers shortly after it.
 
     Args:
         check: asks the engine; its error is raised to every caller. It is cancelled with its last
             caller.
-        seconds: how long a result is valid.
+        seconds: how long a result is valid; an error is not valid for longer than `_FAILED`.
     """
 
     def __init__(self, check: Callable[[], Awaitable[None]], seconds: float = 0.5) -> None:
@@ -120,7 +124,11 @@ class Throttled:
     def _holds(self, task: asyncio.Task[None]) -> bool:
         if not task.done():
             return task.get_loop() is asyncio.get_running_loop()
-        return not task.cancelled() and time.monotonic() - self._ended < self._seconds
+        if task.cancelled():
+            return False
+        failed = task.exception() is not None
+        seconds = min(self._seconds, _FAILED) if failed else self._seconds
+        return time.monotonic() - self._ended < seconds
 
     async def _run(self) -> None:
         try:

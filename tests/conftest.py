@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +14,7 @@ from support import cores
 
 # isort: split
 import gguf
+import httpcore2
 import httpx2
 import hypothesis
 import pytest
@@ -46,8 +48,12 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_sessionstart() -> None:
-    """Hide the ends of abandoned work, as `latimer serve` does; pytest takes them for failures."""
+    """Hide the ends of abandoned work, as `latimer serve` does; pytest takes them for failures.
+
+    Clients share one set of the machine's certificates, since to read it takes each of them 20 ms.
+    """
     offload.hide_ends_of_work()
+    httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 
 # Folders of slow tests, and fixtures and parameters of tests that need another program.

@@ -23,6 +23,7 @@ import orjson
 import pytest
 from latimer.backends.fleet import groups
 from latimer.backends.llama_cpp import DEMO_MODEL
+from support.copies import run
 from support.prometheus import Scrape
 from support.servers import command, llama_server_command
 from websockets.sync.client import connect
@@ -67,9 +68,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory, broken: Path) -> Path:
                 f'keepalive = 0.2\nadmin_key = "{KEY}"\n',
                 engine("one", DEMO_MODEL, "8GiB"),
                 engine("two", copy, "8GiB"),
-                engine("slow", copy, "1GiB", delay=1.5),
+                engine("slow", copy, "1GiB", delay=1.0),
                 engine("bad", broken, "1GiB"),
-                engine("late", broken, "1GiB", delay=1),
+                engine("late", broken, "1GiB", delay=0.5),
                 '[machines.here]\nmemory = "10GiB"\nmost_wait = "5s"\n',
                 '[models.slow]\nengines = ["slow"]\nload_wait = "500ms"\n',
                 *(
@@ -185,7 +186,7 @@ def test_a_plain_request_waits_for_a_limited_time(url: str) -> None:
     assert "loading slow" in reply.json()["error"]["message"]
     end = time.monotonic() + 10
     while states(url)["slow"]["state"] != "ready" and time.monotonic() < end:
-        time.sleep(0.1)
+        time.sleep(0.02)
     assert chat(url, "slow").status_code == 200
 
 
@@ -207,8 +208,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error(url: str, stream: bool) -> No
 
 def test_the_command_that_loads_shows_the_engines_last_lines(url: str) -> None:
     """`latimer load` of a model that cannot be loaded prints what its engine wrote last."""
-    words = ["latimer", "load", "bad", url, "--admin-key", KEY]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = run("load", "bad", url, "--admin-key", KEY)
     assert done.returncode == 1
     reason, title, *lines = done.stderr.splitlines()
     assert reason == "The engine 'bad' could not be loaded: it ended with exit code 1."
@@ -330,10 +330,7 @@ def test_admin_paths_need_the_key(url: str) -> None:
 
 def latimer(url: str, *arguments: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
     """Run a command for the server."""
-    return subprocess.run(
-        ["latimer", *arguments, "--url", url, "--admin-key", key],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return run(*arguments, "--url", url, "--admin-key", key)
 
 
 def test_the_commands_of_the_operator(url: str) -> None:
@@ -367,10 +364,7 @@ def test_the_commands_of_the_operator(url: str) -> None:
     assert "exit code 1" in failed.stderr
     unknown = latimer(url, "drain", "none")
     assert (unknown.returncode, "There is no engine 'none'" in unknown.stderr) == (1, True)
-    address = subprocess.run(
-        ["latimer", "ps", f"{url}/v1"], capture_output=True, text=True, timeout=60, check=True,
-        env={**os.environ, "LATIMER_ADMIN_KEY": KEY},
-    )  # fmt: skip
-    assert address.stdout.startswith("engine")
+    address = run("ps", f"{url}/v1", LATIMER_ADMIN_KEY=KEY)
+    assert (address.returncode, address.stdout[:6]) == (0, "engine")
     wrong = latimer(url, "ps", key="wrong")
     assert (wrong.returncode, "--admin-key" in wrong.stderr) == (1, True)

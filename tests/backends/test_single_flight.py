@@ -180,6 +180,23 @@ async def test_an_answer_holds_for_a_moment() -> None:
     assert engine.asked == 3
 
 
+async def test_an_error_is_shared_for_a_moment() -> None:
+    """The check that failed runs again soon, since the engine may be starting."""
+    engine = Engine()
+    engine.go.set()
+    engine.error = EngineError("starting")
+    fresh = Throttled(engine.look, 60.0)
+    for _ in range(3):
+        with pytest.raises(EngineError, match="starting"):
+            await fresh.run()
+    assert engine.asked == 1
+    engine.error = None
+    await asyncio.sleep(0.06)
+    for _ in range(3):
+        await fresh.run()
+    assert engine.asked == 2
+
+
 async def test_a_check_ends_with_its_last_caller() -> None:
     """A check is cancelled when all of its callers have left, and the next caller runs another."""
     engine = Engine()

@@ -5,9 +5,10 @@ They are derived from the clients' own code. Patterns are shell-style.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 
 from .check import Check, Verdict, all_checks
 
@@ -124,7 +125,8 @@ PROFILES: Mapping[str, Sequence[str]] = {
 def needed(name: str, checks: Sequence[Check]) -> list[Check]:
     """Return the checks that a client depends on."""
     patterns = PROFILES[name]
-    return [one for one in checks if any(fnmatchcase(one.id, pattern) for pattern in patterns)]
+    matches = re.compile("|".join(map(translate, patterns))).match
+    return [one for one in checks if matches(one.id)]
 
 
 def works(name: str, verdicts: Sequence[Verdict]) -> tuple[str, list[Verdict]]:

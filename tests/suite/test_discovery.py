@@ -95,7 +95,7 @@ def test_a_server_may_start_late() -> None:
     late = contextlib.ExitStack()
 
     def start() -> None:
-        time.sleep(0.5)
+        time.sleep(0.2)
         late.enter_context(serving(Server, port=port))
 
     thread = threading.Thread(target=start)
@@ -185,11 +185,11 @@ def test_https_has_its_own_port() -> None:
 
 
 async def _one_by_one(scope: Any, receive: Any, send: Any) -> None:
-    """Transcribe one recording after the other, each in a fifth of a second."""
+    """Transcribe one recording after the other, each in a tenth of a second."""
     body: dict[str, Any] = {"text": "The cat."}
     if "transcriptions" in scope["path"]:
         async with TURN:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
     else:
         body = {"choices": [{}]}
     await reply(send, 200, json.dumps(body).encode(), {"content-type": JSON})
@@ -201,9 +201,9 @@ TURN = asyncio.Semaphore()
 async def test_a_wait_for_a_turn_is_no_delay() -> None:
     """Eight transcriptions at once on a server that does one at a time: none is too late."""
     (check,) = [one for one in all_checks() if one.id == "audio.same-twice"]
-    checks = [replace(check, id=f"audio.{number}", seconds=1.0) for number in range(8)]
+    checks = [replace(check, id=f"audio.{number}", seconds=0.5) for number in range(8)]
     with serving(lambda: _one_by_one) as address:
         verdicts = await runner.judge(runner.Settings(f"{address}/v1", "m"), checks)
     assert [one.outcome for one in verdicts] == ["pass"] * 8, verdicts[-1].detail
     # The last one has waited for more than its limit.
-    assert max(one.seconds for one in verdicts) > 1.0
+    assert max(one.seconds for one in verdicts) > 0.5

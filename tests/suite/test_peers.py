@@ -120,13 +120,13 @@ def test_a_server_that_cannot_run_here_is_named_with_the_reason(
 def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     """A server that ends at once, or is not ready in time, is an error with the end of its log."""
     url, log = f"http://127.0.0.1:{free_port()}/", tmp_path / "server.log"
-    for code, words in (
-        ("print('no model'); raise SystemExit(3)", "ended with 3"),
-        ("import time; print('no model', flush=True); time.sleep(60)", "is not ready"),
+    for code, words, seconds in (
+        ("print('no model'); raise SystemExit(3)", "ended with 3", 10),
+        ("import time; print('no model', flush=True); time.sleep(60)", "is not ready", 1),
     ):
         with (
             pytest.raises(RuntimeError, match=words) as caught,
-            running([sys.executable, "-c", code], {}, tmp_path, log, url, 2, grace=0.1),
+            running([sys.executable, "-c", code], {}, tmp_path, log, url, seconds, grace=0.1),
         ):
             pass
         assert "no model" in str(caught.value)

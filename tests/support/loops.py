@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 # The clients of a server, and the seconds in which they send requests before it ends.
-_CLIENTS, _BEFORE = 8, 0.5
+_CLIENTS, _BEFORE = 8, 0.2
 
 
 class _Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import os
@@ -19,6 +20,8 @@ from typing import Any
 
 import uvicorn
 from latimer.adapter.cli.protocol import Protocol
+
+from support.copies import Latimer
 
 # The settings of servers whose log has only lines about themselves.
 QUIET = {"LATIMER_LOG_REQUESTS": "false"}
@@ -169,6 +172,43 @@ def restarted_llama_server(model: Path, note: Path, *options: str) -> Iterator[t
         thread.join(30)
 
 
+class _Server(uvicorn.Server):
+    """A server that ends at once; uvicorn looks ten times a second whether it has to.
+
+    Attributes:
+        has_started: set when it listens.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = threading.Event()
+
+    def leave(self) -> None:
+        """Begin the end, from another thread."""
+        self.should_exit = True
+        with contextlib.suppress(RuntimeError):
+            # Its event loop may have ended.
+            self._loop.call_soon_threadsafe(self._ends.set)
+
+    async def main_loop(self) -> None:
+        """Serve until the end."""
+        self._loop, self._ends = asyncio.get_running_loop(), asyncio.Event()
+        self.has_started.set()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ends.wait(), 1)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End; only connections and requests are waited for."""
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+            return
+        for server in self.servers:
+            server.close()
+            await server.wait_closed()
+        await self.lifespan.shutdown()
+
+
 @contextlib.contextmanager
 def serving(
     make_app: Callable[[], Any], http: Any = Protocol, port: int | None = None
@@ -181,7 +221,7 @@ def serving(
     """
     port = port or free_port()
     ws: Any = "none" if http is Protocol else "auto"
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             make_app(),
             host="127.0.0.1",
@@ -196,14 +236,13 @@ def serving(
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + 30
-    while not server.started:
+    while not server.has_started.wait(1):
         assert thread.is_alive(), "uvicorn did not start"
         assert time.monotonic() < end, "uvicorn did not start in time"
-        time.sleep(0.01)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
+        server.leave()
         thread.join(30)
 
 
@@ -211,7 +250,7 @@ def serving(
 def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run `latimer serve`; yield the process and its address."""
     port = free_port()
-    process = subprocess.Popen(
+    process: subprocess.Popen[bytes] = Latimer(
         ["latimer", "serve", *arguments, "--port", str(port)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -235,7 +274,7 @@ def begun(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Pope
     Yields:
         The process, its address (empty if it does not listen yet), and that line.
     """
-    process = subprocess.Popen(
+    process: subprocess.Popen[str] = Latimer(
         ["latimer", "serve", *arguments, "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,

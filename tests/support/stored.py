@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,21 @@ def record(
     return Record(
         name, kind, owner, created_at, model, "req_0", request, reply, metadata, 100 + len(text)
     )
+
+
+def item(name: str, text: str = "Hello", image: str | None = None) -> dict[str, Any]:
+    """Return a message as an item with an id."""
+    parts: list[dict[str, Any]] = [{"type": "input_text", "text": text}]
+    if image is not None:
+        parts.append({"type": "input_image", "image_url": image, "detail": "auto"})
+    return {"id": name, "type": "message", "role": "user", "status": "completed", "content": parts}
+
+
+def response(conversation: str, items: Sequence[Mapping[str, Any]], **more: Any) -> Record:
+    """Return the record of a response in a conversation."""
+    one = record(kind="response", **more)
+    one.conversation, one.items = conversation, items
+    return one
 
 
 def same(stored: Stored) -> Stored:

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx2
 
+from support.copies import Latimer
 from support.servers import QUIET, free_port, wait_for
 
 _DOUBLE = Path(__file__).parent.parent / "benchmarks" / "fake_engine.py"
@@ -72,7 +73,7 @@ class Running:
 @contextlib.contextmanager
 def workers(*arguments: str, count: int = 2, **environment: str) -> Iterator[Running]:
     """Run `latimer serve` with workers until all of them serve."""
-    process = subprocess.Popen(
+    process: subprocess.Popen[str] = Latimer(
         ["latimer", "serve", *arguments, "--workers", str(count), "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import httpx2
 import pytest
+from support.copies import run
 from support.servers import command, free_port
 
 
 def latimer(*arguments: str) -> tuple[int, str]:
     """Run a command; return its exit code and standard error."""
-    done = subprocess.run(["latimer", *arguments], capture_output=True, text=True, timeout=60)
+    done = run(*arguments)
     return done.returncode, done.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from latimer.adapter.engines import with_files
 from latimer.adapter.fleet import Fleet
 from latimer.adapter.settings import Settings
+from support import copies
 from support.hub import TestHub, hub, repositories
 
 
@@ -46,7 +46,7 @@ def cache(served: tuple[TestHub, str], tmp_path: Path, monkeypatch: pytest.Monke
 
 def run(*words: str) -> tuple[int, str, str]:
     """Run `latimer models`; return the exit code, standard output and standard error."""
-    done = subprocess.run(["latimer", "models", *words], capture_output=True, text=True, timeout=60)
+    done = copies.run("models", *words)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -96,10 +96,7 @@ def test_an_error_is_one_line(served: tuple[TestHub, str]) -> None:
     for name in ("x", "hf:test/none", "hf:test/quants:Q9"):
         code, out, said = run("get", name)
         assert (code, out, said.count("\n")) == (3, "", 1)
-    done = subprocess.run(
-        ["latimer", "serve", "hf:test/quants:Q9", "--port", "0"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = copies.run("serve", "hf:test/quants:Q9", "--port", "0")
     assert done.returncode == 3
     assert "does not have a file for 'Q9'. It has: BF16 (2.1 MB)" in done.stderr
 

@@ -16,6 +16,7 @@ import httpx2
 import pytest
 from latimer.adapter.cli import otel
 from latimer.adapter.settings import Settings
+from support import copies
 from support.collector import PARENT, SAMPLED, TRACE, Collector, collecting, pairs
 from support.servers import command
 from support.workers import workers
@@ -134,9 +135,7 @@ def test_a_line_about_a_dead_collector(llama_server_url: str) -> None:
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
-        ["latimer", *words], capture_output=True, text=True, env={**os.environ, **environment}
-    )
+    return copies.run(*words, **environment)
 
 
 WRONG: list[tuple[dict[str, str], str]] = [

@@ -20,6 +20,7 @@ from latimer.adapter.errors import InvalidRequest, render
 from latimer.adapter.proxies import ForwardedFor
 from latimer.adapter.request import PUSH, WHOLE
 from latimer.backends.errors import LatimerError
+from support.clocks import hurried, now
 from support.servers import begun, serving
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
@@ -48,9 +49,9 @@ class Waiting:
 
 @asynccontextmanager
 async def connected(app: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Serve an app, and yield a connection to it."""
-    with serving(lambda: app) as address:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+    """Serve an app in this event loop, and yield a connection to it."""
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         yield reader, writer
         writer.close()
 
@@ -66,6 +67,7 @@ REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
 @pytest.mark.parametrize(
     "behind", [b"", REQUEST, REQUEST * 3], ids=["nothing", "a request", "three requests"]
 )
+@hurried
 async def test_a_client_that_leaves_is_noticed(behind: bytes) -> None:
     """A disconnect reaches the app, even if the client has sent more after its request."""
     app = Waiting()
@@ -126,18 +128,19 @@ class Brief(Protocol):
         self.timeout_keep_alive: Any = 0.3
 
 
+@hurried
 async def test_an_idle_connection_closes() -> None:
     """A connection closes when it was idle for its time, and not while requests follow."""
-    with serving(Waiting, Brief) as address:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+    async with served(Waiting(), Brief) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for pause in (0.2, 0.2, 0.0):
             writer.write(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n")
             assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
             await asyncio.sleep(pause)
-        before = time.monotonic()
+        before = now()
         async with asyncio.timeout(3):
             assert await reader.read() == b""
-        assert time.monotonic() - before > 0.2
+        assert now() - before > 0.2
         writer.close()
 
 
@@ -242,10 +245,11 @@ def test_the_idle_time_is_a_setting() -> None:
         assert 0.9 < time.monotonic() - at < 2.0
 
 
+@hurried
 async def test_half_a_head_is_not_idle() -> None:
     """A request that arrives slowly after another one is answered."""
-    with serving(Waiting, Brief) as address:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+    async with served(Waiting(), Brief) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\nGET /now HTTP")
         assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
         writer.write(b"/1.1\r\n")
@@ -298,6 +302,7 @@ async def test_small_chunks_are_no_trailers() -> None:
         assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
 
 
+@hurried
 async def test_trailers_are_not_part_of_the_next_head() -> None:
     """A connection takes 40 KB of trailers, and then a head of 40 KB."""
     async with connected(Waiting()) as (reader, writer):
@@ -451,6 +456,7 @@ HANDSHAKE = (
 
 @pytest.mark.parametrize("opening", [REQUEST, HANDSHAKE], ids=["HTTP", "WebSocket"])
 @pytest.mark.parametrize("reads", [False, True], ids=["reads nothing", "reads a little"])
+@hurried
 async def test_a_client_that_reads_nothing_has_left(
     monkeypatch: pytest.MonkeyPatch, opening: bytes, reads: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -479,6 +485,7 @@ async def test_a_client_that_reads_nothing_has_left(
         assert cuts_in(caplog) == []
 
 
+@hurried
 async def test_a_client_behind_a_proxy_that_reads_nothing_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -511,6 +518,7 @@ def cuts_in(caplog: pytest.LogCaptureFixture) -> list[Any]:
     [(b"", b""), (b"Connection: close\r\n", b""), (b"", b"nonsense\r\n\r\n")],
     ids=["idle", "last", "refused"],
 )
+@hurried
 async def test_a_finished_response_that_nobody_reads_has_an_end(
     monkeypatch: pytest.MonkeyPatch, header: bytes, then: bytes
 ) -> None:
@@ -544,6 +552,7 @@ async def test_a_finished_response_that_nobody_reads_has_an_end(
 
 
 @pytest.mark.timed
+@hurried
 async def test_what_is_sent_during_a_response_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of a head does not begin with bytes that the client sent during the response before
     it, such as an empty line."""
@@ -582,11 +591,11 @@ async def seconds_until_end(port: int, *parts: bytes, pause: float = 0.25) -> tu
         await asyncio.sleep(pause)
     if parts:
         writer.write(parts[-1])
-    begun = time.monotonic()
+    begun = now()
     async with asyncio.timeout(5):
         found = await reader.read()
     writer.close()
-    return time.monotonic() - begun, found
+    return now() - begun, found
 
 
 async def bodies(_scope: Any, receive: Any, send: Any) -> None:
@@ -613,6 +622,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("before", [b"", REQUEST], ids=["first", "second"])
+@hurried
 async def test_a_head_has_to_be_complete_in_time(before: bytes) -> None:
     """A head gets a 408 some time after its first byte, also if its bytes arrive slowly."""
     async with served(bodies, Brief) as port:
@@ -635,6 +645,7 @@ class Long(Protocol):
 
 
 @pytest.mark.usefixtures("_soon")
+@hurried
 async def test_a_long_idle_time_is_for_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head has its own time, also if connections may be idle for longer."""
     monkeypatch.setattr(timeouts, "LOOK", 0.2)
@@ -645,6 +656,7 @@ async def test_a_long_idle_time_is_for_idle_connections(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("_soon")
+@hurried
 async def test_a_connection_has_to_send_something() -> None:
     """A connection without a byte closes in time, without a response; before, it is served."""
     async with served(bodies, Brief) as port:
@@ -663,6 +675,7 @@ CHUNKS = [b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", b
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("parts", [HALVES, CHUNKS], ids=["length", "chunked"])
+@hurried
 async def test_a_body_has_to_make_progress(parts: list[bytes]) -> None:
     """A body that stops gets the app's 408 some time after its last byte, and not while bytes
     arrive."""
@@ -674,6 +687,7 @@ async def test_a_body_has_to_make_progress(parts: list[bytes]) -> None:
 
 
 @pytest.mark.usefixtures("_soon")
+@hurried
 async def test_a_client_that_waits_is_not_late() -> None:
     """A request is not late while the app works, while it does not read the body, and while the
     client waits for `100 Continue`."""
@@ -696,6 +710,7 @@ async def test_a_client_that_waits_is_not_late() -> None:
 
 
 @pytest.mark.usefixtures("_soon")
+@hurried
 async def test_a_body_that_ends_after_the_response_leaves_the_connection_idle() -> None:
     """After a response that did not wait for the body, the rest of the body has its time, and then
     the connection is idle."""
@@ -710,6 +725,7 @@ async def test_a_body_that_ends_after_the_response_leaves_the_connection_idle() 
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n"])
+@hurried
 async def test_a_large_head_is_refused_in_one_piece(before: bytes) -> None:
     """A head of more than the limit is refused, in one piece or in two. Bodies do not count."""
     large = b"GET /now HTTP/1.1\r\nHost: a\r\nx-big: " + b"a" * (MOST_HEAD - 64) + b"\r\n"
@@ -760,13 +776,14 @@ async def test_a_client_that_sends_a_refused_body_to_its_end_gets_the_response()
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("sends", [False, True])
+@hurried
 async def test_a_refused_body_has_an_end(sends: bool) -> None:
     """The connection of a refused body closes soon if nothing arrives, and at last in any case."""
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999\r\n\r\n"
     async with served(refusing, Brief) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head)
-        begun = time.monotonic()
+        begun = now()
         assert (await reader.read()).startswith(b"HTTP/1.1 413")
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(5):
@@ -774,9 +791,9 @@ async def test_a_refused_body_has_an_end(sends: bool) -> None:
                     if sends:
                         writer.write(b"x")
                         await writer.drain()
-                    elif time.monotonic() - begun > 0.5:
+                    elif now() - begun > 0.5:
                         # The second write finds out that nobody is there.
                         writer.write(b"x")
                     await asyncio.sleep(0.02)
-        assert 0.4 < time.monotonic() - begun < 1.5
+        assert 0.4 < now() - begun < 1.5
         writer.close()

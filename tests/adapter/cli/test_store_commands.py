@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from latimer.adapter.auth import owner_of
 from latimer.adapter.cli import main
 from latimer.adapter.store.records import Record
+from support.copies import Latimer
 from support.stored import PIXEL, record, store_at
 
 DAY = 86_400_000_000
@@ -250,9 +251,10 @@ def test_an_export_that_cannot_be_written_fails(tmp_path: Path) -> None:
     filled(target, *(aged(1) for _ in range(3)))
     with open("/dev/full", "wb") as full:
         words = ["latimer", "store", "export", "--store", target]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+        with Latimer[str](words, stdout=full, stderr=subprocess.PIPE, text=True) as done:
+            said = done.communicate(timeout=60)[1]
     assert done.returncode == 3
-    assert "cannot be written: No space left" in done.stderr
+    assert "cannot be written: No space left" in said
     run("export", "--store", target, "-o", str(tmp_path / "none" / "x.jsonl"), code=3)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import subprocess
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from latimer.adapter.settings import Settings
 from latimer.adapter.store.config import store_config_of
 from latimer.adapter.store.errors import StoreError
 from latimer.backends.llama_server import LlamaServer
+from support.copies import run, unprivileged
 from support.postgresql import STRANGER, PostgreSQL
 from support.servers import begun, free_port
 from support.stored import store_at
@@ -55,10 +55,7 @@ def test_a_damaged_file_is_no_start(tmp_path: Path) -> None:
     """A damaged file is a failed start: exit code 3 and one line that names the file."""
     file = tmp_path / "kept.db"
     file.write_bytes(b"no database" * 1000)
-    done = subprocess.run(
-        ["latimer", "serve", ENGINE, "--port", "0", "--store", str(file), "--no-log-requests"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run("serve", ENGINE, "--port", "0", "--store", str(file), "--no-log-requests")
     assert done.returncode == 3
     assert done.stderr.startswith(f"Latimer cannot start: SQLite file {file}: the file is not a ")
     assert done.stderr.count("\n") == 1
@@ -74,12 +71,6 @@ async def test_a_missing_folder_is_no_start(
     assert caught.value.code == 3
     assert f"The folder of the store does not exist: {tmp_path}/no." in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
-
-
-# Root has no more permissions than others without its capabilities.
-UNPRIVILEGED = (
-    () if os.geteuid() else ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -102,10 +93,7 @@ def test_a_folder_without_permission_is_no_start(
     folder.mkdir(mode)
     store = [word.format(folder) for word in where]
     for command, code in (("serve", 3), ("check", 1)):
-        done = subprocess.run(
-            [*UNPRIVILEGED, "latimer", command, ENGINE, "--store", *store],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = unprivileged(command, ENGINE, "--store", *store)
         assert done.returncode == code
         assert reason.format(folder) in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
@@ -120,10 +108,7 @@ def test_a_file_without_permission_is_no_start(tmp_path: Path) -> None:
         (["serve", ENGINE], 3, f"SQLite file {file}: The file cannot be written."),
         (["store", "stats"], 0, "objects     0"),
     ):
-        done = subprocess.run(
-            [*UNPRIVILEGED, "latimer", *command, "--store", str(file)],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = unprivileged(*command, "--store", str(file))
         assert (done.returncode, words in done.stdout + done.stderr) == (code, True)
 
 
@@ -340,10 +325,7 @@ async def test_check_says_why_a_store_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_the_exit_code_of_check_has_the_store(llama_server_url: str, tmp_path: Path) -> None:
     """`latimer check` exits with 1 if the engine is reached and the store cannot be opened."""
-    done = subprocess.run(
-        ["latimer", "check", llama_server_url, "--store", str(tmp_path / "no" / "kept.db")],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run("check", llama_server_url, "--store", str(tmp_path / "no" / "kept.db"))
     assert done.returncode == 1
     assert "reachable         yes" in done.stdout
     assert "\nstore             no: SQLite file " in done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from latimer.backends.llama_cpp import DEMO_MODEL
+from support.copies import Latimer
 from support.servers import free_port, wait_for
 
 CODE = """
@@ -73,7 +74,7 @@ def test_the_log_has_no_lines_below_its_level(workers: str, tmp_path: Path) -> N
             options = ["http://127.0.0.1:1", "--workers", workers]
         options += ["--log-level", level, "--port", str(port)]
         with file.open("wb") as log:
-            process = subprocess.Popen(["latimer", "serve", *options], stderr=log)
+            process: Latimer[bytes] = Latimer(["latimer", "serve", *options], stderr=log)
             try:
                 wait_for(f"http://127.0.0.1:{port}/", process)
             finally:

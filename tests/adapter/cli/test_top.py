@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import httpx2
 import pytest
 from latimer.adapter.cli.top import Row, percentile, rows_of, scrape_of, table_of
+from support import copies
 from support.servers import command, free_port
 from typing_extensions import override
 
@@ -136,11 +137,20 @@ def test_the_help_explains_every_column() -> None:
             assert re.search(rf"\b{name}\b", text)
 
 
+def window(address: str, seconds: float) -> float:
+    """Return the seconds between the two scrapes of a table."""
+    reply: Any = json.loads(top(address, "--json", "--interval", str(seconds)).stdout)
+    return float(reply["seconds"])
+
+
 def test_the_interval_is_the_window(server: str) -> None:
     """With `--once` and `--json` the window of the rates is `--interval`."""
     for seconds in (0.2, 0.7):
-        reply: Any = json.loads(top(server, "--json", "--interval", str(seconds)).stdout)
-        assert seconds <= reply["seconds"] < seconds + 0.4
+        # A busy machine can delay the second scrape.
+        found = [window(server, seconds)]
+        while found[-1] >= seconds + 0.4 and len(found) < 5:
+            found.append(window(server, seconds))
+        assert seconds <= min(found) < seconds + 0.4
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +169,7 @@ def closed() -> Iterator[str]:
 
 def top(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `latimer top` without a terminal."""
-    return subprocess.run(
-        ["latimer", "top", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
+    return copies.run("top", *arguments, **environment)
 
 
 def test_a_table_of_a_server(server: str) -> None:
@@ -186,8 +190,8 @@ def test_the_key_is_sent(closed: str) -> None:
     assert top(closed, "--once").returncode == 1
     assert "the server needs an API key: send one with --api-key" in top(closed, "--once").stderr
     assert "the API key is wrong" in top(closed, "--once", "--api-key", "other").stderr
-    assert top(closed, "--once", "--api-key", "secret").returncode == 0
-    done = top(closed, "--once", LATIMER_API_KEY="secret,other")
+    assert top(closed, "--once", "--interval", "0.2", "--api-key", "secret").returncode == 0
+    done = top(closed, "--once", "--interval", "0.2", LATIMER_API_KEY="secret,other")
     assert "demo" in done.stdout
 
 
@@ -247,7 +251,7 @@ def test_the_screen_is_restored() -> None:
     """The live table shows requests, then STALE and DOWN, and a SIGTERM restores the screen."""
     master, slave = pty.openpty()
     with command() as (process, address):
-        live = subprocess.Popen(
+        live: copies.Latimer[bytes] = copies.Latimer(
             ["latimer", "top", address, "--interval", "0.2"], stdout=slave, stderr=slave
         )
         os.close(slave)

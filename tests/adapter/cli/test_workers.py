@@ -28,6 +28,7 @@ from latimer.adapter.limits.config import digest_of
 from latimer.adapter.responses.register import Register
 from latimer.adapter.settings import Settings
 from latimer.adapter.settings_file import WrongSettings
+from support.copies import Latimer, run
 from support.loops import lost
 from support.prometheus import Scrape, scrape
 from support.servers import canned, free_port
@@ -76,14 +77,15 @@ async def test_a_killed_worker_loses_only_its_streams(engine: str) -> None:
         found = await streams(server.address, STREAMS, 75)
         at = time.monotonic()
         os.kill(server.pids[0], signal.SIGKILL)
-        async with httpx2.AsyncClient(base_url=server.address) as client:
-            for _ in range(5):
-                reply = await client.post("/v1/chat/completions", json=chat(4, "quick"))
-                assert reply.status_code == 200
+        # Until its last thread has ended, it could get a connection.
         assert server.line(
             rf"^Worker 1 \(process {server.pids[0]}\) was ended by SIGKILL\. "
             r"Another one starts now\.$"
         )
+        async with httpx2.AsyncClient(base_url=server.address) as client:
+            for _ in range(5):
+                reply = await client.post("/v1/chat/completions", json=chat(4, "quick"))
+                assert reply.status_code == 200
         # Each of two new connections goes to another worker, so both serve when both are there.
         assert server.line(r"^Worker 1 \(process \d+\) serves again\.$")
         assert time.monotonic() - at < 5
@@ -542,14 +544,7 @@ async def test_metrics_do_not_wait_for_a_worker_that_hangs(engine: str) -> None:
 
 def failing(*arguments: str, **environment: str) -> tuple[int, str]:
     """Return the exit code and the output of `latimer serve` that does not start."""
-    found = subprocess.run(
-        ["latimer", "serve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    found = run("serve", *arguments, **environment)
     return found.returncode, found.stderr
 
 
@@ -670,13 +665,7 @@ def test_a_koboldcpp_that_runs_is_refused() -> None:
         code, text = failing(address, "--workers", "2", "--port", "0")
         assert code == 3
         assert f"Latimer cannot start: {address}: koboldcpp runs one call at a time" in text
-        table = subprocess.run(
-            ["latimer", "check", address, "--workers", "2"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        table = run("check", address, "--workers", "2")
         assert table.returncode == 1
         assert f"workers    no: {address}: koboldcpp runs one call" in table.stdout
 
@@ -684,21 +673,14 @@ def test_a_koboldcpp_that_runs_is_refused() -> None:
 @pytest.mark.slow
 def test_check_says_how_many_workers_run(engine: str) -> None:
     """The table of `latimer check` has the number of workers."""
-    table = subprocess.run(
-        ["latimer", "check", engine],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "LATIMER_WORKERS": "3"},
-        check=False,
-    )
+    table = run("check", engine, LATIMER_WORKERS="3")
     assert re.search(r"^workers +3$", table.stdout, re.MULTILINE), table.stdout
 
 
 @pytest.mark.slow
 def test_a_signal_before_the_first_worker_ends_the_server(tmp_path: Path) -> None:
     """A server that waits for its engine ends at once after SIGTERM, with exit code 143."""
-    process = subprocess.Popen(
+    process: Latimer[str] = Latimer(
         ["latimer", "serve", f"http://127.0.0.1:{free_port()}", "--wait", "--workers", "2"],
         stderr=subprocess.PIPE,
         text=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import AdmissionConfig, KeyConfig, digest_of, store_of
 from latimer.adapter.limits.leases import LimitsError
 from latimer.adapter.settings import Settings
+from support.copies import fed
 from support.engines.echo import Echo
 
 SECRET = "s3cr3t"
@@ -153,17 +153,13 @@ def test_keys_change_while_a_server_runs() -> None:
 @pytest.mark.parametrize("text", ["secret", "secret\n", "secret\r\n"])
 def test_the_command_prints_a_digest(text: str) -> None:
     """`latimer config digest` prints the digest of the line on standard input."""
-    done = subprocess.run(
-        ["latimer", "config", "digest"], input=text, capture_output=True, text=True, timeout=60
-    )
+    done = fed(text, "config", "digest")
     assert done.stdout == digest_of("secret") + "\n"
 
 
 @pytest.mark.parametrize("text", ["", "\n", " a", "a\nb", "\x00"])
 def test_the_command_refuses_what_cannot_be_a_key(text: str) -> None:
     """A key that no client can send has no digest, and exit code 2."""
-    done = subprocess.run(
-        ["latimer", "config", "digest"], input=text, capture_output=True, text=True, timeout=60
-    )
+    done = fed(text, "config", "digest")
     assert done.returncode == 2
     assert not done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from latimer.backends.base import Batch, Generation
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
 from support.clients import client_of
+from support.clocks import hurried, now
 from support.engines.echo import Echo
 
 BODY = {"model": "demo", "prompt": "Hi", "max_tokens": 8}
@@ -43,11 +43,11 @@ class Timed(Echo):
 
 async def ask(client: httpx2.AsyncClient, key: str) -> float:
     """Send a request, and return the seconds until its response."""
-    began = time.monotonic()
+    began = now()
     headers = {"authorization": f"Bearer sk-{key}"}
     reply = await client.post("/v1/completions", json=BODY, headers=headers)
     assert reply.status_code == 200
-    return time.monotonic() - began
+    return now() - began
 
 
 def p99(times: Sequence[float]) -> float:
@@ -70,6 +70,7 @@ async def served() -> AsyncIterator[httpx2.AsyncClient]:
 
 
 @pytest.mark.timed
+@hurried
 async def test_a_greedy_key_delays_no_other() -> None:
     """With 200 requests of another key waiting, a key waits at most twice as long as alone."""
     async with served() as client:
@@ -94,6 +95,7 @@ async def test_a_greedy_key_delays_no_other() -> None:
         assert done > 100
 
 
+@hurried
 async def test_a_heavier_key_gets_more() -> None:
     """Of two keys that ask for all they can get, one with twice the weight gets twice as much."""
     keys = {name: {**key, "weight": 2 if name == "greedy" else 1} for name, key in KEYS.items()}

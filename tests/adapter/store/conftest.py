@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -45,6 +46,20 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def opened(target: str) -> Opened:
     """Return a function that opens a store on the database; a second one opens it again."""
     return partial(stored.opened, target)
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that sets the clock of the machine ahead, as this process sees it."""
+    ahead, seconds, nanoseconds = 0.0, time.time, time.time_ns
+
+    def set_ahead(by: float) -> None:
+        nonlocal ahead
+        ahead += by
+
+    monkeypatch.setattr(time, "time", lambda: seconds() + ahead)
+    monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + int(ahead * 1e9))
+    return set_ahead
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from adapter.store.conftest import Opened
@@ -58,18 +58,20 @@ async def test_a_chain_belongs_to_its_owner(store: Store) -> None:
     assert await chain_of(store, root, "a") == [root.id]
 
 
-async def test_an_old_chain_stays_while_it_is_used(opened: Opened) -> None:
+async def test_an_old_chain_stays_while_it_is_used(
+    opened: Opened, later: Callable[[float], None]
+) -> None:
     """Continuing a chain keeps its ancestors, and reading it does, too."""
-    async with opened(age=0.8) as store:
+    async with opened(age=80.0) as store:
         root, alone = child(), child()
         assert store.keep(root)
         assert store.keep(alone)
         await chain_of(store, root)
-        await asyncio.sleep(0.5)
+        later(50.0)
         one = child(root)
         assert store.keep(one)
         assert await chain_of(store, one) == [root.id, one.id]
-        await asyncio.sleep(0.5)
+        later(50.0)
         assert await chain_of(store, one) == [root.id, one.id]
         assert await chain_of(store, alone) == []
 

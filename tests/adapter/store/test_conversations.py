@@ -5,39 +5,24 @@ from __future__ import annotations
 import asyncio
 import sys
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from adapter.store.conftest import Opened, miscounted
 from latimer.adapter.store.errors import ConversationTooLarge, DuplicateItem
-from latimer.adapter.store.records import CONVERSATION, Key, Record
+from latimer.adapter.store.records import CONVERSATION, Key
 from latimer.adapter.store.store import Store
-from support.stored import PIXEL, record
+from support.stored import PIXEL, item, response
 
 TESTS = Path(__file__).parents[2]
 NONE = "conv_0660e9ffc1636faff6bf09c7"
 
 
-def item(name: str, text: str = "Hello", image: str | None = None) -> dict[str, Any]:
-    """Return a message as an item with an id."""
-    parts: list[dict[str, Any]] = [{"type": "input_text", "text": text}]
-    if image is not None:
-        parts.append({"type": "input_image", "image_url": image, "detail": "auto"})
-    return {"id": name, "type": "message", "role": "user", "status": "completed", "content": parts}
-
-
 async def made(store: Store, *items: Mapping[str, Any], owner: str = "", **metadata: str) -> str:
     """Create a conversation and return its id."""
     return (await store.create_conversation(owner, "req_0", metadata, items)).id
-
-
-def response(conversation: str, items: Sequence[Mapping[str, Any]], **more: Any) -> Record:
-    """Return the record of a response in a conversation."""
-    one = record(kind="response", **more)
-    one.conversation, one.items = conversation, items
-    return one
 
 
 async def ids(store: Store, name: str, owner: str = "") -> list[str] | None:
@@ -245,8 +230,7 @@ async def test_concurrent_transactions_append_in_one_order(store: Store) -> None
 # Appends to a conversation as clients and as responses do: each turn has three items.
 APPENDS = """
 import asyncio, sys
-from adapter.store.test_conversations import item, response
-from support.stored import store_at
+from support.stored import item, response, store_at
 
 async def main(target, name, prefix, count):
     store = store_at(target)
@@ -339,14 +323,16 @@ async def test_a_medium_stays_while_an_item_has_it(store: Store) -> None:
     assert await rows(store, "SELECT hash FROM latimer_object_media") == []
 
 
-async def test_an_old_conversation_stays_while_it_is_used(opened: Opened) -> None:
+async def test_an_old_conversation_stays_while_it_is_used(
+    opened: Opened, later: Callable[[float], None]
+) -> None:
     """Appending to a conversation keeps it, and reading all of it does, too."""
-    async with opened(age=0.8) as store:
+    async with opened(age=80.0) as store:
         one, two, alone = [await made(store, item("msg_0")) for _ in range(3)]
-        await asyncio.sleep(0.5)
+        later(50.0)
         assert await store.append("", one, [item("msg_1")])
         assert await ids(store, two) == ["msg_0"]
-        await asyncio.sleep(0.5)
+        later(50.0)
         assert await ids(store, one) == ["msg_0", "msg_1"]
         assert await ids(store, two) == ["msg_0"]
         assert await ids(store, alone) is None

@@ -178,13 +178,14 @@ from latimer.adapter.store.errors import StoreUnavailable
 from support.stored import store_at
 
 probe.IDLE_SECONDS = 0.05
-members.PATIENCE = 0.3
 
 
 async def main():
     store = store_at(sys.argv[1])
     member = members.Members(store)
     await member.join()
+    # Only now: the first question also opens the database.
+    members.PATIENCE = 0.3
     print("open", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     with suppress(StoreUnavailable):

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from base64 import b64encode
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from adapter.store.conftest import Opened
+from latimer.adapter.store import database as databases
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.records import Query, Record, new_id
 from latimer.adapter.store.store import COMMIT_SECONDS, Store
@@ -216,20 +218,22 @@ async def test_a_shared_image_stays_with_its_last_object(opened: Opened) -> None
         assert found.request["messages"][0]["content"][0]["image_url"]["url"] == image
 
 
-async def test_an_object_is_gone_after_its_age(opened: Opened) -> None:
+async def test_an_object_is_gone_after_its_age(
+    opened: Opened, later: Callable[[float], None]
+) -> None:
     """An object that is too old is neither found, listed, changed nor kept in the database."""
     async with opened(age=0.5) as store:
         name, *_ = keep(store, record())
         assert await listed(store) == [name]
-        await asyncio.sleep(0.6)
+        later(0.6)
         assert await listed(store) == []
         assert await store.get("", KIND, name) is None
         assert await store.update("", KIND, name, {}) is None
-        await asyncio.sleep(0.3)
         database = await store.open()
         count = "SELECT count(*) FROM latimer_objects"
-        found = await database.read(lambda one: one.exec_driver_sql(count).scalar())
-        assert found == 0
+        async with asyncio.timeout(5):
+            while await database.read(lambda one: one.exec_driver_sql(count).scalar()):
+                await asyncio.sleep(0.01)
 
 
 async def test_a_committed_object_is_found(store: Store) -> None:
@@ -357,8 +361,11 @@ async def test_others_cannot_read_a_new_file(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_a_locked_file_keeps_objects_in_the_queue(tmp_path: Path) -> None:
+async def test_a_locked_file_keeps_objects_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While another process locks the file, objects wait; afterwards they are stored."""
+    monkeypatch.setattr(databases, "_EVERY", ("PRAGMA busy_timeout=200",))
     file = tmp_path / "store.db"
     store = store_at(file)
     await store.open()
