@@ -560,6 +560,7 @@ def test_a_restarted_server_reports_cached_tokens(tmp_path: Path) -> None:
         assert KEY.encode() not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_evicted_conversations_survive_sigkill(tmp_path: Path) -> None:
     """After a `kill -9`, each conversation that had left memory has its cached tokens again."""
     options = ("--context", "1024", "--threads", "1", "--cache-ram", "8", "--cache-dir")
