@@ -85,13 +85,18 @@ class OnceCell(Generic[Fact]):
         return self.value
 
 
+# Seconds for which all calls raise the last failure, so that many calls cost one connection.
+MOMENT = 0.1
+
+
 class Throttled:
     """A check shared by concurrent callers and by callers shortly after it.
 
     Args:
         check: asks the engine; its error is raised to every caller. It is cancelled with its last
             caller.
-        seconds: how long a result is valid.
+        seconds: how long a result is valid. An error is valid for `MOMENT` at most, so that an
+            engine which starts is found soon.
     """
 
     def __init__(self, check: Callable[[], Awaitable[None]], seconds: float = 0.5) -> None:
@@ -120,7 +125,10 @@ class Throttled:
     def _holds(self, task: asyncio.Task[None]) -> bool:
         if not task.done():
             return task.get_loop() is asyncio.get_running_loop()
-        return not task.cancelled() and time.monotonic() - self._ended < self._seconds
+        if task.cancelled():
+            return False
+        seconds = self._seconds if task.exception() is None else min(self._seconds, MOMENT)
+        return time.monotonic() - self._ended < seconds
 
     async def _run(self) -> None:
         try:

@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 from latimer.backends.errors import EngineError
-from latimer.backends.single_flight import OnceCell, SingleFlight, Throttled
+from latimer.backends.single_flight import MOMENT, OnceCell, SingleFlight, Throttled
 from support.turns import FEW, turns_after_the_first
 
 
@@ -178,6 +178,23 @@ async def test_an_answer_holds_for_a_moment() -> None:
     engine.error = None
     await fresh.run()
     assert engine.asked == 3
+
+
+async def test_an_error_does_not_hold_for_long() -> None:
+    """An engine that was not ready is asked again a moment later, although a result would hold."""
+    engine = Engine()
+    engine.error = EngineError("not ready")
+    engine.go.set()
+    fresh = Throttled(engine.look, 60)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="not ready"):
+            await fresh.run()
+    assert engine.asked == 1
+    await asyncio.sleep(1.1 * MOMENT)
+    engine.error = None
+    for _ in range(2):
+        await fresh.run()
+    assert engine.asked == 2
 
 
 async def test_a_check_ends_with_its_last_caller() -> None:
