@@ -69,7 +69,7 @@ async def test_one_load_serves_all_that_wait() -> None:
 
 async def test_a_request_that_leaves_after_it_was_admitted_lets_go() -> None:
     """A request that is cancelled at the moment of its admission does not keep the engine."""
-    async with machine_of(sized("a", seconds=0.03)) as [member]:
+    async with machine_of(sized("a", seconds=0.01)) as [member]:
         for _ in range(30):
             task = asyncio.create_task(request(member, 10))
             await asyncio.sleep(0)
@@ -175,7 +175,7 @@ async def test_a_failed_load_fails_all_that_wait() -> None:
 
 async def test_the_pause_after_failures_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each failure in a row doubles the pause before the next load, and a success ends it."""
-    monkeypatch.setattr(loading, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(loading, "FIRST_PAUSE", 0.01)
     loader = sized("a", seconds=0)
     loader.fails = "out of memory"
     async with machine_of(loader) as [member]:
@@ -184,10 +184,10 @@ async def test_the_pause_after_failures_grows(monkeypatch: pytest.MonkeyPatch) -
             with pytest.raises(EngineUnavailable):
                 await request(member, 0)
             await asyncio.sleep(0.002)
-        # 20, 40, 80 and 160 ms.
-        assert time.monotonic() - begun > 0.3
+        # 10, 20, 40 and 80 ms.
+        assert time.monotonic() - begun > 0.15
         loader.fails = ""
-        await asyncio.sleep(0.33)
+        await asyncio.sleep(0.17)
         await request(member, 0)
         assert loader.failure == ""
 
@@ -343,7 +343,7 @@ async def test_an_engine_that_was_killed_is_loaded_again(has_room: bool) -> None
 
         async def call() -> None:
             async with pool.open(job) as batches:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
                 assert [batch async for batch in batches]
 
         async with asyncio.timeout(20):

@@ -163,14 +163,14 @@ async def test_a_program_that_does_not_exist_is_failed(tmp_path: Path) -> None:
 async def test_a_command_that_never_becomes_healthy_is_ended(tmp_path: Path) -> None:
     """A command that does not answer in time is ended with everything that it has started."""
     command = ["sh", "-c", "echo hello; sleep 60 & sleep 60"]
-    async with engine(tmp_path, command, start_timeout=0.3) as found:
+    async with engine(tmp_path, command, start_timeout=0.5) as found:
         loading = asyncio.create_task(found.load())
         async with asyncio.timeout(10):
             while not found._last_lines():
                 await asyncio.sleep(0.01)
         pid = found.pid
         assert pid is not None
-        with pytest.raises(EngineUnavailable, match=r"it was not ready within 0\.3 s"):
+        with pytest.raises(EngineUnavailable, match=r"it was not ready within 0\.5 s"):
             await loading
         assert not groups.Group(pid, "", None).members()
         assert found.tail == "hello"
@@ -224,11 +224,11 @@ def test_the_tail_of_a_log_is_bounded() -> None:
     assert tail.lines() == "x" * 100
 
 
-# Starts an engine, prints the process of it, and waits.
+# Starts an engine, prints the process of it when it is ready or has a child, and waits.
 _LATIMER = """
 import asyncio, sys
 from pathlib import Path
-from latimer.backends.fleet import launch, process
+from latimer.backends.fleet import groups, launch, process
 from latimer.backends.llama_server import LlamaServer
 
 async def main():
@@ -243,8 +243,9 @@ async def main():
     loading = asyncio.create_task(engine.load())
     while engine.pid is None:
         await asyncio.sleep(0.01)
-    # Its script has started its children.
-    await asyncio.sleep(0.2)
+    group = groups.Group(engine.pid, "", None)
+    while not loading.done() and len(group.members()) < 2:
+        await asyncio.sleep(0.01)
     print(engine.pid, flush=True)
     await loading
     await asyncio.sleep(600)
