@@ -82,16 +82,22 @@ class Walker:
             closing = np.flatnonzero(allowed & self._closes)
             some = closing if len(closing) and generator.random() < 0.5 else going
             if toward and generator.random() < 0.7:
-                parts = self._parts(toward, data, allowed)
+                parts = self._parts(toward, data, allowed, generator)
                 some = parts if len(parts) else some
             token = int(some[generator.randrange(len(some))])
             data += self._vocabulary.pieces[token]
             grammar.accept(token)
         return None
 
-    def _parts(self, toward: bytes, data: bytes, allowed: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Return the allowed tokens that continue a text, of which the data may end with a part."""
-        begun = max(size for size in range(len(toward)) if data.endswith(toward[:size]))
+    def _parts(
+        self, toward: bytes, data: bytes, allowed: NDArray[np.bool_], generator: random.Random
+    ) -> NDArray[np.intp]:
+        """Return the allowed tokens that continue a text, of which the data may end with a part.
+
+        Sometimes they begin it again, or continue a shorter part.
+        """
+        sizes = [size for size in range(len(toward)) if data.endswith(toward[:size])]
+        begun = generator.choice(sizes) if generator.random() < 0.3 else sizes[-1]
         rest, pieces = toward[begun:], self._vocabulary.pieces
         found = [one for one in self._begins[rest[0]] if rest.startswith(pieces[one])]
         return np.array([one for one in found if allowed[one]], np.intp)
