@@ -41,7 +41,7 @@ from .errors import (
     ModelChanged,
     ModelLoading,
 )
-from .single_flight import SingleFlight
+from .single_flight import MOMENT, SingleFlight
 
 if TYPE_CHECKING:
     from .speech.base import Speaker, Transcriber
@@ -195,8 +195,6 @@ class IdentityMonitor(ABC, Generic[Identity]):
         )
 
 
-# Seconds for which all calls raise the last failure, so that many calls cost one connection.
-MOMENT = 0.1
 # Seconds that a call waits for the result of another call, before the engine was ready.
 PATIENCE = 5.0
 

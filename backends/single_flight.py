@@ -85,8 +85,8 @@ class OnceCell(Generic[Fact]):
         return self.value
 
 
-# Seconds for which an engine that starts may count as away after it is there.
-_FAILED = 0.05
+# Seconds for which all calls raise the last failure, so that many calls cost one connection.
+MOMENT = 0.1
 
 
 class Throttled:
@@ -95,7 +95,8 @@ class Throttled:
     Args:
         check: asks the engine; its error is raised to every caller. It is cancelled with its last
             caller.
-        seconds: how long a result is valid; an error is not valid for longer than `_FAILED`.
+        seconds: how long a result is valid. An error is valid for `MOMENT` at most, so that an
+            engine which starts is found soon.
     """
 
     def __init__(self, check: Callable[[], Awaitable[None]], seconds: float = 0.5) -> None:
@@ -126,8 +127,7 @@ class Throttled:
             return task.get_loop() is asyncio.get_running_loop()
         if task.cancelled():
             return False
-        failed = task.exception() is not None
-        seconds = min(self._seconds, _FAILED) if failed else self._seconds
+        seconds = self._seconds if task.exception() is None else min(self._seconds, MOMENT)
         return time.monotonic() - self._ended < seconds
 
     async def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Tests that a wrong request costs little, whatever its size."""
+"""Tests that a wrong request costs little, also if it is large."""
 
 from __future__ import annotations
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import ContextExceeded, EmptyPrompt, RequestError
-from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
+from latimer.backends.llama_server import LlamaServer
 from support.jobs import run
 from support.recordings import DEMO_CHATML
+from support.servers import llama_server
 
 GREEDY = Sampling(temperature=0.0)
 ENDLESS = Sampling(temperature=0.0, extras={"ignore_eos": True})
@@ -98,13 +101,22 @@ async def test_ids_are_used_verbatim(backend: Backend) -> None:
     assert finishes[0].prompt_tokens == len(ids) == 12
 
 
-@without_koboldcpp
-async def test_the_context_may_be_filled(backend: Backend) -> None:
+@pytest.mark.parametrize("engine", ["llama_cpp", "llama_server"])
+async def test_the_context_may_be_filled(demo_f32: Path, engine: str) -> None:
     """A completion that fits exactly is served, and one without a limit ends at the context."""
-    texts, _ = await run(backend, Generation(Prompt(COUNT), 2036, sampling=GREEDY))
-    assert texts == [ANSWER]
-    _, finishes = await run(backend, Generation(Prompt(COUNT), None, sampling=ENDLESS))
-    assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 2048 - 12)
+    async with AsyncExitStack() as stack:
+        backend: Backend
+        if engine == "llama_cpp":
+            backend = LlamaCpp(demo_f32, exact=True, context=256)
+        else:
+            server = llama_server(DEMO_MODEL, slots=1, context=256)
+            backend = LlamaServer(stack.enter_context(server))
+        await stack.enter_async_context(aclosing(backend))
+        assert (await backend.model()).context == 256
+        texts, _ = await run(backend, Generation(Prompt(COUNT), 256 - 12, sampling=GREEDY))
+        assert texts == [ANSWER]
+        _, finishes = await run(backend, Generation(Prompt(COUNT), None, sampling=ENDLESS))
+        assert (finishes[0].reason, finishes[0].completion_tokens) == ("length", 256 - 12)
 
 
 @without_koboldcpp

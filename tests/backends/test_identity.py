@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Text
 from latimer.backends.errors import EngineUnavailable, LatimerError
-from latimer.backends.identity import MOMENT, LazyBackend
+from latimer.backends.identity import LazyBackend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from latimer.backends.single_flight import MOMENT
 from support.servers import canned
 
 PROPS = b'{"default_generation_settings":{"n_ctx":512},"model_path":"a.gguf","build_info":"b1"}'

@@ -82,7 +82,7 @@ async def test_an_error_of_work_is_freed(is_shared: bool) -> None:
         try:
             raise error
         finally:
-            # This frame is no part of the promise.
+            # The frame would keep it, too.
             del error
 
     gc.disable()

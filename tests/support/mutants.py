@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 from typing import Any, NamedTuple
 
 from httpcore2 import AsyncConnectionInterface, Request, Response
@@ -81,10 +80,16 @@ async def _lines(body: bytes) -> AsyncIterator[bytes]:
         yield line
 
 
-def mutants(record: Record, generator: random.Random, count: int) -> Iterator[tuple[str, Record]]:
-    """Yield a description and a record with one wrong response, several for each response."""
+def mutants(
+    record: Record, generator: random.Random, count: int, methods: Container[str]
+) -> Iterator[tuple[str, Record]]:
+    """Yield a description and a record with one wrong response, several for each response.
+
+    Args:
+        methods: those of the requests whose responses are wrong.
+    """
     for key, answers in record.items():
-        for at, answer in enumerate(answers):
+        for at, answer in enumerate(answers if key[0] in methods else ()):
             for body in _bodies(answer.body, generator, count):
                 changed = {**record, key: [*answers]}
                 changed[key][at] = answer._replace(body=body)
@@ -110,8 +115,7 @@ def _bodies(body: bytes, generator: random.Random, count: int) -> Iterator[bytes
 
 
 def _changed(value: Any, generator: random.Random) -> Any:
-    """Return a copy of a value with one item deleted or replaced by a strange value."""
-    value = copy.deepcopy(value)
+    """Return a value, of which it deletes one item or replaces it by a strange value."""
     places = list(_places(value))
     if not places:
         return generator.choice(STRANGE)

@@ -10,6 +10,7 @@ import numpy as np
 from latimer.backends.llama_cpp.grammars import Candidates, Gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
+from numpy.typing import NDArray
 
 # Tokens that close a JSON text, preferred so that most walks end.
 CLOSING = (b'"', b"}", b"]", b",", b":")
@@ -31,15 +32,18 @@ class Walker:
                 self._begins.setdefault(pieces[token][0], []).append(token)
         self._closes = np.array([piece in CLOSING for piece in pieces]) & ~self._is_end
 
-    def texts(self, grammar: str, count: int, most: int = 300) -> list[str]:
+    def texts(self, grammar: str, count: int, most: int = 300, toward: str = "") -> list[str]:
         """Return the texts of the walks that end within `most` tokens and are valid UTF-8.
 
         llama.cpp's grammars also accept invalid UTF-8 as characters.
+
+        Args:
+            toward: a text of which most steps add the next part, where the grammar allows it.
         """
         generator = random.Random(1)
         found = []
         for _ in range(count):
-            data = self._walk(grammar, generator, most)
+            data = self._walk(grammar, generator, most, toward.encode())
             with contextlib.suppress(UnicodeDecodeError):
                 found += [] if data is None else [data.decode()]
         return found
@@ -62,7 +66,7 @@ class Walker:
             rest = rest[len(pieces[token]) :]
         return bool((own.allowed() & self._is_end).any())
 
-    def _walk(self, text: str, generator: random.Random, most: int) -> bytes | None:
+    def _walk(self, text: str, generator: random.Random, most: int, toward: bytes) -> bytes | None:
         vocabulary = self._vocabulary.pointer
         pointer = llama_cpp.llama_sampler_init_grammar(vocabulary, text.encode(), b"root")
         assert pointer, text
@@ -77,7 +81,23 @@ class Walker:
                 return data
             closing = np.flatnonzero(allowed & self._closes)
             some = closing if len(closing) and generator.random() < 0.5 else going
+            if toward and generator.random() < 0.7:
+                parts = self._parts(toward, data, allowed, generator)
+                some = parts if len(parts) else some
             token = int(some[generator.randrange(len(some))])
             data += self._vocabulary.pieces[token]
             grammar.accept(token)
         return None
+
+    def _parts(
+        self, toward: bytes, data: bytes, allowed: NDArray[np.bool_], generator: random.Random
+    ) -> NDArray[np.intp]:
+        """Return the allowed tokens that continue a text, of which the data may end with a part.
+
+        Sometimes they begin it again, or continue a shorter part.
+        """
+        sizes = [size for size in range(len(toward)) if data.endswith(toward[:size])]
+        begun = generator.choice(sizes) if generator.random() < 0.3 else sizes[-1]
+        rest, pieces = toward[begun:], self._vocabulary.pieces
+        found = [one for one in self._begins[rest[0]] if rest.startswith(pieces[one])]
+        return np.array([one for one in found if allowed[one]], np.intp)

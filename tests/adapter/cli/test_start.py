@@ -14,8 +14,8 @@ import pytest
 from latimer.adapter.cli import serve
 from latimer.adapter.settings import Settings
 from latimer.backends.errors import EngineUnavailable
-from latimer.backends.identity import MOMENT
 from latimer.backends.llama_cpp import DEMO_MODEL
+from latimer.backends.single_flight import MOMENT
 from support.engines.fleet import Engine
 from support.servers import begun, canned, free_port, llama_server
 

@@ -69,7 +69,7 @@ async def test_one_load_serves_all_that_wait() -> None:
 
 async def test_a_request_that_leaves_after_it_was_admitted_lets_go() -> None:
     """A request that is cancelled at the moment of its admission does not keep the engine."""
-    async with machine_of(sized("a", seconds=0.03)) as [member]:
+    async with machine_of(sized("a", seconds=0.01)) as [member]:
         for _ in range(30):
             task = asyncio.create_task(request(member, 10))
             await asyncio.sleep(0)
@@ -130,22 +130,22 @@ async def test_loads_that_fail_are_logged(caplog: pytest.LogCaptureFixture) -> N
 
 async def test_alternating_clients_do_not_swap_with_each_request() -> None:
     """Two clients of two models that do not fit together cause few loads, and none waits long."""
-    loaders = [sized(name, seconds=0.1) for name in "ab"]
-    async with machine_of(*loaders, most_wait=0.4) as members:
+    loaders = [sized(name, seconds=0.05) for name in "ab"]
+    async with machine_of(*loaders, most_wait=0.2) as members:
         waits: list[float] = []
-        end = time.monotonic() + 3.0
+        end = time.monotonic() + 1.5
 
         async def client(member: Member) -> None:
             while time.monotonic() < end:
-                waits.append(await request(member, 0.02))
-                await asyncio.sleep(0.005)
+                waits.append(await request(member, 0.01))
+                await asyncio.sleep(0.0025)
 
         await asyncio.gather(*map(client, members))
         loads = sum(member.loads for member in members)
         assert 4 <= loads <= 10
         assert len(waits) > 5 * loads
         # The bound, a request that runs, an unload and a load; the rest is the test machine's.
-        assert max(waits) < 0.4 + 0.02 + 0.025 + 0.1 + 0.5
+        assert max(waits) < 0.2 + 0.01 + 0.0125 + 0.05 + 0.5
 
 
 async def test_a_machine_under_load_evicts_no_busy_engine() -> None:
@@ -175,7 +175,7 @@ async def test_a_failed_load_fails_all_that_wait() -> None:
 
 async def test_the_pause_after_failures_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each failure in a row doubles the pause before the next load, and a success ends it."""
-    monkeypatch.setattr(loading, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(loading, "FIRST_PAUSE", 0.01)
     loader = sized("a", seconds=0)
     loader.fails = "out of memory"
     async with machine_of(loader) as [member]:
@@ -184,10 +184,10 @@ async def test_the_pause_after_failures_grows(monkeypatch: pytest.MonkeyPatch) -
             with pytest.raises(EngineUnavailable):
                 await request(member, 0)
             await asyncio.sleep(0.002)
-        # 20, 40, 80 and 160 ms.
-        assert time.monotonic() - begun > 0.3
+        # 10, 20, 40 and 80 ms.
+        assert time.monotonic() - begun > 0.15
         loader.fails = ""
-        await asyncio.sleep(0.33)
+        await asyncio.sleep(0.17)
         await request(member, 0)
         assert loader.failure == ""
 
@@ -225,7 +225,7 @@ async def test_an_unload_waits_for_requests() -> None:
     """An engine that is unloaded by hand finishes its requests first, and new ones wait."""
     loader = sized("a", seconds=0)
     async with machine_of(loader) as [member]:
-        running = asyncio.create_task(request(member, 0.5))
+        running = asyncio.create_task(request(member, 0.2))
         await asyncio.sleep(0.02)
         unloading = asyncio.create_task(member.unload())
         await asyncio.sleep(0.02)
@@ -279,6 +279,8 @@ async def test_an_engine_opens_again_when_nobody_waits_for_its_memory() -> None:
 async def test_measured_sizes_replace_unknown_ones() -> None:
     """An engine without a declared size has the largest size that was measured."""
     async with machine_of(SlowLoader("a", size=9), SlowLoader("b", size=3)) as [first, second]:
+        # A load takes that long as far as they know, and an engine is kept for a time that fits.
+        first.load_seconds = second.load_seconds = 0.05
         await request(first, 0)
         assert first.loader.memory == {"gpu": 9}
         await request(second, 0)
@@ -311,7 +313,7 @@ async def test_calls_of_pools_load_engines_in_turns() -> None:
                 assert [batch async for batch in batches]
 
         async with asyncio.timeout(20):
-            first = asyncio.create_task(call(pools[0], 0.4))
+            first = asyncio.create_task(call(pools[0], 0.25))
             await asyncio.sleep(0.1)
             await call(pools[1], 0)
             assert first.done()
@@ -341,7 +343,7 @@ async def test_an_engine_that_was_killed_is_loaded_again(has_room: bool) -> None
 
         async def call() -> None:
             async with pool.open(job) as batches:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
                 assert [batch async for batch in batches]
 
         async with asyncio.timeout(20):

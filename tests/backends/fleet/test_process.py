@@ -19,7 +19,7 @@ import orjson
 import pytest
 from latimer.backends.base import Backend, Generation, Piece, Prompt, Text
 from latimer.backends.errors import EngineUnavailable
-from latimer.backends.fleet import groups
+from latimer.backends.fleet import groups, process
 from latimer.backends.fleet.loading import cause_of
 from latimer.backends.fleet.machine import Machine, Member
 from latimer.backends.fleet.process import EngineProcess, Tail
@@ -37,6 +37,12 @@ def real(*options: str, model: Path = DEMO_MODEL) -> list[str]:
     command[command.index("--port") + 1] = "{port}"
     command[0] = str(command[0])
     return command
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often whether an engine is ready."""
+    monkeypatch.setattr(process, "POLL", 0.02)
 
 
 @asynccontextmanager
@@ -114,13 +120,16 @@ async def test_an_engine_that_is_killed_is_loaded_again(tmp_path: Path) -> None:
             await found.load()
             assert found.pid is not None
             os.kill(found.pid, signal.SIGKILL)
-            await asyncio.sleep(0.3)
+            async with asyncio.timeout(10):
+                while found.state == "ready":
+                    await asyncio.sleep(0.01)
             assert found.state == state
         assert (found.state, found.failure) == ("failed", "it was ended by SIGKILL")
         assert "listening" in found.tail
         with pytest.raises(EngineUnavailable, match="SIGKILL"):
             await found.load()
-        await asyncio.sleep(2.0)
+        assert 1 < found.pause <= 2
+        found._again -= found.pause
         await found.load()
         assert await texts(found.backend)
 
@@ -156,7 +165,9 @@ async def test_a_command_that_never_becomes_healthy_is_ended(tmp_path: Path) -> 
     command = ["sh", "-c", "echo hello; sleep 60 & sleep 60"]
     async with engine(tmp_path, command, start_timeout=0.5) as found:
         loading = asyncio.create_task(found.load())
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(10):
+            while not found._last_lines():
+                await asyncio.sleep(0.01)
         pid = found.pid
         assert pid is not None
         with pytest.raises(EngineUnavailable, match=r"it was not ready within 0\.5 s"):
@@ -168,7 +179,7 @@ async def test_a_command_that_never_becomes_healthy_is_ended(tmp_path: Path) -> 
 async def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """A process that ignores SIGTERM, and its children, are killed after the time for it."""
     command = ["sh", "-c", "trap '' TERM; sh -c 'trap \"\" TERM; sleep 60' & sleep 60; sleep 60"]
-    async with engine(tmp_path, command, start_timeout=0.5, term=0.2) as found:
+    async with engine(tmp_path, command, start_timeout=0.3, term=0.1) as found:
         begun = time.monotonic()
         with pytest.raises(EngineUnavailable):
             await found.load()
@@ -213,11 +224,11 @@ def test_the_tail_of_a_log_is_bounded() -> None:
     assert tail.lines() == "x" * 100
 
 
-# Starts an engine, prints the process of it, and waits.
+# Starts an engine, prints the process of it when it is ready or has a child, and waits.
 _LATIMER = """
 import asyncio, sys
 from pathlib import Path
-from latimer.backends.fleet import launch, process
+from latimer.backends.fleet import groups, launch, process
 from latimer.backends.llama_server import LlamaServer
 
 async def main():
@@ -232,7 +243,9 @@ async def main():
     loading = asyncio.create_task(engine.load())
     while engine.pid is None:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
+    group = groups.Group(engine.pid, "", None)
+    while not loading.done() and len(group.members()) < 2:
+        await asyncio.sleep(0.01)
     print(engine.pid, flush=True)
     await loading
     await asyncio.sleep(600)

@@ -137,17 +137,15 @@ def test_reading_takes_time_by_the_size(name: str) -> None:
 
     def seconds(size: int) -> float:
         text = LINEAR[name](size)
-        found = []
-        for _ in range(3):
-            start = time.thread_time()
-            _problem(text)
-            found.append(time.thread_time() - start)
-        return min(found)
+        start = time.thread_time()
+        _problem(text)
+        return time.thread_time() - start
 
     # Otherwise the garbage collector scans the objects of the other tests again and again.
     gc.disable()
     try:
-        assert seconds(62_000) < 24 * max(seconds(7_750), 0.0005)
+        # Another program may disturb one attempt.
+        assert any(seconds(62_000) < 24 * max(seconds(7_750), 0.0005) for _ in range(3))
     finally:
         gc.enable()
 

@@ -52,7 +52,9 @@ def test_walks_end_with_their_first_marker(walker: Walker, marker: str) -> None:
     rules = until(marker, "root", '"!"')
     text = "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
     gbnf.check(text)
-    for found in walker.texts(text, sample(12, 30), most=400):
+    texts = walker.texts(text, sample(12, 30), most=400, toward=marker)
+    assert texts
+    for found in texts:
         assert found.index(marker) == len(found) - len(marker) - 1
 
 
@@ -60,20 +62,23 @@ def test_text_that_may_end_without_a_marker(walker: Walker) -> None:
     """Free text that ends without a marker contains none."""
     rules = until("ab", "root", '"!"', may_end=True)
     text = "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
-    found = walker.texts(text, sample(30, 60), most=60)
-    assert any(one.endswith("ab!") for one in found) or all("ab" not in one for one in found)
+    found = walker.texts(text, sample(30, 60), most=60, toward="ab")
+    assert any(one.endswith("ab!") for one in found)
+    assert any("ab" not in one for one in found)
     assert all("ab" not in one or one.index("ab") == len(one) - 3 for one in found)
 
 
 def test_an_answer_behind_a_thought(walker: Walker) -> None:
     """The answer follows its grammar, with or without reasoning before it."""
     maybe = as_gbnf(ANSWER._replace(after=Preamble("<t>", "</t>", False)))
-    for one in walker.texts(maybe, sample(30, 80), most=200):
+    answers = walker.texts(maybe, sample(30, 80), most=200, toward="</t>")
+    assert any("</t>" in one for one in answers)
+    for one in answers:
         answer = one.rpartition("</t>")[2].strip()
         assert set(answer) <= set("xyz")
         assert len(answer) == 2
     begun = as_gbnf(ANSWER._replace(after=Preamble("<t>", "b", True)))
-    thoughts = walker.texts(begun, sample(20, 40), most=200)
+    thoughts = walker.texts(begun, sample(20, 40), most=200, toward="b")
     assert thoughts
     assert all("b" in one for one in thoughts)
 

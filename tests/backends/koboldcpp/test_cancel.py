@@ -152,7 +152,8 @@ async def test_a_quiet_end_is_noticed_before_the_next_generation(
                 body = {"prompt": "echo:xyz", "max_length": 8, "genkey": "other"}
                 await client.post(f"{fake.url}/api/v1/generate", json=body)
 
-    others = [asyncio.create_task(other()) for _ in range(3)]
+    # Its next call is in the queue before the engine has slept.
+    another = asyncio.create_task(other())
     try:
         job = replace(SHORT, prompt=Prompt(Text("slow:10 echo:abc")))
         for tokens, reason in ((8, "end"), (2, "length")):
@@ -162,7 +163,7 @@ async def test_a_quiet_end_is_noticed_before_the_next_generation(
             assert (finishes[0].reason, finishes[0].completion_tokens) == (reason, count)
     finally:
         busy = False
-        await asyncio.gather(*others)
+        await another
 
 
 async def test_whole_answers_take_few_calls(fake: FakeKoboldcpp, backend: KoboldCpp) -> None:
@@ -264,15 +265,21 @@ async def test_the_tokens_of_a_job_without_an_end(
     generated, of all choices; one that was not begun notes none."""
     left, ended, waiting = Ticket(), Ticket(), Ticket()
     endless = replace(ENDLESS, streamed=streamed, seeds=(1, 2))
-    three = replace(endless, prompt=Prompt(Text("count:3 slow:300")))
-    for job, party, seconds in ((endless, left, 0.5), (three, ended, 1.3)):
-        async with asyncio.TaskGroup() as group:
-            group.create_task(leave(backend, replace(job, party=party), seconds))
-            await asyncio.sleep(0.1)
-            group.create_task(leave(backend, replace(job, party=waiting), 0.1))
+    three = replace(endless, prompt=Prompt(Text("count:3 slow:200")))
+    for job, party, begun, tokens in ((endless, left, 1, 20), (three, ended, 2, 1)):
+        before = fake._total
+        task = asyncio.create_task(run(backend, replace(job, party=party)))
+        async with asyncio.timeout(10):
+            while fake._total == before:
+                await asyncio.sleep(0.005)
+            await leave(backend, replace(job, party=waiting), 0.05)
+            while fake._total < before + begun or len(fake._last.tokens) < tokens:
+                await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.wait([task])
     assert left.prompt == len(b"endless slow:5")
     assert 10 < left.generated <= 100
-    assert (ended.prompt, ended.generated) == (len(b"count:3 slow:300"), 4)
+    assert (ended.prompt, ended.generated) == (len(b"count:3 slow:200"), 4)
     assert (waiting.prompt, waiting.generated) == (0, 0)
 
 

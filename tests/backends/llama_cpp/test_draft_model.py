@@ -67,7 +67,8 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("seed", [None, 1])
 async def test_answers_are_the_same(engines: list[LlamaCpp], kind: str, seed: int | None) -> None:
     """With a draft model the text, the counts and the reason are those without drafts."""
-    for prompt in PROMPTS:
+    # One that the model repeats, and one that it does not; each stop sequence needs its own.
+    for prompt in PROMPTS if kind == "stop" else PROMPTS[::3]:
         job = replace(job_of(prompt, seed), **KINDS[kind])
         found = []
         for engine in engines:

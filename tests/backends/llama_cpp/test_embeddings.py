@@ -132,6 +132,7 @@ async def test_a_batch_leaves_cores_to_other_programs(monkeypatch: pytest.Monkey
         counts.append(numbers)
         set_threads(pointer, *numbers)
 
+    monkeypatch.setattr(threads, "SURE", 0.1)
     set_threads = llama_cpp.llama_set_n_threads
     monkeypatch.setattr(llama_cpp, "llama_set_n_threads", count)
     found = []

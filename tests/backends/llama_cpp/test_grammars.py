@@ -118,6 +118,7 @@ async def test_every_choice_follows_it(backend: LlamaCpp) -> None:
     assert len(set(texts)) > 1
 
 
+@pytest.mark.slow
 async def test_probabilities_are_those_of_masking(backend: LlamaCpp) -> None:
     """Sampling before asking the grammar gives each token the probability of masking first."""
     alone = Generation(Prompt(ASK), 1, (1,), sampling=Sampling(temperature=0.0), logprobs=1024)

@@ -83,6 +83,7 @@ model.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_COLLAPSE, reason="needs Linux 6.1")
 @pytest.mark.skipif(llama_cpp.llama_supports_gpu_offload(), reason="needs weights in memory")
 def test_weights_are_in_huge_pages(tmp_path: Path, system: Path) -> None:

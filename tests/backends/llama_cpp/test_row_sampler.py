@@ -19,8 +19,6 @@ from latimer.backends.llama_cpp.sampling import _sorted as sort
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from numpy.typing import NDArray
 
-# One that is drawn from at once, and one that is drawn from in strides of which the last is short.
-SIZES = (50, 3_000)
 PARAMETERS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.6},
@@ -30,6 +28,12 @@ PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 1.4, "top_p": 0.9, "extras": {"top_k": 30, "min_p": 0.02}},
     {"logit_bias": ((3, 5.0), (4, -100.0))},
     {"extras": {"ignore_eos": True}},
+]
+# A size that is drawn from at once, and one that is drawn from in strides of which the last is
+# short. What changes single logits, or all of them alike, is the same code for both.
+CASES = [
+    *((parameters, 50) for parameters in PARAMETERS),
+    *((parameters, 3_000) for parameters in (PARAMETERS[0], *PARAMETERS[2:6])),
 ]
 
 
@@ -73,8 +77,7 @@ def probabilities(
     return found
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+@pytest.mark.parametrize(("parameters", "size"), CASES, ids=str)
 def test_draws_have_the_distribution(size: int, parameters: dict[str, Any]) -> None:
     """The frequencies of 20,000 draws fit the distribution in double precision (chi-square)."""
     logits, count = logits_of(size), 20_000
@@ -92,15 +95,14 @@ def test_draws_have_the_distribution(size: int, parameters: dict[str, Any]) -> N
     assert statistic < len(often) + 5 * math.sqrt(2 * len(often)) + 5
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+@pytest.mark.parametrize(("parameters", "size"), CASES, ids=str)
 def test_a_seed_gives_llama_cpps_tokens(size: int, parameters: dict[str, Any]) -> None:
     """With the same seed, llama.cpp's own samplers select the same tokens."""
     vocabulary, sampling = Numbers(size), Sampling(**parameters)
+    rows = [logits_of(size, number) for number in range(100)]
     for seed in (0, 1, 2**32 - 2, 2**40 + 7):
         ours = sampler_of(size, seed, **parameters)
         theirs = ChainSampler(sampling, seed, vocabulary, Candidates(size), (), 100, 8192)
-        rows = [logits_of(size, number) for number in range(100)]
         pairs = [(ours.sample(row), theirs.sample(row)) for row in rows]
         theirs.close()
         # llama.cpp adds up in single precision, so a draw at an edge may differ.

@@ -11,19 +11,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import httpx2
 import pytest
+from latimer.adapter import OpenAIAdapter
 from latimer.adapter.auth import owner_of
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import LlamaCpp, state_files
 from latimer.backends.llama_cpp.cache import MediaSpan, State
 from latimer.backends.llama_cpp.state_files import MOST_FILES, STALE, StateFiles
+from support.clients import client_of
 from support.jobs import run
 from support.recordings import DEMO_CHATML
 from support.servers import command
@@ -536,30 +538,42 @@ async def test_the_last_conversations_are_written_at_shutdown(tmp_path: Path) ->
     assert [count > 200 for count in cached] == [True, True, False, False, False]
 
 
-def test_a_restarted_server_reports_cached_tokens(tmp_path: Path) -> None:
-    """After a restart of `latimer serve`, the usage of a conversation's next turn has cached
-    tokens, for the same API key only."""
+async def test_a_restarted_server_reports_cached_tokens(tmp_path: Path) -> None:
+    """After a restart, the usage of a conversation's next turn has cached tokens, for the same API
+    key only."""
     messages = [{"role": "user", "content": "word " * 100}]
-    options = ("--context", "1024", "--threads", "1", "--cache-dir", str(tmp_path))
 
-    def usage(address: str, key: str) -> int:
+    @asynccontextmanager
+    async def server() -> AsyncIterator[httpx2.AsyncClient]:
+        app = OpenAIAdapter(engine(cache_dir=tmp_path), any_model=True, api_keys=[KEY, "other"])
+        async with aclosing(app), client_of(app) as client:
+            yield client
+
+    async def usage(client: httpx2.AsyncClient, key: str) -> int:
         body = {"model": "demo", "messages": messages, "max_tokens": 4, "temperature": 0}
         headers = {"authorization": f"Bearer {key}"}
-        reply = httpx2.post(f"{address}/v1/chat/completions", json=body, headers=headers).json()
+        answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+        reply = answer.json()
         if len(messages) == 1:
             messages.extend([reply["choices"][0]["message"], {"role": "user", "content": "And?"}])
         count: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
         return count
 
-    with command(*options, LATIMER_API_KEY=f"{KEY},other") as (_, address):
-        assert usage(address, KEY) == 0
-    with command(*options, LATIMER_API_KEY=f"{KEY},other") as (_, address):
-        assert usage(address, "other") == 0
-        assert usage(address, KEY) > 100
-    for path in tmp_path.iterdir():
-        assert KEY.encode() not in path.read_bytes()
+    async with server() as client:
+        assert await usage(client, KEY) == 0
+    async with server() as client:
+        assert await usage(client, "other") == 0
+        assert await usage(client, KEY) > 100
+    for name in os.listdir(tmp_path):
+        assert KEY.encode() not in contents(tmp_path / name)
 
 
+def contents(path: Path) -> bytes:
+    """Return the bytes of a file."""
+    return path.read_bytes()
+
+
+@pytest.mark.slow
 def test_evicted_conversations_survive_sigkill(tmp_path: Path) -> None:
     """After a `kill -9`, each conversation that had left memory has its cached tokens again."""
     options = ("--context", "1024", "--threads", "1", "--cache-ram", "8", "--cache-dir")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from latimer.backends.errors import RequestError
@@ -33,11 +32,14 @@ PLAIN = (
 )
 
 
-@pytest.fixture(params=VOCABULARIES)
-def known(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vocabulary]:
+@pytest.fixture(scope="module", params=VOCABULARIES)
+def known(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Vocabulary]:
     """The vocabulary of each kind of tokenizer."""
     source, changes = VOCABULARIES[request.param]
-    path = with_marks(MODELS / f"{source}.gguf", tmp_path / "marks.gguf", changes)
+    target = tmp_path_factory.mktemp("marks") / "marks.gguf"
+    path = with_marks(MODELS / f"{source}.gguf", target, changes)
     model = LoadedModel(path, Options(threads=1))
     yield Vocabulary(model)
     model.close()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from latimer.adapter.engines import WrongSetup, backend_of, chosen, is_in_process, unused
-from latimer.adapter.on_demand import options_of
+from latimer.adapter.on_demand import OnlyModel, options_of
 from latimer.adapter.settings import Settings
+from latimer.backends.errors import EngineUnavailable
 from latimer.backends.fleet import groups
+from latimer.backends.fleet.process import EngineProcess
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import command as commands
 from latimer.backends.llama_server import wheel
@@ -125,13 +129,29 @@ def test_a_file_for_llama_server_is_checked() -> None:
         backend_of(Settings.load(None, model=__file__, backend="llama-server"))
 
 
-@pytest.mark.parametrize("file", [(str(DEMO_MODEL),), ()], ids=["file", "demo"])
-def test_a_file_is_served_by_llama_server(file: tuple[str, ...], tmp_path: Path) -> None:
-    """`latimer serve FILE --backend llama-server` serves it, without a file the demo model, and the
-    process ends with Latimer."""
+def records(folder: Path) -> list[Path]:
+    """Return the records of the processes that were not ended."""
+    return [*folder.rglob("engines/*.json")]
+
+
+def test_the_demo_model_is_that_of_a_start_without_a_file() -> None:
+    """Without a file, llama-server gets the same command as with the demo model's."""
+    commands = []
+    for given in ({"model": str(DEMO_MODEL)}, {}):
+        backend = backend_of(Settings.load(None, backend="llama-server", **given))
+        assert isinstance(backend, OnlyModel)
+        loader = backend._member.loader
+        assert isinstance(loader, EngineProcess)
+        commands.append(loader._command)
+    assert commands[0] == commands[1]
+    assert str(DEMO_MODEL) in commands[0]
+
+
+def test_a_file_is_served_by_llama_server(tmp_path: Path) -> None:
+    """`latimer serve FILE --backend llama-server` serves it, and the process ends with Latimer."""
     import httpx2
 
-    arguments = (*file, "--backend", "llama-server", "--context", "1024")
+    arguments = (str(DEMO_MODEL), "--backend", "llama-server", "--context", "1024")
     with command(*arguments, XDG_STATE_HOME=str(tmp_path)) as (_, url):
         [model] = httpx2.get(f"{url}/v1/models").json()["data"]
         assert (model["id"], model["context_length"]) == (DEMO_MODEL.stem, 1024)
@@ -150,38 +170,72 @@ def test_a_file_is_served_by_llama_server(file: tuple[str, ...], tmp_path: Path)
             reply = httpx2.post(f"{url}/v1/{path}", json=asked, timeout=60)
             assert reply.status_code == 400
             assert reply.json()["error"]["message"].endswith(f"Start Latimer with {option}.")
-        assert [*tmp_path.rglob("engines/*.json")]
-    assert not [*tmp_path.rglob("engines/*.json")]
+        assert records(tmp_path)
+    assert not records(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize(
     ("size", "options", "words"),
     [
-        (1000, (), "size of the file with that of its source"),
+        (1000, {}, "size of the file with that of its source"),
         (
             1_000_000,
-            (),
+            {},
             "data is not within the file bounds, model is corrupted or incomplete. "
             "Compare the size of the file with that of its source",
         ),
-        (None, ("--lora", str(DEMO_MODEL)), "to be 'adapter', but got. Correct --lora: an adapter"),
-        (None, ("--mmproj", str(DEMO_MODEL)), f"from {DEMO_MODEL}. Correct --mmproj: a model"),
+        (None, {"lora": [str(DEMO_MODEL)]}, "to be 'adapter', but got. Correct --lora: an adapter"),
+        (None, {"mmproj": DEMO_MODEL}, f"from {DEMO_MODEL}. Correct --mmproj: a model"),
         (
             None,
+            {"cache_type": "q4_0", "flash_attention": "off"},
+            "quantized V cache requires flash_attn to be enabled.",
+        ),
+    ],
+    ids=["head", "part", "lora", "mmproj", "cache"],
+)
+async def test_a_failed_start_has_its_cause(
+    size: int | None,
+    options: dict[str, Any],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A llama-server that cannot serve a file is an error with the cause and what to do, and leaves
+    no process."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(DEMO_MODEL.read_bytes()[:size])
+    settings = Settings.load(None, model=str(file), backend="llama-server", **options)
+    async with aclosing(backend_of(settings)) as backend:
+        with pytest.raises(EngineUnavailable) as raised:
+            await backend.model()
+    message = raised.value.message
+    assert words in message
+    assert "broken.gguf" in message
+    # The process has ended, so nothing is tried again.
+    assert "next attempt" not in message
+    assert not records(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
             ("--cache-type", "q4_0", "--flash-attention", "off"),
             "quantized V cache requires flash_attn to be enabled.\n",
         ),
-        (None, ("--lora", "nothing.gguf=0.5"), "There is no LoRA adapter at nothing.gguf (--lora)"),
+        (("--lora", "nothing.gguf=0.5"), "There is no LoRA adapter at nothing.gguf (--lora)"),
     ],
+    ids=["llama-server", "Latimer"],
 )
-def test_a_failed_start_has_its_cause(
-    size: int | None, options: tuple[str, ...], words: str, tmp_path: Path
-) -> None:
-    """A llama-server that cannot serve a file ends the start with the cause and what to do, and
-    leaves no process."""
+def test_a_failed_start_ends_latimer(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    """`latimer serve` ends with the cause, and leaves no process, if llama-server cannot serve a
+    file, or an option of it names nothing."""
     file = tmp_path / "broken.gguf"
-    file.write_bytes(DEMO_MODEL.read_bytes()[:size])
+    file.write_bytes(DEMO_MODEL.read_bytes())
     ended = subprocess.run(
         ["latimer", "serve", str(file), "--backend", "llama-server", "--port", "0", *options],
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "LATIMER_LOG_FORMAT": "text"},
@@ -194,7 +248,7 @@ def test_a_failed_start_has_its_cause(
     assert ("broken.gguf" in last) == ("nothing.gguf" not in last)
     # The process ends, so nothing is tried again.
     assert "next attempt" not in ended.stderr
-    assert not [*tmp_path.rglob("engines/*.json")]
+    assert not records(tmp_path)
 
 
 def test_the_library_of_the_wheel_serves(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def test_a_real_vocabulary() -> None:
 
 async def test_long_prompts_are_scored_in_cells_that_slots_share() -> None:
     """The calls for a long prompt take turns, so that slots which share a context have room."""
-    prompt = Prompt(Text("word " * 900), logprobs=0)
-    with llama_server(DEMO_MODEL, "--kv-unified", "-c", "2048", slots=4) as address:
+    prompt = Prompt(Text("word " * 450), logprobs=0)
+    with llama_server(DEMO_MODEL, "--kv-unified", "-c", "1024", slots=4) as address:
         backend = LlamaServer(address)
         try:
             async with backend.open(Generation(prompt, 0)) as batches:
@@ -159,5 +159,5 @@ async def test_long_prompts_are_scored_in_cells_that_slots_share() -> None:
         finally:
             await backend.aclose()
     assert isinstance(event, PromptTokens)
-    assert len(event.tokens) == 1802
-    assert sum(token.logprob is not None for token in event.tokens) == 1801
+    assert len(event.tokens) == 902
+    assert sum(token.logprob is not None for token in event.tokens) == 901
