@@ -296,6 +296,7 @@ async def test_errors_of_limits_stay(client_of: Any) -> None:
     compare("limits", found)
 
 
+@pytest.mark.slow
 async def test_the_page_of_errors_is_generated(client_of: Any, tmp_path: Path) -> None:
     """docs/errors.md lists every status and code of the snapshots and of other errors."""
     messages: dict[tuple[int, str, str], set[str]] = {}
