@@ -35,6 +35,8 @@ from support.s3 import s3_server, variables
 from support.servers import llama_server, serving
 from support.walks import Walker
 
+# What test modules import and pytest collects stays: a search for garbage only takes time.
+gc.disable()
 # On two busy cores no deadline is reliable.
 hypothesis.settings.register_profile("latimer", deadline=None)
 hypothesis.settings.load_profile("latimer")
@@ -77,8 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collections, which would take half a second each."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 MODELS = Path(__file__).parent / "models"

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
+from support.trees import tree_of
+
 ROOT = Path(__file__).parent.parent
 FLOORS = ("adapter", "backends", "schemas")
 
@@ -127,7 +129,7 @@ def name_of(path: Path) -> str:
 
 def _imported(path: Path, files: set[Path]) -> Iterator[Path]:
     package = path.parent
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         base = [package, *package.parents][node.level - 1]

@@ -160,16 +160,17 @@ class CallParser:
         Raises:
             Broken: the bytes are not a call.
         """
-        for position, byte in enumerate(data):
-            self._size += 1
-            try:
-                self._steps.send(byte)
-            except StopIteration:
-                self.done = True
-                return position + 1, self.taken()
-            except ParseFailed as error:
-                error.at = position
-                raise
+        send, position = self._steps.send, 0
+        try:
+            for position, byte in enumerate(data):  # noqa: B007
+                self._size += 1
+                send(byte)
+        except StopIteration:
+            self.done = True
+            return position + 1, self.taken()
+        except ParseFailed as error:
+            error.at = position
+            raise
         return len(data), self.taken()
 
     def end(self) -> list[Part]:
@@ -308,7 +309,10 @@ class CallParser:
         text = b""
         while text not in markers:
             text += bytes([(yield from self._next()) if not text else (yield)])
-            if not any(marker.startswith(text) for marker in markers):
+            for marker in markers:
+                if marker.startswith(text):
+                    break
+            else:
                 raise ParseFailed
         self._may_end = False
         return text

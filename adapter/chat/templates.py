@@ -240,7 +240,7 @@ def without_bos(prompt: str, model: Model) -> str:
     return prompt
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _compile(source: str) -> jinja2.Template:
     try:
         template = _environment().from_string(completed(source))

@@ -71,13 +71,18 @@ class _Place:
 
 
 class _Stack:
-    """A place, and the stack to continue with after it; equal stacks are one object."""
+    """A place, and the stack to continue with after it; equal stacks are one object.
 
-    __slots__ = ("_key", "below", "place")
+    Attributes:
+        opened: the ways that it opens and the steps to them, once it was followed.
+    """
+
+    __slots__ = ("_key", "below", "opened", "place")
 
     def __init__(self, place: _Place, below: _Stack | None) -> None:
         self.place = place
         self.below = below
+        self.opened: tuple[dict[_Stack, None], int] | None = None
         self._key: tuple[int, ...] | None = None
 
     @property
@@ -104,6 +109,8 @@ class _Stack:
 
 
 Ways: TypeAlias = "dict[_Stack, int]"
+# A character, and the ways that allow it.
+Following: TypeAlias = "tuple[int, list[tuple[_Stack, int]]]"
 
 
 class _Follower:
@@ -121,7 +128,7 @@ class _Follower:
 
     def begin(self) -> Ways:
         """Return the ways that are open before the first character."""
-        return dict.fromkeys(self._open(self._stack(_Place("root", (), None), None)), 1)
+        return dict.fromkeys(self._opened(self._stack(_Place("root", (), None), None)), 1)
 
     def after(self, ways: Iterable[tuple[_Stack, int]]) -> Ways:
         """Return the ways that are open after a character that these ways allow."""
@@ -131,8 +138,9 @@ class _Follower:
             self.steps += 1
             place = way.place
             rest = self._stack(place.rest, way.below) if place.rest is not None else way.below
-            for one in self._open(rest):
-                found[one] = found.get(one, 0) + paths
+            if rest is not None:
+                for one in self._opened(rest):
+                    found[one] = found.get(one, 0) + paths
             if self.steps - before > MOST_STEPS or len(found) > WAYS.maximum:
                 raise TooManyWays
         return found
@@ -147,10 +155,21 @@ class _Follower:
             place = place.rest
         return ways if place is way.place else {self._stack(place, way.below): 1}
 
-    def _open(self, stack: _Stack | None) -> dict[_Stack, None]:
+    def _opened(self, stack: _Stack) -> dict[_Stack, None]:
+        """Return the ways that a stack opens; those of a stack that was followed count as much."""
+        if stack.opened is None:
+            before = self.steps
+            found = self._open(stack)
+            stack.opened = found, self.steps - before
+            return found
+        found, steps = stack.opened
+        self.steps += steps
+        return found
+
+    def _open(self, stack: _Stack) -> dict[_Stack, None]:
         """Follow references until each way has a terminal next."""
         found: dict[_Stack, None] = {}
-        todo = [] if stack is None else [stack]
+        todo = [stack]
         before = self.steps
         while todo:
             self.steps += 1
@@ -242,8 +261,12 @@ def check_ways(rules: Mapping[str, list[list[GrammarPart]]]) -> None:
     heap = [(-len(begin), count, begin)]
     while heap and follower.steps < BUDGET:
         _, _, ways = heapq.heappop(heap)
-        _check_token(follower, ways)
-        for _, matching in _next(follower, ways):
+        before = follower.steps
+        following = _next(follower, ways)
+        # Each of the three loops over them counts.
+        follower.steps += 2 * (follower.steps - before)
+        _check_token(follower, following)
+        for _, matching in following:
             # Path counts start again with each token.
             open_ways = follower.skipped(dict.fromkeys(follower.after(matching), 1))
             key = frozenset([way.key for way in open_ways])
@@ -253,22 +276,24 @@ def check_ways(rules: Mapping[str, list[list[GrammarPart]]]) -> None:
                 heapq.heappush(heap, (-len(open_ways), count, open_ways))
 
 
-def _check_token(follower: _Follower, ways: Ways) -> None:
+def _check_token(follower: _Follower, following: list[Following]) -> None:
     """Follow the characters of a token along the most paths.
 
     llama.cpp follows each path through a token separately (`llama_grammar_reject_candidates`). Two
     ways to read a space are four billion ways to read a token of 32 spaces. Long tokens repeat one
     character; other tokens have few characters.
     """
-    ahead = ways
+    ahead: Ways = {}
     for step in range(MIXED_TOKEN):
-        tried = [follower.after(matching) for _, matching in _next(follower, ahead)[:MOST_GREEDY]]
+        several = _next(follower, ahead) if step else following
+        tried = [follower.after(matching) for _, matching in several[:MOST_GREEDY]]
         ahead = max(tried, key=_paths, default={})
-        if _paths(ahead) > PATHS.maximum:
+        paths = _paths(ahead)
+        if paths > PATHS.maximum:
             raise TooManyWays
-        if not ahead or (step >= UNTIL_AMBIGUOUS and _paths(ahead) == len(ahead)):
+        if not ahead or (step >= UNTIL_AMBIGUOUS and paths == len(ahead)):
             break
-    for character, matching in _next(follower, ways)[:MOST_GREEDY]:
+    for character, matching in following[:MOST_GREEDY]:
         for _ in range(LONGEST_TOKEN):
             ahead = follower.after(matching)
             if _paths(ahead) > PATHS.maximum:
@@ -282,7 +307,7 @@ def _paths(ways: Ways) -> int:
     return sum(ways.values())
 
 
-def _next(follower: _Follower, ways: Ways) -> list[tuple[int, list[tuple[_Stack, int]]]]:
+def _next(follower: _Follower, ways: Ways) -> list[Following]:
     """Return characters with the ways that each keeps open, those with the most paths first.
 
     Only the first characters of ranges are tried, since each overlap of ranges begins with one.
@@ -290,22 +315,22 @@ def _next(follower: _Follower, ways: Ways) -> list[tuple[int, list[tuple[_Stack,
     single: dict[int, list[tuple[_Stack, int]]] = {}
     ranged: list[tuple[_Stack, int]] = []
     begins: set[int] = set()
-    for way, paths in ways.items():
-        ranges = way.place.ranges
-        begins.update([low for low, _ in ranges])
+    for way in ways.items():
+        ranges = way[0].place.ranges
         if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-            single.setdefault(ranges[0][0], []).append((way, paths))
+            single.setdefault(ranges[0][0], []).append(way)
         else:
-            ranged.append((way, paths))
+            begins.update([low for low, _ in ranges])
+            ranged.append(way)
+    begins.update(single)
+    follower.steps += len(begins) * (1 + len(ranged))
     found = []
     for character in begins:
-        follower.steps += 1 + len(ranged)
-        matching = single.get(character, []) + [
-            (way, paths) for way, paths in ranged if way.allows(character)
-        ]
-        found.append((character, matching))
-    found.sort(key=lambda one: (-sum(paths for _, paths in one[1]), one[0]))
-    return found
+        matching = single.get(character, []) + [way for way in ranged if way[0].allows(character)]
+        found.append((-sum([paths for _, paths in matching]), character, matching))
+    # No two have the same character.
+    found.sort()
+    return [(character, matching) for _, character, matching in found]
 
 
 _CHARACTER = re.compile(

@@ -174,11 +174,11 @@ async def test_without_the_store_it_stays_for_a_while(
     client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response with `store: false` can be retrieved for some minutes after its end."""
-    monkeypatch.setattr(background, "KEPT", 0.5)
+    monkeypatch.setattr(background, "KEPT", 0.2)
     made = await begun(client, store=False)
     assert made["store"] is False
     assert (await ended(client, made["id"]))["status"] == "completed"
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(0.3)
     assert (await client.get(f"{R}/{made['id']}")).status_code == 404
 
 

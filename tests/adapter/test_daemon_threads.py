@@ -59,7 +59,7 @@ def test_threads_end() -> None:
     assert not thread.is_alive()
 
 
-# Ends while a thread waits for the first word of a database, for a minute.
+# Ends while two threads wait for the first word of a database, for a minute.
 ENDS = """
 import asyncio, sys
 from latimer.adapter.limits import postgresql
@@ -69,22 +69,22 @@ from support.stored import store_at
 postgresql._CONNECT_SECONDS = database.CONNECT_SECONDS = 60
 
 
-async def main(kind, url):
-    one = store_at(url) if kind == "store" else postgresql.PostgresLimits(url)
-    opening = asyncio.create_task(one.open())
+async def main(url):
+    both = store_at(url), postgresql.PostgresLimits(url)
+    opening = [asyncio.create_task(one.open()) for one in both]
     await asyncio.sleep(0.5)
-    opening.cancel()
-    await one.aclose()
+    for one, task in zip(both, opening):
+        task.cancel()
+        await one.aclose()
 
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("kind", ["store", "limits"])
-def test_the_end_waits_for_no_database(kind: str) -> None:
-    """A process ends soon although its store, or that of its limits, waits for a connection."""
+def test_the_end_waits_for_no_database() -> None:
+    """A process ends soon although its store and that of its limits wait for a connection."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/kept"
-        command = [sys.executable, "-c", ENDS, kind, url]
+        command = [sys.executable, "-c", ENDS, url]
         assert subprocess.run(command, cwd=TESTS, timeout=20, check=False).returncode == 0

@@ -332,7 +332,9 @@ async def test_a_large_reply_leaves_the_loop_to_others() -> None:
                 assert loop.longest < LONGEST
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", ["llama_cpp", pytest.param("llama_server", marks=pytest.mark.slow)]
+)
 def test_a_large_request_leaves_the_loop_to_others(engine: str) -> None:
     """No iteration of the event loop takes more than 50 ms for large inputs of any form."""
     inputs = {

@@ -280,7 +280,7 @@ async def test_errors_of_limits_stay(client_of: Any) -> None:
     for path, body in (
         (C, BASE[C]), (H, BASE[H]), (RESPONSES, {"input": "Hi"}), (E, BASE[E]), (R, BASE[R]),
     ):  # fmt: skip
-        app = OpenAIAdapter(Echo("Hi", pause=0.05), model_names=["demo"], keys=keys)
+        app = OpenAIAdapter(Echo("Hi", pause=0.02), model_names=["demo"], keys=keys)
         async with client_of(app) as client:
             for name in KEYS:
                 headers = {"authorization": f"Bearer {name}"}
@@ -296,6 +296,7 @@ async def test_errors_of_limits_stay(client_of: Any) -> None:
     compare("limits", found)
 
 
+@pytest.mark.slow
 async def test_the_page_of_errors_is_generated(client_of: Any, tmp_path: Path) -> None:
     """docs/errors.md lists every status and code of the snapshots and of other errors."""
     messages: dict[tuple[int, str, str], set[str]] = {}

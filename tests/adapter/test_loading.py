@@ -24,7 +24,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 @asynccontextmanager
 async def unloaded(**options: Any) -> AsyncIterator[tuple[httpx2.AsyncClient, SlowLoader]]:
     """Yield a client of a model that is not loaded, and its loader."""
-    machine, loader = Machine("here"), SlowLoader("demo", 0.2)
+    machine, loader = Machine("here"), SlowLoader("demo", 0.1)
     member = Member(machine, loader)
     pool = Pool("demo", [Replica("demo", member.backend, loader=member)])
     app = OpenAIAdapter([ModelEntry(pool, ("demo",), policy=Policy(keepalive=0.02))], **options)
@@ -52,6 +52,10 @@ async def test_only_streams_get_comments(path: str, fields: dict[str, Any]) -> N
         reply = await client.post(f"/v1/{path}", json=body)
         assert loader.starts == 1
         assert not reply.text.startswith(":")
+
+
+async def test_a_stream_gets_comments() -> None:
+    """A stream has comments while its model loads."""
     async with unloaded() as (client, _):
         body = {"model": "demo", "stream": True, "messages": MESSAGES}
         reply = await client.post("/v1/chat/completions", json=body)

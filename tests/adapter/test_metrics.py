@@ -568,12 +568,13 @@ class Stalling(Echo):
     ],
 )
 async def test_requests_of_an_engine_that_stalls_have_its_model(
-    path: str, fields: dict[str, Any]
+    path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the only engine stalls, its requests wait for its model, also those of clients that go.
 
     The log has the model, too.
     """
+    monkeypatch.setattr("latimer.adapter.endpoints.operations.SCRAPE", 0.05)
     lines: list[bytes] = []
     engine = Stalling()
     app = OpenAIAdapter(engine, observers=[RequestLog(lines.append)])
@@ -603,8 +604,9 @@ async def test_requests_of_an_engine_that_stalls_have_its_model(
     assert [one.get("model") for one in events if one["status"] == 499].count(name) == 3
 
 
-async def test_a_stall_is_no_time_of_latimer() -> None:
+async def test_a_stall_is_no_time_of_latimer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for an engine that stalls counts as queue, also for a client that leaves."""
+    monkeypatch.setattr("latimer.adapter.endpoints.operations.SCRAPE", 0.05)
     lines: list[bytes] = []
     engine = Stalling()
     app = OpenAIAdapter(engine, observers=[RequestLog(lines.append)])

@@ -154,6 +154,14 @@ class Slow(Echo):
         await self.gate.wait()
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let probes and scrapes wait hardly for an engine."""
+    monkeypatch.setattr("latimer.adapter.endpoints.operations._READY", 0.05)
+    monkeypatch.setattr("latimer.adapter.endpoints.operations.SCRAPE", 0.05)
+
+
+@pytest.mark.usefixtures("hasty")
 async def test_a_model_that_loads_is_named() -> None:
     """A model that loads is a 503 within about a second, and no scrape waits for it."""
     engine = Slow()
@@ -175,6 +183,7 @@ def test_an_engine_that_hangs_delays_a_probe_for_less_than_a_second() -> None:
     assert operations._READY <= 0.8
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("here", [False, True])
 async def test_an_engine_that_hangs_is_unavailable(
     monkeypatch: pytest.MonkeyPatch, here: bool
@@ -200,16 +209,16 @@ async def test_an_engine_that_was_down_and_hangs_is_loading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An engine that was never ready is loading for some seconds when it accepts connections."""
-    monkeypatch.setattr("latimer.adapter.service.SILENCE", 0.6)
-    monkeypatch.setattr("latimer.adapter.endpoints.operations._READY", 0.2)
+    monkeypatch.setattr("latimer.adapter.service.SILENCE", 0.4)
+    monkeypatch.setattr("latimer.adapter.endpoints.operations._READY", 0.05)
     engine = Failing()
     app = OpenAIAdapter(engine, model_names=["m"])
     assert (await ready(app))[1] == "engine_unavailable"
     engine.pause = 60.0
     _, code, message = await ready(app)
     assert code == "engine_loading"
-    assert "The engine has not answered within 0.2 s." in message
-    await asyncio.sleep(0.5)
+    assert "The engine has not answered within 0.05 s." in message
+    await asyncio.sleep(0.4)
     assert (await ready(app))[1] == "engine_unavailable"
     await app.aclose()
 
@@ -220,10 +229,10 @@ async def test_an_engine_that_takes_its_time_to_fail_stays_unavailable(
     """An engine whose host is down, which takes a while to find, is not loading in between."""
     monkeypatch.setattr("latimer.adapter.endpoints.operations._READY", 0.05)
     engine = Failing()
-    engine.pause = 0.4
+    engine.pause = 0.2
     app = OpenAIAdapter(engine, model_names=["m"])
     await ready(app)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
     for _ in range(2):
         _, code, message = await ready(app)
         assert (code, message.rpartition(": ")[2]) == ("engine_unavailable", "It has not started.")
@@ -365,6 +374,7 @@ async def test_a_server_that_drains_is_not_ready() -> None:
     await app.aclose()
 
 
+@pytest.mark.usefixtures("hasty")
 async def test_a_failed_question_is_no_warning() -> None:
     """An engine that fails after a scrape has given up leaves no error that nobody reads."""
     engine = Slow()

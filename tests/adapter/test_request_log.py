@@ -422,8 +422,9 @@ def test_a_server_writes_json_to_a_pipe() -> None:
     assert {"time", "message"} <= first.keys()
 
 
-def test_a_slow_reader_holds_nobody() -> None:
+def test_a_slow_reader_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody reads costs lines, but neither time nor memory without end."""
+    monkeypatch.setattr("latimer.adapter.request_log._LAST", 0.05)
     read, write = os.pipe()
     writer = Writer(write)
     taken = [writer.write(b"x" * 65_535 + b"\n") for _ in range(200)]

@@ -297,7 +297,7 @@ def test_a_disconnect_ends_the_speaking() -> None:
 
 async def test_silence_is_commented() -> None:
     """While the first sentence is spoken, events have comments; an error after them is an event."""
-    speaker = PacedSpeaker(pause=0.3)
+    speaker = PacedSpeaker(pause=0.15)
     app = app_of(speaker, keepalive=0.05)
     body = {"voice": "low", "input": "Hello.", "response_format": "wav"}
     reply = await ask(app, **body, stream_format="sse")
@@ -308,7 +308,7 @@ async def test_silence_is_commented() -> None:
     assert done["type"] == "speech.audio.done"
     plain = await ask(app, **body)
     assert base64.b64decode("".join(one["audio"] for one in deltas)) == plain.content
-    failing = PacedSpeaker(pause=0.3, error=EngineError("No memory."))
+    failing = PacedSpeaker(pause=0.15, error=EngineError("No memory."))
     reply = await ask(app_of(failing, keepalive=0.05), **body, stream_format="sse")
     assert (reply.status_code, reply.text[:9]) == (200, ": waiting")
     assert "No memory." in reply.text

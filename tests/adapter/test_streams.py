@@ -128,7 +128,7 @@ async def test_a_slow_reader_loses_nothing(served_url: str) -> None:
         httpx2.AsyncClient(base_url=served_url, timeout=60) as client,
         client.stream("POST", "/v1/completions", json=body) as reply,
     ):
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.3)
         text = (await reply.aread()).decode()
     chunks = [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-2]]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPTS[4]["greedy"]

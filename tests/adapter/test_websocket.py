@@ -478,6 +478,7 @@ def test_the_first_events_do_not_wait_for_the_first_token() -> None:
         assert socket.receive_json()["type"] == "response.created"
         assert socket.receive_json()["type"] == "response.in_progress"
         assert time.monotonic() - start < 0.8
+        engine.pause = 0.0
         found = events(socket)
         numbers = [one["sequence_number"] for one in found]
         assert numbers == list(range(2, 2 + len(found)))
@@ -560,7 +561,7 @@ async def messages_of(app: Any, frame: dict[str, Any], extensions: Any) -> list[
         {"generate": False, "unknown": 1},
     ],
 )
-@pytest.mark.parametrize("backend", [Echo, partial(Echo, pause=0.05), Breaks])
+@pytest.mark.parametrize("backend", [Echo, partial(Echo, pause=0.01), Breaks])
 async def test_a_server_that_takes_frames_gets_a_burst_at_once(
     backend: Any, options: dict[str, Any]
 ) -> None:
@@ -585,10 +586,10 @@ def test_deltas_are_padded_if_a_request_asks_for_it() -> None:
 
 def test_a_connection_ends_after_its_lifetime() -> None:
     """An old connection lets its response end, says why, and closes with 1000."""
-    app = OpenAIAdapter(Echo(pause=0.005), any_model=True, websocket_lifetime=0.3)
+    app = OpenAIAdapter(Echo(pause=0.005), any_model=True, websocket_lifetime=0.1)
     with connected(app) as socket:
-        socket.send_json(create("x" * 100))
-        assert text_of(events(socket)[-1]) == "x" * 100
+        socket.send_json(create("x" * 40))
+        assert text_of(events(socket)[-1]) == "x" * 40
         error = socket.receive_json()
         assert error["error"]["code"] == "websocket_connection_limit_reached"
         with pytest.raises(WebSocketDisconnect) as closed:
@@ -600,7 +601,7 @@ def test_a_drain_closes_connections_when_their_responses_have_ended() -> None:
     """In a drain a response ends, what waits and what comes is refused, and 1001 says why."""
     app = OpenAIAdapter(Echo(pause=0.005), any_model=True)
     with connected(app) as socket:
-        socket.send_json(create("x" * 100))
+        socket.send_json(create("x" * 30))
         socket.send_json(create("waits"))
         while socket.receive_json()["type"] != "response.output_text.delta":
             pass

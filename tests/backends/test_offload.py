@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
@@ -242,10 +242,12 @@ class Work:
 
     Attributes:
         turn: the number of turns so far.
+        is_over: True to count no further turns.
     """
 
     def __init__(self, turns: int) -> None:
         self.turn = 0
+        self.is_over = False
         self._left = turns
         self._now = 0.0
 
@@ -254,20 +256,23 @@ class Work:
         return self._now
 
     def run(self) -> None:
-        """Work in this turn, and in the next one unless it is the last."""
+        """Work in this turn and, if there is some left, in the next ones, which are counted."""
         self.turn += 1
         if self._left:
             self._left -= 1
             self._now += 0.001
-        asyncio.get_running_loop().call_soon(self.run)
+        if not self.is_over:
+            asyncio.get_running_loop().call_soon(self.run)
 
 
 @pytest.fixture
-def work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Work:
+def work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
     """As many turns of work as the parameter says."""
     found = Work(request.param)
     monkeypatch.setattr(offload, "perf_counter", found.clock)
-    return found
+    yield found
+    # All tests have the same event loop, which would turn without end.
+    found.is_over = True
 
 
 @pytest.mark.parametrize(

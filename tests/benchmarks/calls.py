@@ -58,7 +58,7 @@ from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
 from latimer.backends.llama_server import LlamaServer
 
-ROUNDS = 40
+ROUNDS = 12
 # The tokens of a plain response, and of the two streams whose difference is the cost of a token.
 TOKENS, SHORT, LONG = 8, 8, 40
 # The requests of a block, and the blocks of each kind and app in a turn.

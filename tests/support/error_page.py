@@ -53,6 +53,7 @@ from starlette.requests import Request
 from support.pdf_files import pdf, pdf_url
 from support.projector import listener, png, projector
 from support.servers import serving
+from support.trees import tree_of
 from support.wrong_requests import ASKED, C, H
 
 ROOT = Path(__file__).parent.parent.parent
@@ -240,7 +241,7 @@ def codes() -> set[str]:
     found: set[str] = set()
     for folder in ("adapter", "backends", "schemas"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(tree_of(path)):
                 for value in _values(node):
                     found |= set(_patterns(value))
     return found

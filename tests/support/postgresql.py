@@ -1,4 +1,7 @@
-"""A real PostgreSQL for tests, from Debian's package; its own service is not used."""
+"""A real PostgreSQL for tests, from Debian's package; its own service is not used.
+
+The quick tests load this module, so it imports the client of PostgreSQL only where it is used.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import psycopg
 
 from support.servers import free_port
 
@@ -124,11 +125,15 @@ class PostgreSQL:
 
     def execute(self, statement: str) -> None:
         """Run a statement in the database of the server itself."""
+        import psycopg
+
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(statement.encode())
 
     def _answers(self, port: int) -> bool:
         """Start the server at a port; False if it ends, as if the port is in use."""
+        import psycopg
+
         settings = [word for option in self._options for word in ("-c", option)]
         address = ["-h", "127.0.0.1", "-p", str(port), "-k", str(self._folder)]
         with (self._folder / "log").open("ab") as log:

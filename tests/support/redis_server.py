@@ -1,4 +1,7 @@
-"""A real Redis for tests, from Debian's package; its own service is not used."""
+"""A real Redis for tests, from Debian's package; its own service is not used.
+
+The quick tests load this module, so it imports the client of Redis only where it is used.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-from redis import Redis
-from redis.exceptions import RedisError
 
 from support.servers import free_port
 
@@ -73,12 +73,17 @@ class RedisServer:
 
     def clear(self) -> str:
         """Delete everything, and return the URL."""
+        from redis import Redis
+
         with Redis.from_url(self.url) as client:
             client.flushall()
         return self.url
 
     def _answers(self, port: int) -> bool:
         """Start the server at a port; False if it ends, as if the port is in use."""
+        from redis import Redis
+        from redis.exceptions import RedisError
+
         with (self._folder / "log").open("ab") as log:
             self._process = process = subprocess.Popen(
                 [PROGRAM, "--port", str(port), "--bind", "127.0.0.1", "--save", "",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import random
+from typing import NamedTuple
 
 import llama_cpp
 import numpy as np
+from latimer.backends.grammar.gbnf import tokens
 from latimer.backends.llama_cpp.grammars import Candidates, Gbnf
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
@@ -14,6 +16,14 @@ from numpy.typing import NDArray
 
 # Tokens that close a JSON text, preferred so that most walks end.
 CLOSING = (b'"', b"}", b"]", b",", b":")
+
+
+class Next(NamedTuple):
+    """The tokens that may follow, those of them that close something, and whether an end may."""
+
+    going: np.ndarray
+    closing: np.ndarray
+    may_end: bool
 
 
 class Walker:
@@ -42,8 +52,9 @@ class Walker:
         """
         generator = random.Random(1)
         found = []
+        known: dict[bytes, Next] | None = None if tokens(grammar) else {}
         for _ in range(count):
-            data = self._walk(grammar, generator, most, toward.encode())
+            data = self._walk(grammar, generator, most, toward.encode(), known)
             with contextlib.suppress(UnicodeDecodeError):
                 found += [] if data is None else [data.decode()]
         return found
@@ -66,23 +77,37 @@ class Walker:
             rest = rest[len(pieces[token]) :]
         return bool((own.allowed() & self._is_end).any())
 
-    def _walk(self, text: str, generator: random.Random, most: int, toward: bytes) -> bytes | None:
+    def _walk(
+        self,
+        text: str,
+        generator: random.Random,
+        most: int,
+        toward: bytes,
+        known: dict[bytes, Next] | None,
+    ) -> bytes | None:
+        """Return the text of a walk, or None if it is too long.
+
+        Args:
+            known: what may follow each text so far, in a grammar without tokens.
+        """
         vocabulary = self._vocabulary.pointer
         pointer = llama_cpp.llama_sampler_init_grammar(vocabulary, text.encode(), b"root")
         assert pointer, text
         grammar = Gbnf(pointer, self._candidates)
         data = b""
         for _ in range(most):
-            allowed = grammar.allowed()
-            going = np.flatnonzero(allowed & ~self._is_end)
-            may_end = bool((allowed & self._is_end).any())
+            following = None if known is None else known.get(data)
+            if following is None:
+                following = self._next(grammar)
+                if known is not None:
+                    known[data] = following
+            going, closing, may_end = following
             assert may_end or len(going), (data, text)
             if may_end and (not len(going) or generator.random() < 0.3):
                 return data
-            closing = np.flatnonzero(allowed & self._closes)
             some = closing if len(closing) and generator.random() < 0.5 else going
             if toward and generator.random() < 0.7:
-                parts = self._parts(toward, data, allowed, generator)
+                parts = self._parts(toward, data, going, generator)
                 some = parts if len(parts) else some
             token = int(some[generator.randrange(len(some))])
             data += self._vocabulary.pieces[token]
@@ -90,7 +115,7 @@ class Walker:
         return None
 
     def _parts(
-        self, toward: bytes, data: bytes, allowed: NDArray[np.bool_], generator: random.Random
+        self, toward: bytes, data: bytes, going: NDArray[np.intp], generator: random.Random
     ) -> NDArray[np.intp]:
         """Return the allowed tokens that continue a text, of which the data may end with a part.
 
@@ -100,4 +125,12 @@ class Walker:
         begun = generator.choice(sizes) if generator.random() < 0.3 else sizes[-1]
         rest, pieces = toward[begun:], self._vocabulary.pieces
         found = [one for one in self._begins[rest[0]] if rest.startswith(pieces[one])]
-        return np.array([one for one in found if allowed[one]], np.intp)
+        return np.intersect1d(np.array(found, np.intp), going)
+
+    def _next(self, grammar: Gbnf) -> Next:
+        allowed = grammar.allowed()
+        return Next(
+            np.flatnonzero(allowed & ~self._is_end),
+            np.flatnonzero(allowed & self._closes),
+            bool((allowed & self._is_end).any()),
+        )

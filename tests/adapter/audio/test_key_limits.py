@@ -49,7 +49,7 @@ async def send(client: httpx2.AsyncClient, kind: str, text: str = "Hello.") -> h
 @pytest.mark.parametrize("kind", KINDS)
 async def test_concurrent_requests(kind: str) -> None:
     """A second request at the same time is a 429, and the next one after it is served."""
-    async with limited(pause=0.2, concurrent=1) as client:
+    async with limited(pause=0.1, concurrent=1) as client:
         replies = await asyncio.gather(send(client, kind), send(client, kind))
         assert sorted(one.status_code for one in replies) == [200, 429]
         assert (await send(client, kind)).status_code == 200

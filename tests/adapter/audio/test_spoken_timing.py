@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -59,8 +60,7 @@ async def test_a_sentence_is_spoken_while_the_next_is_generated(fields: dict[str
 
 async def test_slow_speech_holds_no_text_back() -> None:
     """The whole text is sent, and the engine is free, before the first sentence is spoken."""
-    backend, speaker = Echo(), PacedSpeaker(pause=0.2)
-    free = []
+    backend, free = Echo(), []
 
     class Watching(PacedSpeaker):
         async def _pieces(self, utterance: Any) -> Any:
@@ -68,7 +68,7 @@ async def test_slow_speech_holds_no_text_back() -> None:
             async for piece in super()._pieces(utterance):
                 yield piece
 
-    speaker = Watching(pause=0.2)
+    speaker = Watching(pause=0.1)
     async with adapting(backend, speaker=speaker) as client:
         found = kinds(events(await client.post(PATH, json=asked(**STREAMED))))
     assert found[: len(TEXT)] == ["transcript"] * len(TEXT)
@@ -117,25 +117,29 @@ async def test_a_slow_reader_slows_the_speech_down() -> None:
     """Audio that a client does not read is not made: it would fill the memory."""
     # A second for each character.
     speaker = PacedSpeaker(length=24_000)
-    app = OpenAIAdapter(Echo("A sentence of some length. " * 15), any_model=True, speaker=speaker)
+    app = OpenAIAdapter(Echo("A sentence of some length. " * 8), any_model=True, speaker=speaker)
+    # Linux would give a socket up to tens of megabytes.
+    small = httpx2.AsyncHTTPTransport(
+        socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)]
+    )
     with serving(lambda: app) as address:
         async with (
-            httpx2.AsyncClient(base_url=address, timeout=60) as client,
+            httpx2.AsyncClient(base_url=address, timeout=60, transport=small) as client,
             client.stream("POST", PATH, json=asked("x", **STREAMED)) as reply,
         ):
             before = -1
             while before != speaker.pieces or not before:
                 before = speaker.pieces
-                await asyncio.sleep(0.5)
-            # All of it has some 4,000 pieces; sockets hold some megabytes.
-            assert speaker.pieces < 2_000
+                await asyncio.sleep(0.25)
+            # All of it has 2,080 pieces of 6 KB; sockets hold some megabytes.
+            assert speaker.pieces < 1_000
             await reply.aread()
-    assert speaker.pieces >= 3_900
+    assert speaker.pieces >= 2_080
 
 
 async def test_comments_are_sent_while_it_is_spoken() -> None:
     """A stream sends comments while its text has ended and its audio has not begun."""
-    async with adapting(Echo(), speaker=PacedSpeaker(pause=0.3), keepalive=0.05) as client:
+    async with adapting(Echo(), speaker=PacedSpeaker(pause=0.15), keepalive=0.025) as client:
         reply = await client.post(PATH, json=asked(**STREAMED))
     assert reply.text.count(": keep-alive\n\n") > 3
     assert joined(events(reply))["transcript"] == TEXT

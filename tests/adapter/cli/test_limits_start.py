@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 
-import psycopg
 import pytest
 from latimer.adapter.cli import check, serve, terminal
 from latimer.adapter.engines import backend_of
@@ -104,6 +103,8 @@ async def test_a_store_of_limits_that_is_down_is_a_warning(
 
 async def test_a_store_of_limits_that_works_has_a_row(postgresql_url: str, tmp_path: Path) -> None:
     """A check names the store of limits and makes no table; the metric is 1 after the start."""
+    import psycopg
+
     settings = settings_with(tmp_path, postgresql_url)
     (row,) = await check._limits(settings)
     assert (row.status, row.value.partition(":")[0]) == ("ok", "PostgreSQL at 127.0.0.1")

@@ -248,9 +248,11 @@ async def test_a_real_engine_is_kept_waiting_for(
     ("make_fake", "make"), [(FakeLlamaServer, LlamaServer), (FakeKoboldcpp, KoboldCpp)]
 )
 async def test_a_silent_server_is_waited_for_and_left(
-    make_fake: Any, make: Any, stage: str
+    make_fake: Any, make: Any, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent server causes comments, and is released when the client disconnects."""
+    # koboldcpp is asked twenty times, for a second, if a call that it was sent will still begin.
+    monkeypatch.setattr("latimer.backends.koboldcpp.call.ABORT_EVERY", 0.005)
     fake = make_fake()
     await fake.start()
     backend = make(fake.url)

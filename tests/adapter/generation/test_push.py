@@ -482,7 +482,7 @@ async def test_a_client_that_reads_nothing_pauses_the_engine(
                 taken = -1
                 while taken != engine.sent:
                     taken = engine.sent
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(0.25)
                 text = (await reply.aread()).decode()
     # An event of the engine has about 130 bytes.
     assert taken < 60 * count

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import psycopg
 import pytest
 from latimer.adapter import probe
 from latimer.adapter.errors import LimitsUnavailable
@@ -25,7 +24,6 @@ from latimer.adapter.limits.leases import (
     Rates,
     Refusal,
 )
-from redis import Redis
 from support import postgresql, redis_server
 from support.postgresql import PostgreSQL
 from support.redis_server import RedisServer
@@ -163,6 +161,8 @@ async def _older(opened: Opened, url: str, seconds: float) -> None:
     """Move what was used into the past."""
     buckets = int(seconds * 2)
     if url.startswith("redis"):
+        from redis import Redis
+
         with Redis.from_url(url, decode_responses=True) as client:
             for key in client.keys("latimer:limits:*"):
                 if client.type(key) == "hash":
@@ -171,6 +171,8 @@ async def _older(opened: Opened, url: str, seconds: float) -> None:
                     moved = {str(int(one) - buckets): amount for one, amount in fields.items()}
                     client.hset(key, mapping=moved)
         return
+    import psycopg
+
     statement = """
         UPDATE latimer_limits SET state = (SELECT jsonb_object_agg(kind, CASE WHEN kind = 'leases'
             THEN value ELSE coalesce((SELECT jsonb_agg(jsonb_build_array((b->>0)::bigint - %s, b->1)

@@ -205,7 +205,7 @@ async def test_what_has_no_effect_here_is_listed(fields: dict[str, Any], listed:
 
 async def test_silence_in_a_message_has_pings() -> None:
     """A slow stream has nothing but comments before the message begins, and pings after that."""
-    async with adapting(Echo("ab", pause=0.3), keepalive=0.05) as client:
+    async with adapting(Echo("ab", pause=0.15), keepalive=0.025) as client:
         reply = await client.post(PATH, json=body_of(stream=True))
     before, begun, after = reply.text.partition("event: message_start")
     assert begun

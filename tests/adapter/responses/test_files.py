@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -33,8 +34,22 @@ from .requests import call, output, user
 
 R = "/v1/responses"
 FILE_DATA = "input[0].content[0].file_data"
-# A page that takes a reader minutes.
-ENDLESS = pdf(drawing("x") * 2_000_000)
+
+
+def three() -> bytes:
+    """Return a file with three pages."""
+    return pdf("One page", "Another", "Third")
+
+
+@cache
+def endless() -> bytes:
+    """Return a file with a page that takes a reader minutes."""
+    return pdf(drawing("x") * 2_000_000)
+
+
+def spaces() -> bytes:
+    """Return a file with a page that takes a reader much memory."""
+    return pdf(b" " * 70_000_000)
 
 
 def file(data: bytes | str, name: str = "a.pdf") -> dict[str, Any]:
@@ -270,20 +285,20 @@ async def test_openais_client_sends_a_pdf(app: OpenAIAdapter) -> None:
          "invalid_value"),
         (b"", "because it is damaged.", "invalid_value"),
         # 100 MB of spaces in 100 KB.
-        (pdf(b" " * 100_000_000), "PDF files take more than 20 s or 512 MiB to read. Send their "
-         "text, or their pages as images.", "file_too_large"),
+        (lambda: pdf(b" " * 100_000_000), "PDF files take more than 20 s or 512 MiB to read. Send "
+         "their text, or their pages as images.", "file_too_large"),
     ],
     ids=["encrypted", "scan", "broken", "no pages", "damaged page", "cut page", "no data", "bomb"],
 )  # fmt: skip
 async def test_a_pdf_that_is_not_read(
     client: httpx2.AsyncClient,
     started: list[subprocess.Popen[bytes]],
-    data: bytes,
+    data: bytes | Callable[[], bytes],
     message: str,
     code: str,
 ) -> None:
     """A PDF file without a text is a 400 that names the part, the reason and what to send."""
-    reply = await asked(client, [user([file(data)])])
+    reply = await asked(client, [user([file(data() if callable(data) else data)])])
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert (error["param"], error["code"]) == (FILE_DATA, code)
@@ -305,17 +320,13 @@ def limited(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
     monkeypatch.setattr(reading, name, other)
 
 
-THREE = pdf("One page", "Another", "Third")
-SPACES = pdf(b" " * 70_000_000)
-
-
 @pytest.mark.parametrize(
     ("name", "most", "data", "message"),
     [
-        ("PDF_PAGES", 2, THREE, "has 3 pages; at most 2 are allowed. Send fewer pages."),
-        ("PDF_TEXT", 8, THREE, "is too long; at most 8 characters are allowed in one request."),
-        ("PDF_MEMORY", 150, SPACES, "take more than 20 s or 150 MiB to read."),
-        ("PDF_SECONDS", 1, ENDLESS, "take more than 1 s or 512 MiB to read."),
+        ("PDF_PAGES", 2, three, "has 3 pages; at most 2 are allowed. Send fewer pages."),
+        ("PDF_TEXT", 8, three, "is too long; at most 8 characters are allowed in one request."),
+        ("PDF_MEMORY", 150, spaces, "take more than 20 s or 150 MiB to read."),
+        ("PDF_SECONDS", 1, endless, "take more than 1 s or 512 MiB to read."),
     ],
     ids=["pages", "text", "memory", "seconds"],
 )
@@ -325,12 +336,12 @@ async def test_limits_of_a_pdf(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     most: int,
-    data: bytes,
+    data: Callable[[], bytes],
     message: str,
 ) -> None:
     """A PDF file beyond a limit is a 400 with the limit, and its reader has ended."""
     limited(monkeypatch, name, most)
-    error = (await asked(client, [user([file(data)])])).json()["error"]
+    error = (await asked(client, [user([file(data())])])).json()["error"]
     assert (error["param"], error["code"]) == (FILE_DATA, "file_too_large")
     assert message in error["message"]
     assert len(started) == 1
@@ -349,7 +360,7 @@ async def test_one_text_many_times_is_too_long(
 
 async def test_time_is_limited(started: list[subprocess.Popen[bytes]]) -> None:
     """A reader that takes too long is killed, and the time is that of all files together."""
-    pdfs = [Pdf("a", pdf_url(pdf("In time"))), Pdf("b", pdf_url(ENDLESS))]
+    pdfs = [Pdf("a", pdf_url(pdf("In time"))), Pdf("b", pdf_url(endless()))]
     # On a busy machine the first file alone can take longer than that.
     for seconds in (0.6, 2.4, 9.6):
         started.clear()
@@ -367,7 +378,7 @@ async def test_a_client_that_leaves_ends_the_reader(
     app: OpenAIAdapter, started: list[subprocess.Popen[bytes]]
 ) -> None:
     """When a client disconnects, the reader of its file is killed and the next one has a turn."""
-    body = orjson.dumps({"model": "m", "input": [user([file(ENDLESS)])]})
+    body = orjson.dumps({"model": "m", "input": [user([file(endless())])]})
     messages: Iterator[dict[str, Any]] = iter([{"type": "http.request", "body": body}])
 
     async def receive() -> dict[str, Any]:

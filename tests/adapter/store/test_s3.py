@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import boto3
 import pytest
 from latimer.adapter.store import blobs
 from latimer.adapter.store.blobs import S3
@@ -39,6 +38,8 @@ def test_an_object_is_named_by_its_hash(
     prefix: str, key: str, at: Set, s3_variables: dict[str, str]
 ) -> None:
     """The key of a medium is the prefix and the hash; other objects are not listed."""
+    import boto3
+
     at(s3_variables)
     storage, client = S3(BUCKET, prefix), boto3.client("s3")
     client.put_object(Bucket=BUCKET, Key=f"{prefix.strip('/')}/notes.txt".lstrip("/"), Body=b"?")

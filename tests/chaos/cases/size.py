@@ -184,8 +184,13 @@ def _requests() -> Iterator[Case]:
     yield _case("dry_sequence_breakers", {"prompt": "a", "max_tokens": 4, **dry}, memory=128)
     bias = {str(token): 1 for token in range(100_000)}
     yield _case("logit_bias of 100,000", {"prompt": "a", "max_tokens": 4, "logit_bias": bias})
-    tools = [_tool(f"f{i}", _properties(20)) for i in range(2000)]
-    yield _case("2,000 tools", {**_message("MARKED"), "tools": tools}, path=CHAT, memory=300)
+    yield _case(
+        "2,000 tools",
+        lambda: {
+            **_message("MARKED"), "tools": [_tool(f"f{i}", _properties(20)) for i in range(2000)],
+        },
+        path=CHAT, memory=300,
+    )  # fmt: skip
     yield _case(
         "a body of 33 MB", lambda: {"prompt": "a", "x": "y" * (33 * 2**20)}, memory=200,
         says="33554432",
@@ -196,6 +201,10 @@ def _requests() -> Iterator[Case]:
 
 def _tool(name: str, schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+def _described(index: int) -> dict[str, Any]:
+    return {"type": "object", "description": str(index) + "d" * 6 * 10**6}
 
 
 def _structures() -> Iterator[Case]:
@@ -215,10 +224,9 @@ def _structures() -> Iterator[Case]:
         yield case("grammar", name, 256, grammar=text)
     # A cache limited by count would keep forty of them.
     for index in range(20):
-        schema = {"type": "object", "description": str(index) + "d" * 6 * 10**6}
         yield _case(
             f"6 MB of descriptions, the {index + 1}th time",
-            lambda schema=schema: {"prompt": "a", "json_schema": schema, "max_tokens": 1},
+            lambda index=index: {"prompt": "a", "json_schema": _described(index), "max_tokens": 1},
             memory=160, engines=(FAKE_SERVER, INSIDE),
         )  # fmt: skip
 
