@@ -20,7 +20,7 @@ from .cache import BLOCK, Cache, Slot
 from .chain import ChainSampler, LongSampler, is_needed
 from .draft_model import DraftModel, Wanted
 from .drafts import LIKELY, OUTCOMES, Acceptance, DecodeCost, Lookup
-from .grammars import Candidates, Constraint, TooComplex
+from .grammars import Candidates, Constraint, LimitExceeded
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
 from .padding import Padding
@@ -607,7 +607,7 @@ class Scheduler:
         job = task.job
         try:
             token = run.sampler.sample(self._context.logits(row, 1)[0])
-        except (DeadEnd, TooComplex) as error:
+        except (DeadEnd, LimitExceeded) as error:
             param = job.grammar.param if job.grammar is not None else "logit_bias"
             self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
             return False
