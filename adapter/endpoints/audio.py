@@ -27,7 +27,7 @@ from ...schemas.openai.audio import (
 )
 from ..admission import TOKEN, admitted_for_audio, ticket_of
 from ..audio.formats import Encoder, check_format, encoded, has_encoders, media_type_of
-from ..audio.sentences import MOST, is_speakable, sentences_of
+from ..audio.sentences import LONGEST_PIECE, is_speakable, sentences_of
 from ..audio.spoken import SILENCE, pieces_of
 from ..audio.voices import speaker_for, speech_use, voice_for, voices_of
 from ..errors import DONE
@@ -66,7 +66,7 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     exact = {"model": has_model, "voice": chosen.is_exact}
     replaced = [name for name, is_exact in exact.items() if not is_exact]
     await _note(exchange, request, served, facts, replaced)
-    size = offload.UNKNOWN if len(request.input) > MOST else 0
+    size = offload.UNKNOWN if len(request.input) > LONGEST_PIECE else 0
     sentences = await offload.run(size, _sentences, request.input)
     party = Ticket()
     if service.speaker is None:

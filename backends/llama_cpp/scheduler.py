@@ -625,10 +625,10 @@ class Scheduler:
         if token in self._vocabulary.ends:
             self._finish(run, "end", None, run.sampled - 1, *tokens)
             return False
-        mark = token in task.marks
-        data = task.marks[token] if mark else self._vocabulary.pieces[token]
+        is_control = token in task.marks
+        data = task.marks[token] if is_control else self._vocabulary.pieces[token]
         if data or tokens or job.stops.by_reader:
-            piece = Piece(run.choice.index, data, tokens, mark, 1)
+            piece = Piece(run.choice.index, data, tokens, is_control, 1)
             if task.is_whole:
                 run.held.append(piece)
             else:

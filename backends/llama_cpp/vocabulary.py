@@ -62,8 +62,8 @@ class Cutter:
         ends = {text[start:] for text in spellings for start in range(len(text))}
         safe = [
             spelling
-            for spelling, takes_blanks in spellings.items()
-            if not takes_blanks and not _may_overlap(spelling, spellings, beginnings, ends)
+            for spelling, takes_whitespace in spellings.items()
+            if not takes_whitespace and not _may_overlap(spelling, spellings, beginnings, ends)
         ]
         self._pattern = re.compile(b"|".join(map(re.escape, safe)) or rb"(?!)")
 
@@ -180,7 +180,7 @@ class Vocabulary:
         return b"".join(self.shown(ids))
 
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
-        """Return the bytes that each token of a prompt shows; see `pieces.decode_piece`."""
+        """Return the bytes that each token of a prompt shows; see `sentencepiece.decode_piece`."""
         return decode_piece([self.token(token) for token in ids], self.adds_space, text)
 
     def token(self, token: int) -> tuple[bytes, bool]:
@@ -222,8 +222,8 @@ class Vocabulary:
             spelling, is_control = self.token(token)
             if spelling and (is_control or self.is_added(token)):
                 attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
-                takes_blanks = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP)
-                (control if is_control else added).append((spelling, takes_blanks))
+                takes_whitespace = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP)
+                (control if is_control else added).append((spelling, takes_whitespace))
         return Cutter(added), Cutter([*added, *control])
 
     @cached_property

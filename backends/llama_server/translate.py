@@ -172,7 +172,7 @@ class Vocabulary:
         return (data, False) if data else (self._names.get(token, b""), True)
 
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
-        """Return the text of each token of a prompt; see `pieces.decode_piece`."""
+        """Return the text of each token of a prompt; see `sentencepiece.decode_piece`."""
         return decode_piece([self.token(token) for token in ids], self._adds_space, text)
 
     def marks(self, spellings: Iterable[str]) -> dict[int, bytes]:
