@@ -625,8 +625,8 @@ class Scheduler:
         if token in self._vocabulary.ends:
             self._finish(run, "end", None, run.sampled - 1, *tokens)
             return False
-        is_control = token in task.marks
-        data = task.marks[token] if is_control else self._vocabulary.pieces[token]
+        is_control = token in task.preserved
+        data = task.preserved[token] if is_control else self._vocabulary.pieces[token]
         if data or tokens or job.stops.by_reader:
             piece = Piece(run.choice.index, data, tokens, is_control, 1)
             if task.is_whole:
@@ -649,7 +649,7 @@ class Scheduler:
         spelling, control = self._vocabulary.token(token)
         task = run.choice.task
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]
-        data = task.marks.get(token, data)
+        data = task.preserved.get(token, data)
         sampled = (token, data, spelling, control)
         top = task.job.logprobs or 0
         return score(logits, [sampled], top, self._vocabulary, self._scratch)

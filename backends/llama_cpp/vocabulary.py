@@ -92,7 +92,7 @@ def _may_overlap(
 
 
 # The size of the cache of strings and the tokens that they spell.
-MOST_MARKS = 64
+MOST_SPECIALS = 64
 
 
 _RUN = re.compile(r"\S++|\s++")
@@ -118,7 +118,7 @@ class Vocabulary:
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self._spellings: dict[int, bytes] = {}
         # The tokens that stop sequences spell: all jobs of a request look up the same ones.
-        self._marks: dict[str, int | None] = {}
+        self._specials: dict[str, int | None] = {}
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.pointer)
         self.bos_id: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.bos = self._spelling(self.bos_id)
@@ -244,20 +244,20 @@ class Vocabulary:
 
     def control_token(self, spelling: str) -> int | None:
         """Return the control token that a string spells, or None unless it is exactly one."""
-        token = self.mark(spelling)
+        token = self.special_token(spelling)
         return token if token is not None and not self.pieces[token] else None
 
-    def mark(self, spelling: str) -> int | None:
+    def special_token(self, spelling: str) -> int | None:
         """Return the control or added token that a string spells, or None unless exactly one."""
-        token = self._marks.get(spelling, -1)
+        token = self._specials.get(spelling, -1)
         if token == -1:
-            token = self._mark(spelling)
-            if len(self._marks) >= MOST_MARKS:
-                self._marks.clear()
-            self._marks[spelling] = token
+            token = self._special_token(spelling)
+            if len(self._specials) >= MOST_SPECIALS:
+                self._specials.clear()
+            self._specials[spelling] = token
         return token
 
-    def _mark(self, spelling: str) -> int | None:
+    def _special_token(self, spelling: str) -> int | None:
         # Whitespace before a token may be part of it.
         if len(spelling.strip()) > self.longest:
             return None
