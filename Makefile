@@ -18,13 +18,14 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/nu
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
-.PHONY: help serve docs test lint types unit test-all types-all test-full test-browser test-install clients test-ray speech faults fuzz soak cancels bench record conformance \
+.PHONY: help serve docs snapshots test lint types unit test-all types-all test-full test-browser test-install clients test-ray speech faults fuzz soak cancels bench record conformance \
 	image image-ray test-deploy dist lock cmake-args clean
 
 help:
 	@echo "make serve         install everything and serve the demo model on http://127.0.0.1:8000/v1;"
 	@echo "                   with ENGINE=in-process, compile llama.cpp first (5 minutes)"
 	@echo "make docs          build the site of the documentation into build/site, strictly"
+	@echo "make snapshots     write the errors, tables and pages again that are made from the program"
 	@echo "make test          install everything, lint, check types, run the quick tests"
 	@echo "make test-all      run the rest: slow tests, limits of time, types of the tests"
 	@echo "make lint          run the linter, check the formatting and the English"
@@ -66,6 +67,13 @@ serve: $(VENV)/serve-$(ENGINE)
 
 docs: $(VENV)/docs
 	$(BIN)/python tests/website/build.py
+
+# In this order: the last tests read pages that others write.
+snapshots: $(VENV)/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" LATIMER_SNAPSHOT=1 $(BIN)/pytest -q -p no:randomly \
+		tests/adapter/test_error_snapshot.py tests/adapter/test_settings.py \
+		tests/adapter/test_metrics.py::test_the_documentation_has_every_metric \
+		tests/adapter/dialects/test_table.py tests/suite/test_contract.py tests/website/test_reference.py
 
 test: lint types unit
 

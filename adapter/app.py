@@ -26,7 +26,7 @@ from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
 from .auth import Keys
 from .base_urls import advice_for
-from .chat.instruct import FORMATS
+from .chat.instruct import INSTRUCT_FORMATS
 from .errors import (
     InvalidRequest,
     ShuttingDown,
@@ -92,7 +92,7 @@ class Options(TypedDict, total=False):
             forge messages of any role.
         fetch_images: fetch images from the http and https URLs in a request, at public addresses
             only. By default only data: URLs are accepted.
-        chat_format: the name of an instruct format (`instruct.FORMATS`) that replaces the model's
+        chat_format: the name of an instruct format (`INSTRUCT_FORMATS`) that replaces the model's
             chat template. The `adapter` of a request overrides it.
         logit_bias_vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken
             (`cl100k_base`); by default the model's own.
@@ -166,7 +166,7 @@ def _keywords() -> Mapping[str, str]:
         option = option_of(field)
         if {"adapter", "llama-cpp"} & {*option.to}:
             value = "=True" if field.annotation is bool else ""
-            found["--" + name.replace("_", "-")] = (option.argument or name) + value
+            found["--" + name.replace("_", "-")] = option.argument_of(name) + value
     return found
 
 
@@ -380,8 +380,8 @@ async def _fail(exchange: Exchange, error: Exception) -> None:
     log.error("request %s%s failed\n%s", exchange.request_id, user, trace)
     if exchange.started:
         raise error
-    status, told = unexpected()
-    await exchange.refuse(status, *in_api_of(exchange.scope, status, told, exchange.request_id))
+    status, reply = unexpected()
+    await exchange.refuse(status, *in_api_of(exchange.scope, status, reply, exchange.request_id))
 
 
 def policy_of(options: Mapping[str, Any]) -> Policy:
@@ -391,7 +391,7 @@ def policy_of(options: Mapping[str, Any]) -> Policy:
         KeyError: `chat_format` is unknown.
     """
     name = options["chat_format"]
-    if name is not None and name not in FORMATS:
+    if name is not None and name not in INSTRUCT_FORMATS:
         raise KeyError(name)
     return Policy(
         strict=options["strict"],

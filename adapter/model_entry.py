@@ -30,7 +30,7 @@ class Policy:
         strict: reject unknown fields, and fields that the engine only approximates.
         parse_content: parse control tokens in message text.
         fetch: fetches a URL that a request names; None to accept only data: URLs.
-        chat_format: the instruct format (`instruct.FORMATS`) that replaces the model's chat
+        chat_format: the instruct format (`INSTRUCT_FORMATS`) that replaces the model's chat
             template.
         vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken; by default
             the model's own.

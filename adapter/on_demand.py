@@ -51,7 +51,7 @@ from ..backends.llama_server.translate import LARGER_BATCH
 from ..backends.pooling import Purpose, not_generated, pooling_of, purpose_of
 from .hub.memory import read_metadata, trained_context
 from .option import option_of
-from .settings import Settings
+from .settings import EngineTable, Settings
 
 # The variable in which llama-server finds its API key.
 _KEY = "LLAMA_API_KEY"
@@ -62,11 +62,12 @@ _START = 3_600.0
 def options_of(settings: Settings) -> dict[str, Any]:
     """Return the arguments of the in-process engine that the settings set."""
     arguments = settings.arguments("llama-cpp")
-    return {
-        option_of(field).argument or name: arguments[option_of(field).argument or name]
+    names = [
+        option_of(field).argument_of(name)
         for name, field in Settings.model_fields.items()
         if name in settings.model_fields_set and "llama-cpp" in option_of(field).to
-    }
+    ]
+    return {name: arguments[name] for name in names}
 
 
 def unsupported(settings: Settings) -> list[str]:
@@ -249,12 +250,12 @@ def update_machines(machines: Mapping[str, Machine], settings: Settings) -> None
             machine.memory = {**(machine.memory or {}), _KOBOLD + str(engine.url): 1}
 
 
-def _place_of(engine: Any) -> str:
+def _place_of(engine: EngineTable) -> str:
     """Return the name of an engine's machine; an empty text if it has one for itself."""
     return engine.machine or (_KOBOLD + str(engine.url) if _is_kobold(engine) else "")
 
 
-def _is_kobold(engine: Any) -> bool:
+def _is_kobold(engine: EngineTable) -> bool:
     return engine.model is not None and getattr(engine, "backend", "auto") == "koboldcpp"
 
 

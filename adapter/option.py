@@ -57,6 +57,10 @@ class Option(NamedTuple):
     is_secret: bool = False
     is_table: bool = False
 
+    def argument_of(self, name: str) -> str:
+        """Return the keyword argument that gets the value of a setting."""
+        return self.argument or name
+
     def __call__(self, schema: dict[str, Any]) -> None:
         """Complete the JSON schema of the setting, which pydantic has made from its type."""
         if self.convert is not None and "type" in schema:

@@ -10,7 +10,7 @@ from contextlib import suppress
 # Seconds without use after which a database is asked, and between questions while it is lost.
 IDLE_SECONDS, LOST_SECONDS = 5.0, 2.0
 # Seconds after which a question without an answer counts as a failure.
-PATIENCE = 3.0
+PROBE_SECONDS = 3.0
 
 
 class Probe:
@@ -72,7 +72,7 @@ class Probe:
         """Ask and report; return the error."""
         begun = time.monotonic()
         asking = self._question()
-        await asyncio.wait([asking], timeout=PATIENCE)
+        await asyncio.wait([asking], timeout=PROBE_SECONDS)
         # One that answers others is slow, or busy with them.
         if not asking.done() and self.used_at < begun:
             self._report(TimeoutError())

@@ -68,8 +68,8 @@ async def _reply(scope: Scope, send: Send) -> None:
 
     # The proxy has given an id to a request without one.
     name = dict(scope["headers"]).get(b"x-request-id", b"")
-    status, told, headers = render_as(scope, ReplicaEnded(), name.decode("latin-1"))
-    body = orjson.dumps(told)
+    status, reply, headers = render_as(scope, ReplicaEnded(), name.decode("latin-1"))
+    body = orjson.dumps(reply)
     length = str(len(body)).encode()
     head = [(b"content-type", JSON), (b"content-length", length), (b"x-request-id", name)]
     await send({"type": "http.response.start", "status": status, "headers": [*head, *headers]})

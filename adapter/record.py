@@ -14,7 +14,7 @@ from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
 from ..backends.base import Finish
-from ..backends.errors import Busy, LatimerError, reason_of
+from ..backends.errors import Busy, LatimerError, reason_label
 from ..backends.queue import Ticket, Try
 from ..schemas.openai.common import FinishReason
 
@@ -67,7 +67,7 @@ class Trace(NamedTuple):
 
 
 class _Facts:
-    """The facts of every request, which `Service.observe` sets; see `Record`.
+    """The facts of every request, which `observers._completed` sets; see `Record`.
 
     They are slots. As attributes of an instance, they would exceed those that Python keeps without
     a dictionary, and the observers would take about a tenth more time.
@@ -192,7 +192,7 @@ class Record(_Facts):
         if engine:
             now = monotonic()
             begun = now + self.begun - perf_counter() if self.begun and not earlier else 0.0
-            self.tries += (*earlier, Try(engine, reason_of(error), begun, now))
+            self.tries += (*earlier, Try(engine, reason_label(error), begun, now))
 
     @property
     def partial(self) -> tuple[int, int]:

@@ -229,7 +229,7 @@ class RequestLog(Observer):
         lines = bytearray()
         has_all, is_json, keeps = self._has_all, self._is_json, self.keeps
         for record in ended:
-            if has_all or record.status >= 500 or record.failed >= 500:
+            if has_all or _has_failed(record):
                 event = event_of(record, offset)
                 if keeps and is_json and record.reply is not None:
                     if len(lines) > _MOST_TOGETHER:

@@ -38,7 +38,7 @@ from ..backends.llama_cpp.options import BATCH, CACHE_DISK, PARALLEL, CacheType
 from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
 from .auth import UnusableKey, check_key, keys_of
-from .chat.instruct import FORMATS
+from .chat.instruct import INSTRUCT_FORMATS
 from .environment import ENVIRONMENT, is_address, unknown_variables, variables_of
 from .limits.config import AdmissionConfig, KeyConfig, wrong_keys
 from .option import (
@@ -57,7 +57,7 @@ from .option import (
     table_setting,
     type_of,
 )
-from .settings_file import MOST, WrongSettings, in_words, read_file, reason_of
+from .settings_file import MOST_ERRORS, WrongSettings, errors_in_words, read_file, reason_of
 from .store.config import (
     LARGEST,
     MEMORY,
@@ -96,8 +96,10 @@ def _check_names(names: list[str]) -> None:
 
 
 def _check_format(name: str) -> None:
-    if name not in FORMATS:
-        raise ValueError(f"unknown format {name!r}; supported formats are {', '.join(FORMATS)}")
+    if name not in INSTRUCT_FORMATS:
+        raise ValueError(
+            f"unknown format {name!r}; supported formats are {', '.join(INSTRUCT_FORMATS)}"
+        )
 
 
 def _check_interval(seconds: float) -> None:
@@ -616,7 +618,9 @@ class Settings(FlatSettings, defer_build=False):
             settings = cls.model_validate({**values, **variables, **given})
         except ValidationError as error:
             place = partial(_place, given=frozenset(given), file=file)
-            raise WrongSettings(f"{in_words(error, cls.model_fields, place, file)}.") from None
+            raise WrongSettings(
+                f"{errors_in_words(error, cls.model_fields, place, file)}."
+            ) from None
         settings._file, settings._given, settings._flags = file, frozenset(given), given
         settings.store_place()
         settings._check_tables()
@@ -672,7 +676,7 @@ class Settings(FlatSettings, defer_build=False):
                 where = self.source_of(name)
                 found.append(f"{where}: it has no meaning with the tables of {self._file}; omit it")
         if found:
-            raise WrongSettings("; ".join(found[:MOST]) + ".")
+            raise WrongSettings("; ".join(found[:MOST_ERRORS]) + ".")
 
     def served(self) -> Mapping[str, ModelConfig]:
         """Return the models of the fleet; empty without tables."""
@@ -707,7 +711,7 @@ class Settings(FlatSettings, defer_build=False):
                 value = getattr(self, name) if option.value is None else option.value(self)
                 if isinstance(value, SecretStr):
                     value = value.get_secret_value()
-                found[option.argument or name] = value
+                found[option.argument_of(name)] = value
         return found
 
     def unused(self, need: Need) -> list[str]:

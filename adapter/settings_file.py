@@ -51,7 +51,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 # The most errors to describe.
-MOST = 3
+MOST_ERRORS = 3
 _LONGEST = 60
 
 _KINDS: Mapping[str, str] = {
@@ -82,7 +82,7 @@ def reason_of(error: Exception) -> str:
     return str(error)
 
 
-def in_words(
+def errors_in_words(
     error: ValidationError,
     fields: Mapping[str, FieldInfo],
     place: Callable[[str], str],
@@ -96,9 +96,9 @@ def in_words(
         file: the file that unknown settings came from.
     """
     details = error.errors(include_url=False)
-    lines = [_line(detail, fields, place, file) for detail in details[:MOST]]
-    if len(details) > MOST:
-        lines.append(f"and {len(details) - MOST} more")
+    lines = [_line(detail, fields, place, file) for detail in details[:MOST_ERRORS]]
+    if len(details) > MOST_ERRORS:
+        lines.append(f"and {len(details) - MOST_ERRORS} more")
     return "; ".join(lines)
 
 

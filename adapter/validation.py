@@ -511,9 +511,9 @@ def _bounds(
         bound = next(iter(context.values()))
         # pydantic turns the bound of a decimal field into a float, and keeps that of an integer.
         number = "decimal" if isinstance(bound, float) else "integer"
-        sign = (">" if kind.startswith("greater") else "<") + "=" * kind.endswith("equal")
+        relation = (">" if kind.startswith("greater") else "<") + "=" * kind.endswith("equal")
         bound = int(bound) if float(bound).is_integer() else bound
-        return about(path, range_error(number, sign, bound, value))
+        return about(path, range_error(number, relation, bound, value))
     if kind in ("too_long", "string_too_long"):
         noun = "string" if kind == "string_too_long" else "array"
         if isinstance(value, dict):

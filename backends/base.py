@@ -316,7 +316,8 @@ class Piece(NamedTuple):
     Args:
         tokens: if the job asks for tokens, those whose concatenated data is `data`. A piece that
             only spells a stop sequence has none.
-        mark: True if it is one of the job's `preserved_tokens`, not text with the same spelling.
+        is_control: True if it is one of the job's `preserved_tokens`, and not text with the same
+            spelling.
         token_count: the number of its tokens, if the engine reports it.
         starts: the positions in `data` at which its tokens begin, if there are several.
     """
@@ -324,7 +325,7 @@ class Piece(NamedTuple):
     choice: int
     data: bytes
     tokens: Sequence[Token] = ()
-    mark: bool = False
+    is_control: bool = False
     token_count: int = 0
     starts: Sequence[int] = ()
 
@@ -477,6 +478,8 @@ class NativeReply(NamedTuple):
     body: AsyncIterator[bytes]
 
 
+# The batches may have more than an iterator: `push_to` (`Pushing`), and `is_over`, which is True if
+# no batch follows, so that a reader saves the step which only says so.
 Stream: TypeAlias = AbstractAsyncContextManager[AsyncIterator[Batch]]
 
 

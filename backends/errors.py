@@ -313,7 +313,7 @@ _REASONS: Mapping[type[LatimerError], str] = {
 }
 
 
-def reason_of(error: LatimerError) -> str:
+def reason_label(error: LatimerError) -> str:
     """Return why an engine has not served a call, as one of a few words."""
     return _REASONS.get(type(error), "error")
 

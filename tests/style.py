@@ -1,4 +1,4 @@
-"""Check the project's English: common terms, and docstrings that begin with a verb or a noun.
+"""Check the project's English: common terms, also in names, and how docstrings begin.
 
     python tests/style.py
 
@@ -36,6 +36,8 @@ ARCHAIC = re.compile(
     r"|(?<!there )(?-i:(is|are) none)|(?<!there )is no(?! (longer|more)))\b",
     re.IGNORECASE,
 )
+# Words that no name in the sources has: the interface has other terms for the things.
+UNNAMED = re.compile(r"(?:^|_)(told|said|thoughts?|signs?|heard|manner|placer|cutter)(?:_|$)")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -54,12 +56,14 @@ def problems_of(path: Path) -> Iterator[str]:
                 yield f"begins with a clause: {text.splitlines()[0]}"
             if getattr(node, "name", "")[:5] == "test_" and not text.endswith((".", "!", "?")):
                 yield f"is no sentence: the docstring of {getattr(node, 'name', '')}"
-    if "#" in source:
-        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+    tokens = [*tokenize.generate_tokens(io.StringIO(source).readline)]
+    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
     for text in texts:
         if found := ARCHAIC.search(text):
             yield f"{found[0]!r} in a docstring or comment: {text}"
+    if name.startswith(SOURCES):
+        names = {token.string for token in tokens if token.type == tokenize.NAME}
+        yield from (f"{one!r} as a name" for one in sorted(filter(UNNAMED.search, names)))
     if name.startswith(SHOWN):
         # The value of an expression that is a statement: docstrings, and nothing else of text.
         docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # Characters of a piece at most: speakers get slow and worse with longer texts, and others wait.
-MOST = 400
+LONGEST_PIECE = 400
 # How many letters take as long as a character to speak: a digit is a word, and a sign or an emoji
 # several; a character of Chinese is a syllable, and a name to voices that do not know it.
 _COSTS = (
@@ -45,7 +45,8 @@ class Sentences:
     """The sentences of a text that arrives in parts.
 
     They do not depend on where the text is parted. They have no whitespace around them, and take at
-    most as long to speak as `MOST` letters. Joined, they have all of the text except whitespace.
+    most as long to speak as `LONGEST_PIECE` letters. Joined, they have all of the text except
+    whitespace.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ def _first_end(text: str) -> int | None:
     Only as many characters count as a sentence may have, and one more, so that a longer text has
     the same first sentence.
     """
-    most = _most(text[:MOST])
+    most = _most(text[:LONGEST_PIECE])
     window = text[: most + 1]
     is_full = len(window) > most
     for match in _END.finditer(window, 1):
@@ -99,7 +100,7 @@ def _first_end(text: str) -> int | None:
 
 def _most(text: str) -> int:
     """Return how many characters of the beginning of a text are spoken at once at most."""
-    left = MOST
+    left = LONGEST_PIECE
     for match in _COSTLY.finditer(text):
         at = match.start()
         if at >= left:

@@ -24,7 +24,7 @@ from ..generation.keepalive import SENDING
 from ..generation.sinks import Answer, JsonSink, StreamSink, cost_of, note_approximated
 from ..model_entry import ServedModel
 from ..request import EVENT_STREAM, Exchange
-from .spoken import FRAME, Speech
+from .spoken import FRAME, Addition, Speech
 
 # The bytes of a part of a response that is sent whole.
 _PART = 1 << 18
@@ -42,7 +42,7 @@ class SpokenReply(JsonSink):
         self._speech = speech
         self._deltas: list[list[Delta]] = []
         # The texts that are not spoken yet; None for the end of a choice.
-        self._said: list[tuple[int, Sequence[Delta] | None]] = []
+        self._unspoken: list[Addition] = []
         self._files: dict[int, bytes] = {}
 
     @override
@@ -51,15 +51,15 @@ class SpokenReply(JsonSink):
         self._speech.begin(len(choices), self)
         # The text that a reply begins with is spoken, too.
         self._deltas = [list(self._prompts.get(index, ())) for index in range(len(choices))]
-        self._said += self._prompts.items()
+        self._unspoken += self._prompts.items()
 
     @override
     async def take(self, batch: Batch) -> None:
         self._speech.check()
         size = cost_of(batch) if self._needs_tokens else 0
         await offload.run(size, self._take, batch)
-        said, self._said = self._said, []
-        await self._speech.add(said)
+        texts, self._unspoken = self._unspoken, []
+        await self._speech.add(texts)
 
     @override
     def _take(self, batch: Batch) -> None:
@@ -69,14 +69,14 @@ class SpokenReply(JsonSink):
             if isinstance(event, Piece):
                 added = choice.take((event,))
                 deltas += added
-                self._said.append((index, added))
+                self._unspoken.append((index, added))
             elif isinstance(event, Finish):
                 added, reason = choice.end(event)
                 deltas += added
-                self._said += (index, added), (index, None)
+                self._unspoken += (index, added), (index, None)
                 self._results[index] = self._answer.result((), deltas, reason, event, choice.stop)
 
-    async def hear(self, index: int, data: bytes) -> None:
+    async def take_samples(self, index: int, data: bytes) -> None:
         """Keep the file of a choice.
 
         Raises:
@@ -93,7 +93,7 @@ class SpokenReply(JsonSink):
         if data:
             self._files[index] = data
 
-    async def heard(self, index: int, expires_at: int | None) -> None:
+    async def end_samples(self, index: int, expires_at: int | None) -> None:
         """Take the end of a choice, whose file is complete."""
 
     @override
@@ -151,12 +151,12 @@ class SpokenStream(StreamSink):
         # Two tasks send: that of the text, and that of the speech.
         self._lock = asyncio.Lock()
         # The texts that are not spoken yet, because their choice is not shown; None for an end.
-        self._said: list[tuple[int, Sequence[Delta] | None]] = []
+        self._unspoken: list[Addition] = []
 
     @override
     def begin(self, choices: Sequence[Choice], per_prompt: int) -> None:
         super().begin(choices, per_prompt)
-        self._said += enumerate(self._starts)
+        self._unspoken += enumerate(self._starts)
         self._speech.begin(len(choices), self)
 
     @override
@@ -168,9 +168,9 @@ class SpokenStream(StreamSink):
             self._note()
         await self._send(data)
         # No audio comes before the first text of its choice, nor before those with a lower index.
-        said = [one for one in self._said if one[0] < self._shown]
-        self._said = [one for one in self._said if one[0] >= self._shown]
-        await self._speech.add(said)
+        texts = [one for one in self._unspoken if one[0] < self._shown]
+        self._unspoken = [one for one in self._unspoken if one[0] >= self._shown]
+        await self._speech.add(texts)
 
     @override
     async def finish(self, finishes: Sequence[Finish], usage: Usage) -> Mapping[str, Any] | None:
@@ -182,25 +182,25 @@ class SpokenStream(StreamSink):
         await self._speech.aclose()
         return await super().fail(error)
 
-    async def hear(self, index: int, data: bytes) -> None:
+    async def take_samples(self, index: int, data: bytes) -> None:
         """Send samples; between two frames, others have the event loop."""
         for start in range(0, len(data), FRAME):
             await self._send(self._pad(self._own.audio(index, data[start : start + FRAME])))
             await asyncio.sleep(0)
 
-    async def heard(self, index: int, expires_at: int | None) -> None:
+    async def end_samples(self, index: int, expires_at: int | None) -> None:
         """Send the end of a choice."""
         await self._send(self._pad(self._own.last(index, expires_at)))
 
     @override
     def _end(self, event: Finish) -> bytes:
         data = super()._end(event)
-        self._said.append((event.choice, None))
+        self._unspoken.append((event.choice, None))
         return data
 
     @override
     def _framed(self, index: int, deltas: Sequence[Delta]) -> bytes:
-        self._said.append((index, deltas))
+        self._unspoken.append((index, deltas))
         return super()._framed(index, deltas)
 
     async def _send(self, data: bytes) -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ...backends import offload
 from ...backends.errors import EngineError
@@ -31,6 +31,8 @@ FRAME = 2 * PCM_RATE * 2 // 5
 # Parts of texts that are cut into sentences at once.
 _AT_ONCE = 32
 FIELD = "audio.format"
+# The index of a choice, and what is added to its text; None at its end.
+Addition: TypeAlias = tuple[int, Sequence[Delta] | None]
 
 
 async def pieces_of(
@@ -62,7 +64,7 @@ async def pieces_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class AudioOutput:
     """The speaker of a response, its voice, and the format of its audio.
 
     Args:
@@ -78,11 +80,11 @@ class Manner:
 class Listener(Protocol):
     """Takes the audio of choices; the speech waits for it."""
 
-    async def hear(self, index: int, data: bytes) -> None:
+    async def take_samples(self, index: int, data: bytes) -> None:
         """Take a part of the encoded audio of a choice."""
         ...
 
-    async def heard(self, index: int, expires_at: int | None) -> None:
+    async def end_samples(self, index: int, expires_at: int | None) -> None:
         """Take the end of a choice; `expires_at` is None if it has no audio."""
         ...
 
@@ -123,12 +125,12 @@ class Speech:
 
     def __init__(
         self,
-        manner: Manner,
+        output: AudioOutput,
         is_whole: bool,
         id_of: Callable[[int], str],
         keep: Callable[[str, str], Awaitable[int]],
     ) -> None:
-        self._manner = manner
+        self._output = output
         self._is_whole = is_whole
         self._id_of = id_of
         self._keep = keep
@@ -151,9 +153,9 @@ class Speech:
         self._lines = [_Line() for _ in range(count)]
         self._task = asyncio.create_task(self._speak(listener))
 
-    async def add(self, said: Iterable[tuple[int, Sequence[Delta] | None]]) -> None:
+    async def add(self, texts: Iterable[Addition]) -> None:
         """Add to the texts of choices; None ends a choice. Others have the event loop meanwhile."""
-        for number, (index, deltas) in enumerate(said, 1):
+        for number, (index, deltas) in enumerate(texts, 1):
             if deltas is None:
                 self._end(index)
             else:
@@ -217,28 +219,28 @@ class Speech:
                 left -= 1
                 line = self._lines[index]
                 if line.is_spoken:
-                    await listener.hear(index, await self._rest(line))
+                    await listener.take_samples(index, await self._rest(line))
                     line.expires_at = await self._keep(self._id_of(index), "".join(line.texts))
-                await listener.heard(index, line.expires_at)
+                await listener.end_samples(index, line.expires_at)
             elif is_speakable(sentence):
                 await self._say(index, sentence, listener)
 
     async def _say(self, index: int, sentence: str, listener: Listener) -> None:
-        line, data, manner = self._lines[index], b"", self._manner
-        utterance = Utterance(sentence, manner.voice.name, party=manner.party)
-        async with aclosing(pieces_of(manner.speaker, utterance, line.rate)) as pieces:
+        line, data, output = self._lines[index], b"", self._output
+        utterance = Utterance(sentence, output.voice.name, party=output.party)
+        async with aclosing(pieces_of(output.speaker, utterance, line.rate)) as pieces:
             async for piece in pieces:
                 self.size += len(piece.samples)
                 data += await encoded(await self._encoder(line, piece.rate), piece.samples)
                 whole = len(data) - len(data) % FRAME
-                await listener.hear(index, data[:whole])
+                await listener.take_samples(index, data[:whole])
                 data = data[whole:]
-        await listener.hear(index, data)
+        await listener.take_samples(index, data)
 
     async def _encoder(self, line: _Line, rate: int) -> Encoder:
         """Return the encoder of a choice; the event loop cannot wait for its imports."""
         if line.encoder is None:
-            make = partial(Encoder, self._manner.form, rate, self._is_whole, param=FIELD)
+            make = partial(Encoder, self._output.form, rate, self._is_whole, param=FIELD)
             line.encoder = await asyncio.to_thread(make)
             line.rate = rate
         return line.encoder

@@ -47,7 +47,7 @@ async def transcriber_for(exchange: Exchange, service: Service, name: str) -> Ch
             not served.
         LatimerError: see `admission.admitted`.
     """
-    use = AudioUse(service.transcriber, _hears, OPENAI_MODELS, _nothing(exchange.place))
+    use = AudioUse(service.transcriber, _transcribes, OPENAI_MODELS, _nothing(exchange.place))
     served, is_exact = await admitted_for_audio(exchange, service, name, use)
     engine = served.capabilities.engine
     own = service.transcriber
@@ -74,5 +74,5 @@ def _nothing(path: str) -> InvalidRequest:
     )
 
 
-async def _hears(served: ServedModel) -> bool:
+async def _transcribes(served: ServedModel) -> bool:
     return "audio" in served.model.media or await served.backend.transcriber() is not None

@@ -19,7 +19,7 @@ from ...schemas.openai.transcriptions import (
 )
 from .languages import NAMES
 
-# The types of replies by their formats; others are JSON.
+# The types of replies in formats that are not JSON.
 TYPES: Mapping[str, bytes] = {
     "text": b"text/plain; charset=utf-8",
     "srt": b"text/plain; charset=utf-8",
@@ -31,10 +31,12 @@ class Transcribed(NamedTuple):
     """A recording that was transcribed.
 
     Args:
+        segments: its text, in the order of the recording.
         seconds: its length.
         language: the ISO 639-1 code of what is spoken; empty if it is unknown.
         temperature: that of the request.
         granularities: what has times in `verbose_json`: `segment`, `word` or both.
+        translate: True if the text is a translation to English.
     """
 
     segments: Sequence[Segment]

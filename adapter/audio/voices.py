@@ -39,8 +39,8 @@ async def _speaks(served: ServedModel) -> bool:
     return await served.backend.speaker() is not None
 
 
-def speech(service: Service, path: str) -> AudioUse:
-    """Return what finds the model of a request for nothing but speech.
+def speech_use(service: Service, path: str) -> AudioUse:
+    """Return how a speech request finds its model.
 
     Args:
         path: the path of the request, for errors.

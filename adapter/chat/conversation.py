@@ -171,15 +171,15 @@ def _split(
     Args:
         framed: True if the template expects it in the content, see `Style`.
     """
-    thought: str | None = None
+    reasoning: str | None = None
     if tags is not None:
-        thought, turn["content"] = tags.split(turn["content"])
-    if message.thought is not None:
-        thought = message.thought
-    if thought and framed and tags is not None:
-        turn["content"] = f"{tags.begin}{thought}{tags.end}{turn['content']}"
-    elif thought:
-        turn["reasoning_content"] = turn["thinking"] = thought
+        reasoning, turn["content"] = tags.split(turn["content"])
+    if message.earlier_reasoning is not None:
+        reasoning = message.earlier_reasoning
+    if reasoning and framed and tags is not None:
+        turn["content"] = f"{tags.begin}{reasoning}{tags.end}{turn['content']}"
+    elif reasoning:
+        turn["reasoning_content"] = turn["thinking"] = reasoning
 
 
 def _add_calls(

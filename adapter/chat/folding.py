@@ -55,8 +55,8 @@ class MessageRules(NamedTuple):
         uncounted: any message after a tool result; otherwise user and assistant messages must
             alternate, without counting tool results and messages with calls.
         parallel: several calls in one message.
-        said: content and a call in one message.
-        said_earlier: the same, if an answer follows later.
+        text_and_call: content and a call in one message.
+        text_and_earlier_call: the same, if an answer follows later.
         reasoned: reasoning, content and a call in one message.
         malformed: arguments that are text instead of an object.
         model: the role `model`, for text of the assistant before a message with calls.
@@ -73,8 +73,8 @@ class MessageRules(NamedTuple):
     alone: bool = True
     uncounted: bool = True
     parallel: bool = True
-    said: bool = True
-    said_earlier: bool = True
+    text_and_call: bool = True
+    text_and_earlier_call: bool = True
     reasoned: bool = True
     malformed: bool = True
     model: bool = True
@@ -88,7 +88,9 @@ STRICTEST = MessageRules(*[False] * len(MessageRules._fields))
 
 def strictest(order: MessageRules) -> MessageRules:
     """Return the order for a template that rejects messages which `order` accepts."""
-    return STRICTEST._replace(said=order.said, said_earlier=order.said_earlier)
+    return STRICTEST._replace(
+        text_and_call=order.text_and_call, text_and_earlier_call=order.text_and_earlier_call
+    )
 
 
 def fold(turns: Sequence[Turn], order: MessageRules, null: bool = False) -> Sequence[Turn]:
@@ -104,9 +106,9 @@ def fold(turns: Sequence[Turn], order: MessageRules, null: bool = False) -> Sequ
     if not order.kept:
         # Such a template writes it into the last message, if that is the user's.
         order = order._replace(system=turns[-1]["role"] == "user")
-    blank = None if null else ""
-    fold = _Fold(order, blank, 0 if order.said_earlier else sum(map(_is_answer, turns)))
-    for turn in turns if order.parallel else _one_by_one(turns, blank):
+    no_text = None if null else ""
+    fold = _Fold(order, no_text, 0 if order.text_and_earlier_call else sum(map(_is_answer, turns)))
+    for turn in turns if order.parallel else _one_by_one(turns, no_text):
         fold.add(turn)
     found = fold.end()
     if len(found) == len(turns) and all(a is b for a, b in zip(found, turns, strict=True)):
@@ -117,10 +119,10 @@ def fold(turns: Sequence[Turn], order: MessageRules, null: bool = False) -> Sequ
 class _Fold:
     """The messages so far, and the system messages that wait for a user message."""
 
-    def __init__(self, order: MessageRules, blank: str | None, answers: int) -> None:
+    def __init__(self, order: MessageRules, no_text: str | None, answers: int) -> None:
         self._order = order
         # The content of a message with calls and without text.
-        self._blank = blank
+        self._no_text = no_text
         # The assistant messages without calls that follow.
         self._answers = answers
         self._turns: list[Turn] = []
@@ -179,10 +181,12 @@ class _Fold:
 
     def _call(self, turn: Turn) -> None:
         order = self._order
-        if _has_text(turn) and (not order.said or (not order.said_earlier and self._answers > 0)):
+        if _has_text(turn) and (
+            not order.text_and_call or (not order.text_and_earlier_call and self._answers > 0)
+        ):
             own = {key: value for key, value in _plain(turn).items() if key not in _CALLING}
             self._put(own)
-            turn = {**turn, "content": self._blank}
+            turn = {**turn, "content": self._no_text}
         elif not order.reasoned and turn["content"]:
             turn = _without_reasoning(turn)
         self._put(turn if order.malformed else _with_objects(turn))
@@ -224,7 +228,7 @@ class _Fold:
 
     def _is_lost_in(self, turn: Turn) -> bool:
         """Return True if the template would omit the last message's content in a call's message."""
-        shown = self._order.said and self._order.said_earlier
+        shown = self._order.text_and_call and self._order.text_and_earlier_call
         if "tool_calls" not in turn or shown:
             return False
         return bool(self._texts) or _has_text(self._turns[-1])
@@ -252,7 +256,7 @@ class _Fold:
         self._texts = {}
 
 
-def _one_by_one(turns: Sequence[Turn], blank: str | None) -> Iterator[Turn]:
+def _one_by_one(turns: Sequence[Turn], no_text: str | None) -> Iterator[Turn]:
     """Yield the messages, with a message for each call, followed by its result."""
     position = 0
     while position < len(turns):
@@ -267,7 +271,7 @@ def _one_by_one(turns: Sequence[Turn], blank: str | None) -> Iterator[Turn]:
         position += len(results)
         for index, call in enumerate(calls):
             one = {**turn, "tool_calls": [call]}
-            yield {**_plain(one), "content": blank} if index else one
+            yield {**_plain(one), "content": no_text} if index else one
             own = _result_of(call, results)
             if own is not None:
                 yield results.pop(own)
@@ -284,8 +288,8 @@ def _plain(turn: Turn) -> Turn:
 
 
 def _without_reasoning(turn: Turn) -> Turn:
-    thought = turn.get("reasoning_content")
-    return {**_plain(turn), "content": _joined(thought, turn["content"])} if thought else turn
+    reasoning = turn.get("reasoning_content")
+    return {**_plain(turn), "content": _joined(reasoning, turn["content"])} if reasoning else turn
 
 
 def _with_objects(turn: Turn) -> Turn:

@@ -1,7 +1,8 @@
 """Instruct formats: the text around each message, as in koboldcpp.
 
 A request can contain its own format in `adapter`, in either of koboldcpp's spellings. The
-configuration can name one of `FORMATS` for a model without a template, or instead of a template.
+configuration can name one of `INSTRUCT_FORMATS` for a model without a template, or instead of a
+template.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class InstructFormat(NamedTuple):
 
     def stops(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Return the markers that begin a turn, without those that a message contains."""
-        said = "\n".join(message["content"] for message in messages)
+        text = "\n".join(message["content"] for message in messages)
         markers = [self.user.start.strip(), self.assistant.start.strip()]
-        return tuple(dict.fromkeys(marker for marker in markers if marker and marker not in said))
+        return tuple(dict.fromkeys(marker for marker in markers if marker and marker not in text))
 
     def _turn(self, role: str) -> Turn:
         if role in ("system", "developer"):
@@ -66,7 +67,7 @@ def _alike(start: str, end: str, assistant: str = "assistant") -> InstructFormat
     return _format(system, user, own)
 
 
-FORMATS: Mapping[str, InstructFormat] = {
+INSTRUCT_FORMATS: Mapping[str, InstructFormat] = {
     "alpaca": _format(
         Turn("", "\n\n"), Turn("### Instruction:\n", "\n\n"), Turn("### Response:\n", "\n\n")
     ),

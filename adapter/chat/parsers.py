@@ -25,9 +25,11 @@ class TextParser(Parser):
     in_call = False
 
     @override
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
         """A control token is not part of the content."""
-        return [Part("nothing" if mark else "content", b"" if mark else data, len(data))]
+        if is_control:
+            return [Part("nothing", b"", len(data))]
+        return [Part("content", data, len(data))]
 
     @override
     def end(self) -> list[Part]:
@@ -158,7 +160,7 @@ class CallParser:
         """Return how many of the bytes belong to calls, and their parts.
 
         Raises:
-            Broken: the bytes are not a call.
+            ParseFailed: the bytes are not a call.
         """
         send, position = self._steps.send, 0
         try:
@@ -177,7 +179,7 @@ class CallParser:
         """Return the parts that only the end of the text completes.
 
         Raises:
-            Broken: the text ends inside a call.
+            ParseFailed: the text ends inside a call.
         """
         if not self._may_end:
             raise ParseFailed
@@ -334,7 +336,10 @@ class CallParser:
         return text
 
     def _value(self, byte: int, into: bytearray) -> Steps:
-        """Parse a value of any kind, whose first byte is given, without checking it."""
+        """Parse a value of any kind, whose first byte is given, without checking it.
+
+        A number or a word ends at whitespace, a comma or a closing bracket of JSON.
+        """
         depth = 0
         while True:
             into.append(byte)
@@ -435,7 +440,7 @@ class ToolCallParser(Parser):
         self._bare = bare
         self._forced = forced
         self._enforced = enforced
-        self._blanks = TrailingSpace()
+        self._trailing = TrailingSpace()
         self._text = b""
         # The current call: its bytes, how many of them the returned parts account for, and the
         # parts that are held back until it is complete.
@@ -458,13 +463,13 @@ class ToolCallParser(Parser):
         return self._reader is not None
 
     @override
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
         out: list[Part] = []
         # Every token inside an enforced call is part of it, even a marker.
         inside = self._reader is not None and (self._enforced or data not in self._markers.all)
         is_text = inside or data in self._within or (self._ended and data == self._end)
-        if mark and not is_text:
-            return self._marked(data)
+        if is_control and not is_text:
+            return self._control_token(data)
         self._text += data
         while self._text and self._step(out):
             pass
@@ -473,7 +478,7 @@ class ToolCallParser(Parser):
     @override
     def end(self) -> list[Part]:
         out = self._cut()
-        return out + (self._blanks.drop() if self._called else self._blanks.flush())
+        return out + (self._trailing.drop() if self._called else self._trailing.flush())
 
     def _cut(self) -> list[Part]:
         """Return everything held back, at the end of the text or at a marker that cuts it off."""
@@ -494,7 +499,7 @@ class ToolCallParser(Parser):
         is_sure = self._text and (self._forced or any(one in self._text for one in self._within))
         return bool(is_sure) and any(one.startswith(self._text) for one in self._markers.all)
 
-    def _marked(self, data: bytes) -> list[Part]:
+    def _control_token(self, data: bytes) -> list[Part]:
         """Parse a preserved token, which begins a call or is not shown."""
         out = self._cut()
         self._looks = False
@@ -534,9 +539,9 @@ class ToolCallParser(Parser):
             return False
         self._looks = False
         if bare[0] in b"{[":
-            blanks = self._text[: len(self._text) - len(bare)]
+            whitespace = self._text[: len(self._text) - len(bare)]
             self._text = bare
-            self._begin(blanks)
+            self._begin(whitespace)
         return True
 
     def _begin(self, marker: bytes) -> None:
@@ -582,7 +587,7 @@ class ToolCallParser(Parser):
         """Return the waiting parts of a call; if it is complete, they account for all its bytes."""
         parts, self._waiting = self._waiting, []
         # Whitespace before a call is not content; it is if the marker begins no call.
-        before = self._blanks.drop() if parts or self._enforced else self._blanks.flush()
+        before = self._trailing.drop() if parts or self._enforced else self._trailing.flush()
         if parts and self._before:
             parts[0] = parts[0]._replace(size=parts[0].size + self._before)
             self._before = 0
@@ -613,27 +618,27 @@ class ToolCallParser(Parser):
     def _close(self, out: list[Part]) -> bool:
         """Parse the end marker of a call, if present; the next call or content follows."""
         bare = self._text.lstrip(BLANKS)
-        blanks = len(self._text) - len(bare)
+        whitespace = len(self._text) - len(bare)
         end, again = self._end, self._again
         if not bare or any(bare != one and one.startswith(bare) for one in (end, again)):
             return False
         self._ended, self._looks = False, self._bare
         if end and bare.startswith(end):
-            out.append(Part("nothing", b"", blanks + len(end)))
+            out.append(Part("nothing", b"", whitespace + len(end)))
             self._text = bare[len(end) :]
         elif self._bare:
-            out.append(Part("nothing", b"", blanks))
+            out.append(Part("nothing", b"", whitespace))
             self._text = bare
         elif again and bare.startswith(again):
-            self._begin(self._text[:blanks])
+            self._begin(self._text[:whitespace])
             self._text = bare
         else:
-            out += self._content(self._text[:blanks])
+            out += self._content(self._text[:whitespace])
             self._text = bare
         return True
 
     def _content(self, data: bytes) -> list[Part]:
-        return self._blanks.content(data) if data else []
+        return self._trailing.content(data) if data else []
 
 
 class StrictCallParser(Parser):
@@ -658,9 +663,9 @@ class StrictCallParser(Parser):
         return self._own.in_call
 
     @override
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
         self._raw += data
-        return self._checked(self._own.feed(data, mark))
+        return self._checked(self._own.feed(data, is_control))
 
     @override
     def end(self) -> list[Part]:

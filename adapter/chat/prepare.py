@@ -142,10 +142,10 @@ def prepare_plain(turn: ChatTurn, served: ServedModel) -> ChatJob | None:
     Most conversations are no more than that. None has tools, reasoning or control tokens.
     """
     model = served.model
-    manner = known_profiles.known(model)
+    profile = known_profiles.known(model)
     if (
-        manner is None
-        or manner.splits
+        profile is None
+        or profile.splits
         or model.template is None
         or not turn.is_plain
         or turn.size > offload.SMALL
@@ -158,12 +158,12 @@ def prepare_plain(turn: ChatTurn, served: ServedModel) -> ChatJob | None:
         or served.policy.parse_content
     ):
         return None
-    turns = plain_turns(turn.messages, manner.style, manner.tags)
+    turns = plain_turns(turn.messages, profile.style, profile.tags)
     if turns is None or LIKELY.search("\n".join(map(_TEXT, turns))):
         return None
-    if manner.order != ANY and fold(turns, manner.order, manner.style.null) is not turns:
+    if profile.order != ANY and fold(turns, profile.order, profile.style.null) is not turns:
         return None
-    tools: Sequence[Any] | None = () if manner.style.empty else None
+    tools: Sequence[Any] | None = () if profile.style.empty else None
     try:
         text = render(model, {"messages": turns, "variables": {}, "tools": tools})
     except TemplateError:
@@ -197,7 +197,7 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     if turn.format is not None:
         served = replace(served, model=replace(served.model, template=None))
     model = served.model
-    manner = known_profiles.known(model) or await known_profile(model)
+    profile = known_profiles.known(model) or await known_profile(model)
     media: tuple[Media, ...] = ()
     inexact: list[str] = []
     if list in map(type, map(_CONTENT, turn.messages)):
@@ -208,7 +208,7 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     dropped: Sequence[str] = ()
     if turn.variables or turn.reasoning is not AS_USUAL:
         variables, dropped = variables_of(turn.variables, turn.reasoning, model)
-    prompt, markers = await _prompt(turn, served, manner, variables, bool(media))
+    prompt, markers = await _prompt(turn, served, profile, variables, bool(media))
     if not turn.clips:
         check_length(len(prompt.text), limits.TOKEN_SIZE.maximum, model.context, turn.max_tokens)
     if media and prompt.text.count(MEDIA) != len(media):
@@ -225,8 +225,8 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
         inexact.append("messages")
     grammar, form = turn.answer, None
     preserved_tokens: tuple[str, ...] = ()
-    if turn.tool_set is not None or manner.splits:
-        special = await _special_of(turn, served, manner, prompt.text, stops)
+    if turn.tool_set is not None or profile.splits:
+        special = await _special_of(turn, served, profile, prompt.text, stops)
         inputs = await enforceable(turn.tool_set, special.style.form)
         grammar, enforced = await _grammar(turn, served, special, inputs)
         inexact += unenforced(turn.tool_set, inputs if enforced else {})
@@ -323,7 +323,7 @@ async def _begun(
 async def _prompt(
     turn: ChatTurn,
     served: ServedModel,
-    manner: TemplateProfile,
+    profile: TemplateProfile,
     variables: Mapping[str, Any],
     has_media: bool,
 ) -> tuple[Rendered, Sequence[str]]:
@@ -334,12 +334,12 @@ async def _prompt(
     """
     model, size, form = served.model, turn.size, turn.format
     if form is None and model.template is None:
-        form = instruct.FORMATS["alpaca"]
+        form = instruct.INSTRUCT_FORMATS["alpaca"]
     functions = turn.tool_set.listed if turn.tool_set is not None else ()
-    order = manner.order_with_tools if functions else manner.order
-    null = manner.style.null
+    order = profile.order_with_tools if functions else profile.order
+    null = profile.style.null
 
-    arguments = model, turn.messages, functions, manner.style, manner.tags, has_media
+    arguments = model, turn.messages, functions, profile.style, profile.tags, has_media
     if size <= offload.SMALL:
         turns, tools = turns_of(*arguments)
         messages = turns if order == ANY else fold(turns, order, null)
@@ -397,9 +397,9 @@ async def _render(
 
 
 async def _special_of(
-    turn: ChatTurn, served: ServedModel, manner: TemplateProfile, prompt: str, stops: Sequence[str]
+    turn: ChatTurn, served: ServedModel, profile: TemplateProfile, prompt: str, stops: Sequence[str]
 ) -> _Markers:
-    style, tags = manner.style, manner.tags
+    style, tags = profile.style, profile.tags
     text = prompt.rstrip()
     is_open = tags is not None and text.endswith(tags.begin)
     is_over = tags is not None and text.endswith(tags.end)

@@ -96,19 +96,19 @@ def _shows(model: Model, style: Style) -> bool:
     if not style.calls:
         return True
     form = style.form
-    said = prompt.removeprefix(asked) if form.bare else prompt[prompt.index("probe_question") :]
+    shown = prompt.removeprefix(asked) if form.bare else prompt[prompt.index("probe_question") :]
     if form.bare:
-        return said != prompt and said.lstrip().startswith(("{", "[{", *form.markers))
-    return form.begin in said and any(name in said for name in form.name_spellings("probe_name"))
+        return shown != prompt and shown.lstrip().startswith(("{", "[{", *form.markers))
+    return form.begin in shown and any(name in shown for name in form.name_spellings("probe_name"))
 
 
 def _is_framed(model: Model, style: Style, tags: Tags) -> bool:
     """Return True if a prompt shows reasoning in the content of the latest answer only."""
-    said = AssistantMessage(
+    answer = AssistantMessage(
         role="assistant", content=f"{tags.begin}probe_thought{tags.end}probe_answer"
     )
-    latest = _rendered(model, [*_PROBE[:1], said, *_PROBE[:1]], style)
-    earlier = _rendered(model, [*_PROBE[:1], said, *_PROBE], style)
+    latest = _rendered(model, [*_PROBE[:1], answer, *_PROBE[:1]], style)
+    earlier = _rendered(model, [*_PROBE[:1], answer, *_PROBE], style)
     return (
         "probe_thought" in latest and "probe_thought" not in earlier and "probe_answer" in earlier
     )
@@ -150,8 +150,8 @@ _SAMPLES = {
     "alone": ("S", "SA", "A"),
     "uncounted": ("UCRU", "UACRA", "UCRUA"),
     "parallel": ("UPRR", "UPRRA"),
-    "said": ("UBR", "UBRU"),
-    "said_earlier": ("UBRA", "UBRAU"),
+    "text_and_call": ("UBR", "UBRU"),
+    "text_and_earlier_call": ("UBRA", "UBRAU"),
     "reasoned": ("UTR", "UTRA"),
     "malformed": ("UMR",),
 }
@@ -165,10 +165,17 @@ _BOTH: tuple[Roles, ...] = (
 # template that then omits the beginning of the assistant's turn puts that message outside any turn.
 _BEFORE = {"assistants": ("UAU", "UAAU"), "calls_after_text": ("UCR", "UACR")}
 # Calls with content.
-_SAID = "BT"
+_WITH_CONTENT = "BT"
 # Samples that contain calls and results as messages of their own.
 _WITH_CALLS = frozenset(
-    {"calls_after_text", "parallel", "said", "said_earlier", "reasoned", "malformed"}
+    {
+        "calls_after_text",
+        "parallel",
+        "text_and_call",
+        "text_and_earlier_call",
+        "reasoned",
+        "malformed",
+    }
 )
 
 
@@ -186,7 +193,7 @@ def detect_message_rules(
         ):
             # Without a system role, only the other messages of a sample are tried.
             tried = samples if found.get("system", True) else [one.lstrip("S") for one in samples]
-            if field == "reasoned" and not found["said_earlier"]:
+            if field == "reasoned" and not found["text_and_earlier_call"]:
                 # Content before an answer is omitted without reasoning, too.
                 tried = [one for one in samples if "A" not in one]
             found[field] = all(
@@ -278,7 +285,7 @@ def _messages(sample: str, roles: Roles) -> Iterator[Message]:
             calls = [_call(*one) for one in zip(ids, written, strict=True)]
             yield AssistantMessage(
                 role="assistant",
-                content=_said(index) if letter in _SAID else None,
+                content=_content(index) if letter in _WITH_CONTENT else None,
                 reasoning_content="probe_thought" if letter == "T" else None,
                 tool_calls=calls,
             )
@@ -294,14 +301,14 @@ def _texts(letter: str, index: int) -> Sequence[str]:
     text = _probe(index)
     if letter == "P":
         return (f"{text}a", f"{text}b")
-    return (_said(index), text) if letter in _SAID else (text,)
+    return (_content(index), text) if letter in _WITH_CONTENT else (text,)
 
 
 def _probe(index: int) -> str:
     return f"probe_text_{index}"
 
 
-def _said(index: int) -> str:
+def _content(index: int) -> str:
     return f"probe_said_{index}"
 
 

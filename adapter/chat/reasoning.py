@@ -30,8 +30,8 @@ class Tags(NamedTuple):
         bare = content.lstrip()
         if not bare.startswith(self.begin) or self.end not in bare:
             return "", content
-        thought, _, rest = bare.removeprefix(self.begin).partition(self.end)
-        return thought.strip().removeprefix(self.label).strip(), rest.lstrip()
+        reasoning, _, rest = bare.removeprefix(self.begin).partition(self.end)
+        return reasoning.strip().removeprefix(self.label).strip(), rest.lstrip()
 
 
 class Framed(str):
@@ -55,8 +55,8 @@ class Framed(str):
     @property
     def parts(self) -> tuple[str, str]:
         """The reasoning and the answer."""
-        thought, _, answer = self.removeprefix(self.tags.begin).partition(self.tags.end)
-        return thought, answer
+        reasoning, _, answer = self.removeprefix(self.tags.begin).partition(self.tags.end)
+        return reasoning, answer
 
 
 TAGS = (
@@ -103,9 +103,9 @@ class AnswerTagParser(Parser):
         return self._answer.in_call
 
     @override
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
         """No tag is a control token."""
-        if mark:
+        if is_control:
             return [*self._rest(), *self._answer.feed(data, True)]
         text, self._held = self._held + data, b""
         return self._read(self, text)
@@ -189,7 +189,7 @@ class ReasoningParser(Parser):
         self._answer = answer
         self._interrupts = frozenset(marker.encode() for marker in interrupts)
         self._held = b""
-        self._thought = False
+        self._has_reasoning = False
         # What separates reasoning from that before it.
         self._between = b""
         self._reasoned = False
@@ -202,8 +202,8 @@ class ReasoningParser(Parser):
         return self._answer.in_call
 
     @override
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        return self._read(self, data, mark)
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
+        return self._read(self, data, is_control)
 
     @override
     def end(self) -> list[Part]:
@@ -217,11 +217,11 @@ class ReasoningParser(Parser):
             return [*parts, Part("nothing", b"", len(held) - len(kept))]
         return [*self._answer.feed(held), *self._answer.end()]
 
-    def _starts(self, data: bytes, mark: bool) -> list[Part]:
+    def _starts(self, data: bytes, is_control: bool) -> list[Part]:
         """Parse whitespace, and then the tag or the answer."""
         before, text = self._held, self._held + data
         bare = text.lstrip(BLANKS)
-        if mark:
+        if is_control:
             if data == self._begin and not before.strip(BLANKS):
                 return self._started(len(text))
         elif self._text_begin and bare.startswith(self._begin):
@@ -232,7 +232,7 @@ class ReasoningParser(Parser):
             return []
         self._held = b""
         self._read = ReasoningParser._answers
-        if not mark:
+        if not is_control:
             return self._answers(text, False)
         return [*(self._answers(before, False) if before else ()), *self._answers(data, True)]
 
@@ -241,10 +241,10 @@ class ReasoningParser(Parser):
         self._read = ReasoningParser._labels
         return [Part("nothing", b"", size)]
 
-    def _labels(self, data: bytes, mark: bool) -> list[Part]:
+    def _labels(self, data: bytes, is_control: bool) -> list[Part]:
         """Parse whitespace, and then the label or the reasoning."""
         text = self._held + data
-        if mark:
+        if is_control:
             if self._label and data == self._begin:
                 return self._started(len(text))
             self._read = ReasoningParser._thinks
@@ -266,23 +266,23 @@ class ReasoningParser(Parser):
             return self._thinks(text, False)
         return [Part("nothing", b"", size), *self._thinks(bare, False)]
 
-    def _thinks(self, data: bytes, mark: bool) -> list[Part]:
-        if mark and data == self._end:
+    def _thinks(self, data: bytes, is_control: bool) -> list[Part]:
+        if is_control and data == self._end:
             return self._finished(self._held, len(self._held) + len(data), b"")
-        if mark and data in self._interrupts:
+        if is_control and data in self._interrupts:
             return self._finished(self._held, len(self._held), b"") + self._leads(data, True)
         text = self._held + data
-        found = None if mark else self._ends.find(text)
+        found = None if is_control else self._ends.find(text)
         if found is not None:
             at, tag = found
             return self._finished(text[:at], at + len(tag), text[at + len(tag) :])
-        start = 0 if self._thought else len(text) - len(text.lstrip(BLANKS))
+        start = 0 if self._has_reasoning else len(text) - len(text.lstrip(BLANKS))
         # Hold back whitespace at the end, and a possible beginning of the tag.
         sure = text[: len(text) - self._ends.held(text)].rstrip(BLANKS)
         if len(sure) <= start:
             self._held = text
             return []
-        self._thought = True
+        self._has_reasoning = True
         self._held = text[len(sure) :]
         return [self._reasoning(sure[start:], len(sure))]
 
@@ -291,9 +291,9 @@ class ReasoningParser(Parser):
         self._reasoned = True
         return Part("reasoning", between + data, size)
 
-    def _finished(self, thought: bytes, size: int, rest: bytes) -> list[Part]:
+    def _finished(self, reasoning: bytes, size: int, rest: bytes) -> list[Part]:
         """End the reasoning with `size` bytes accounted for; the rest belongs to the answer."""
-        kept = thought.rstrip(BLANKS) if self._thought else thought.strip(BLANKS)
+        kept = reasoning.rstrip(BLANKS) if self._has_reasoning else reasoning.strip(BLANKS)
         parts = [self._reasoning(kept, len(kept))] if kept else []
         parts.append(Part("nothing", b"", size - len(kept)))
         self._held = b""
@@ -303,21 +303,21 @@ class ReasoningParser(Parser):
             self._around = None
         return parts + (self._leads(rest, False) if rest else [])
 
-    def _leads(self, data: bytes, mark: bool) -> list[Part]:
+    def _leads(self, data: bytes, is_control: bool) -> list[Part]:
         """Drop the whitespace between the tag and the answer."""
-        bare = data if mark else data.lstrip(BLANKS)
+        bare = data if is_control else data.lstrip(BLANKS)
         parts = [Part("nothing", b"", len(data) - len(bare))] if len(bare) < len(data) else []
         if not bare:
             return parts
         self._read = ReasoningParser._answers
-        return parts + self._answers(bare, mark)
+        return parts + self._answers(bare, is_control)
 
-    def _answers(self, data: bytes, mark: bool) -> list[Part]:
+    def _answers(self, data: bytes, is_control: bool) -> list[Part]:
         """Parse the answer, up to further reasoning."""
         if not self._label:
-            return self._answer.feed(data, mark)
+            return self._answer.feed(data, is_control)
         held, self._held = self._held, b""
-        if mark:
+        if is_control:
             out = self._answer.feed(held) if held else []
             again = data == self._begin and not self._answer.in_call
             return out + (self._reopened() if again else self._answer.feed(data, True))
@@ -338,6 +338,6 @@ class ReasoningParser(Parser):
     def _reopened(self) -> list[Part]:
         """Begin reasoning again at its first tag, which cuts off what the answer held back."""
         self._between = b"\n" if self._reasoned else b""
-        self._thought = False
+        self._has_reasoning = False
         self._read = ReasoningParser._labels
         return self._answer.feed(self._begin, True)

@@ -173,8 +173,8 @@ def _texts(conversation: Conversation) -> list[str]:
 def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> Any:
     """Return a value with the spellings in all of its strings replaced."""
     if isinstance(value, Framed):
-        thought, answer = (_replaced(part, pattern, by) for part in value.parts)
-        return f"{value.tags.begin}{thought}{value.tags.end}{answer}"
+        reasoning, answer = (_replaced(part, pattern, by) for part in value.parts)
+        return f"{value.tags.begin}{reasoning}{value.tags.end}{answer}"
     if isinstance(value, str):
         return value if value in _OWN_WORDS else pattern.sub(lambda match: by[match[0]], value)
     if isinstance(value, Mapping):

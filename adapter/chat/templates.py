@@ -24,7 +24,7 @@ from ...backends.base import Model
 from ...backends.errors import EngineError, summed_up
 from ..errors import InvalidRequest, wrong_value
 from .formats import completed
-from .instruct import FORMATS, InstructFormat, Opening, opening_of
+from .instruct import INSTRUCT_FORMATS, InstructFormat, Opening, opening_of
 from .reasoning import tags_of
 
 # Variables that the adapter passes to a template; a request cannot set them.
@@ -108,15 +108,15 @@ def render(model: Model, conversation: Conversation, form: InstructFormat | None
     if form is not None:
         return form.render(messages)
     if model.template is None:
-        return FORMATS["alpaca"].render(messages)
+        return INSTRUCT_FORMATS["alpaca"].render(messages)
     last = messages[-1]
     opening = conversation.get("opening")
     if opening is None:
         opening = opening_of(messages)
     if opening != "continue":
         return _rendered(model, conversation, messages, opening == "begin")
-    said = "".join(message["content"] or "" for message in messages)
-    here = next(chr(code) for code in _PRIVATE if chr(code) not in said)
+    text = "".join(message["content"] or "" for message in messages)
+    here = next(chr(code) for code in _PRIVATE if chr(code) not in text)
     marked = [*messages[:-1], {**last, "content": last["content"] + here}]
     prompt, found, _rest = _rendered(model, conversation, marked, False).partition(here)
     if not found:

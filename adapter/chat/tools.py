@@ -33,7 +33,7 @@ from ...schemas.openai.chat import (
 from ...schemas.openai.common import FinishReason
 from ...schemas.openai.messages import (
     NO_CONTENT,
-    THOUGHTS,
+    REASONING_FIELDS,
     AssistantMessage,
     Custom,
     Function,
@@ -256,14 +256,14 @@ def check_messages(messages: Sequence[Message]) -> bool:
             here = f"messages[{index}]"
             if message.audio is not None:
                 has_audio = True
-            thought = message.thought
-            if thought:
-                _check_thoughts(message, here)
-            said = (
+            reasoning = message.earlier_reasoning
+            if reasoning:
+                _check_reasoning(message, here)
+            fields = (
                 message.content, message.refusal, message.tool_calls or None,
-                message.function_call, message.audio, thought,
+                message.function_call, message.audio, reasoning,
             )  # fmt: skip
-            if all(one is None for one in said):
+            if all(one is None for one in fields):
                 if "content" in message.__pydantic_fields_set__:
                     raise InvalidRequest(NO_CONTENT, f"messages.[{index}].content")
                 raise missing(f"{here}.content")
@@ -282,9 +282,9 @@ def _check_extra(extra: Mapping[str, Any], here: str) -> None:
             raise unsupported(f"{here}.{name}", hint)
 
 
-def _check_thoughts(message: AssistantMessage, here: str) -> None:
+def _check_reasoning(message: AssistantMessage, here: str) -> None:
     """Reject reasoning that differs between the fields of one message."""
-    given = [name for name in THOUGHTS if getattr(message, name)]
+    given = [name for name in REASONING_FIELDS if getattr(message, name)]
     for name in given[1:]:
         if getattr(message, name) != getattr(message, given[0]):
             raise wrong_value(

@@ -22,7 +22,7 @@ from ..errors import printable
 from ..hub.memory import free_memory, quantization, read_metadata
 from ..hub.names import in_units, tag_of
 from ..settings import Settings
-from .model_file import files_of, in_words, needed_by, size_of
+from .model_file import files_of, memory_in_words, needed_by, size_of
 
 if TYPE_CHECKING:
     from ..fleet import Fleet
@@ -91,7 +91,7 @@ def rows_of(server: Server, model: Model, engine: str) -> Iterator[Row]:
     if files:
         free = free_memory()
         room = "" if free is None else f"; {in_units(free)} are free now"
-        yield "memory", f"{in_words(needed_by(settings, files, model.context))}{room}"
+        yield "memory", f"{memory_in_words(needed_by(settings, files, model.context))}{room}"
     yield from _addresses(server)
 
 

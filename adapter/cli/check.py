@@ -202,7 +202,7 @@ def _memory(settings: Settings) -> Row | None:
     """Return the memory that a model on this machine needs; None for an engine at a URL."""
     from ..hub.memory import free_memory
     from ..hub.names import in_units
-    from .model_file import files_of, in_words, needed_by
+    from .model_file import files_of, memory_in_words, needed_by
 
     files = files_of(settings)
     if not files:
@@ -210,7 +210,7 @@ def _memory(settings: Settings) -> Row | None:
     needed, free = needed_by(settings, files, settings.context), free_memory()
     room = "" if free is None else f"; {in_units(free)} are free"
     numbers = {**asdict(needed), "total": needed.total, "free": free}
-    row = Row(name="memory", value=f"{in_words(needed)}{room}", numbers=numbers)
+    row = Row(name="memory", value=f"{memory_in_words(needed)}{room}", numbers=numbers)
     if free is None or needed.total <= free:
         return row
     advice = (

@@ -79,7 +79,7 @@ def needed_by(settings: Settings, files: Files, context: int | None) -> Estimate
     return estimate(read_metadata(files[0]), size_of(weights), context, cache_type)
 
 
-def in_words(memory: Estimate) -> str:
+def memory_in_words(memory: Estimate) -> str:
     """Return the memory that a model needs, and what takes it."""
     return (
         f"about {in_units(memory.total)}: weights {in_units(memory.weights)}, KV cache "

@@ -99,8 +99,8 @@ def run(settings: Settings) -> None:
     folder = _folder()
     try:
         (folder / REGISTER).mkdir()
-        says_key = settings.reasoning_key is None and not is_read()
-        code = _Parent(shared(settings, folder), listener, folder, says_key).run()
+        prints_key = settings.reasoning_key is None and not is_read()
+        code = _Parent(shared(settings, folder), listener, folder, prints_key).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if listener.admin is not None:
@@ -163,16 +163,16 @@ class _Parent:
         settings: the settings that a new worker gets.
         listener: the bound sockets, which listen when the first worker is ready.
         folder: the folder that the workers share.
-        says_key: True to say that the secret of reasoning is random.
+        prints_key: True to say that the secret of reasoning is random.
     """
 
     def __init__(
-        self, settings: Settings, listener: Listener, folder: Path, says_key: bool
+        self, settings: Settings, listener: Listener, folder: Path, prints_key: bool
     ) -> None:
         self._settings = settings
         self._listener = listener
         self._folder = folder
-        self._says_key = says_key
+        self._prints_key = prints_key
         self._context: Any = multiprocessing.get_context("fork")
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Child] = {}
@@ -364,7 +364,7 @@ class _Parent:
         if not self._has_started:
             self._has_started = True
             self._listener.listen()
-            if self._says_key:
+            if self._prints_key:
                 say(serve.RANDOM_KEY, START)
             self._due = dict.fromkeys(range(1, self._settings.workers), 0.0)
         elif not self._is_complete and len(self._ready()) == self._settings.workers:

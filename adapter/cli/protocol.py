@@ -554,8 +554,8 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._close()
             return
-        status, told, _ = render(error)
-        body = orjson.dumps(told)
+        status, reply, _ = render(error)
+        body = orjson.dumps(reply)
         head = [
             STATUS_LINE[status],
             b"content-type: application/json\r\nconnection: close\r\n",

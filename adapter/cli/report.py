@@ -86,8 +86,8 @@ def _server() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return f"{program[0]} does not print its version"
     printed = (done.stdout + done.stderr).decode(errors="replace")
-    said = re.search(r"^version: *(.+)$", printed, re.MULTILINE)
-    return f"{said[1].strip() if said else 'unknown version'} ({program[0]})"
+    version = re.search(r"^version: *(.+)$", printed, re.MULTILINE)
+    return f"{version[1].strip() if version else 'unknown version'} ({program[0]})"
 
 
 def heading() -> Iterator[tuple[str, str]]:

@@ -375,11 +375,11 @@ async def _listen_when_ready(
         listens: set when the server can accept requests, even if it responds with 503.
     """
     address = door.address
-    said = ""
+    printed = ""
     since = time.monotonic()
     asking = asyncio.ensure_future(backend.model())
     while True:
-        await asyncio.wait([asking], timeout=None if said else _FIRST)
+        await asyncio.wait([asking], timeout=None if printed else _FIRST)
         reason = f"The engine at {settings.model} has not responded yet."
         if asking.done():
             try:
@@ -387,15 +387,15 @@ async def _listen_when_ready(
                 break
             except LatimerError as error:
                 reason = error.message + _next_step(error, settings)
-        if not said and settings.wait:
+        if not printed and settings.wait:
             say(f"Latimer waits for the engine before it accepts requests. {reason}")
-        elif not said:
+        elif not printed:
             until = "responds with 503 until the engine is ready"
             say(f"Latimer listens at {address} and {until}. {reason}")
             listens.set()
-        elif reason != said:
+        elif reason != printed:
             say(reason)
-        said = reason
+        printed = reason
         if asking.done():
             waited = time.monotonic() - since
             await asyncio.sleep(min(max(_SHARE * waited, _AGAIN), _LONGEST))

@@ -27,9 +27,9 @@ from ...schemas.openai.audio import (
 )
 from ..admission import TOKEN, admitted_for_audio, ticket_of
 from ..audio.formats import Encoder, check_format, encoded, has_encoders, media_type_of
-from ..audio.sentences import MOST, is_speakable, sentences_of
+from ..audio.sentences import LONGEST_PIECE, is_speakable, sentences_of
 from ..audio.spoken import SILENCE, pieces_of
-from ..audio.voices import speaker_for, speech, voice_for, voices_of
+from ..audio.voices import speaker_for, speech_use, voice_for, voices_of
 from ..errors import DONE
 from ..generation.keepalive import commented
 from ..model_entry import ServedModel
@@ -56,7 +56,7 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     request = await read(exchange, _SPEECH)
     exchange.wants_stream = request.stream_format == "sse"
     form = request.response_format or "mp3"
-    use = speech(service, exchange.place)
+    use = speech_use(service, exchange.place)
     served, has_model = await admitted_for_audio(exchange, service, request.model, use)
     speaker = await speaker_for(service, served, exchange.place)
     check_format(form, "response_format")
@@ -66,7 +66,7 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     exact = {"model": has_model, "voice": chosen.is_exact}
     replaced = [name for name, is_exact in exact.items() if not is_exact]
     await _note(exchange, request, served, facts, replaced)
-    size = offload.UNKNOWN if len(request.input) > MOST else 0
+    size = offload.UNKNOWN if len(request.input) > LONGEST_PIECE else 0
     sentences = await offload.run(size, _sentences, request.input)
     party = Ticket()
     if service.speaker is None:
@@ -218,7 +218,7 @@ def _event(data: SpeechDelta | SpeechDone) -> bytes:
 async def list_voices(exchange: Exchange, service: Service) -> None:
     """List the voices of the first model that speaks, in the shape that local servers share."""
     grant = exchange.grant
-    name = await speech(service, exchange.place).first(service, grant)
+    name = await speech_use(service, exchange.place).first(service, grant)
     served = await (service.first(grant) if name is None else service.resolve(name, grant))
     speaker = await speaker_for(service, served, exchange.place)
     facts = await speaker.facts()

@@ -92,14 +92,14 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     capabilities, strict = served.backend.capabilities, served.policy.strict
     fields, include_usage = request.__pydantic_fields_set__, False
     spoken: Any = None
-    manner: Any = None
+    output: Any = None
     aloud: Aloud | None = None
     if not _COMBINED.isdisjoint(fields):
         include_usage = check_stream_options(request)
         _check_combinations(request)
         if "audio" in (request.modalities or ()):
             spoken = await _spoken()
-            manner = await spoken.manner_of(request, service, served)
+            output = await spoken.audio_output_of(request, service, served)
     if exchange.to_store is not None:
         await check_store(request, service.store)
     if not _UNSERVED.keys().isdisjoint(fields):
@@ -134,8 +134,8 @@ async def create_chat_completion(exchange: Exchange, service: Service) -> None:
     inexact = (*inexact, *chat.inexact, *files)
     if spoken is not None:
         spoken.check_spoken(turn.answer)
-        aloud = partial(spoken.answer_aloud, exchange, service, served, request, manner, chat.shape)
-        inexact += () if manner.voice.is_exact else (spoken.VOICE,)
+        aloud = partial(spoken.answer_aloud, exchange, service, served, request, output, chat.shape)
+        inexact += () if output.voice.is_exact else (spoken.VOICE,)
     unserved = _NOTHING if request.verbosity in _USUAL else _VERBOSITY
     found = inexact, chat.dropped, unserved
     if not is_plain or has_notes(exchange, request, sampling, capabilities, strict, found):

@@ -17,7 +17,7 @@ from ...backends.errors import EngineError, Unsupported
 from ...backends.queue import Ticket, Tier
 from ...schemas.openai.chat import ChatRequest, InstructAdapter
 from ...schemas.openai.messages import Message
-from ..chat.instruct import FORMATS, ROLES, InstructFormat, Opening, Turn
+from ..chat.instruct import INSTRUCT_FORMATS, ROLES, InstructFormat, Opening, Turn
 from ..errors import InvalidRequest, StoreUnavailable, in_log, wrong_value
 from ..model_entry import ServedModel
 from ..request import Exchange
@@ -192,7 +192,7 @@ def chosen_format(
     if request.adapter is not None:
         own = format_of(request.adapter)
     elif served.policy.chat_format is not None:
-        own = FORMATS[served.policy.chat_format]
+        own = INSTRUCT_FORMATS[served.policy.chat_format]
     if own is not None and request.chat_template_kwargs:
         hint = "An instruct format has no template variables. Omit one of them."
         raise Unsupported("chat_template_kwargs", served.capabilities.engine, hint)

@@ -26,7 +26,7 @@ from ..messages.input import Conversation, conversation_of, plain_conversation
 from ..messages.message import Draft, MessageEncoder
 from ..messages.output import Shape
 from ..messages.request import read
-from ..messages.thinking import Thinking, Thoughts, thinking_of
+from ..messages.thinking import ReasoningDisplay, Thinking, thinking_of
 from ..messages.tools import Tools, tools_of
 from ..model_entry import ServedModel
 from ..request import Exchange
@@ -256,15 +256,15 @@ async def _answer(
 ) -> None:
     served, chat, thinking = drafted.served, drafted.chat, drafted.thinking
     job, form = chat.job, chat.form
-    thoughts: Thoughts = "omitted" if thinking.omitted else "shown"
+    display: ReasoningDisplay = "omitted" if thinking.omitted else "shown"
     seal = None
     if served.policy.reasoning is None:
-        thoughts = "hidden"
+        display = "hidden"
     elif form is not None:
         await service.seal.load()
         seal = partial(service.seal.seal, owner=exchange.key)
     stops = request.stop_sequences or ()
-    shape = Shape(thoughts, seal, stops, request.max_tokens, form is None)
+    shape = Shape(display, seal, stops, request.max_tokens, form is None)
     draft = Draft(new_id("msg_")[0], served.name, shape, exchange.request_id)
     translate = partial(in_messages, names=drafted.names)
     plan = Plan([job], 1, detailed_usage_of, form=form, translate=translate)

@@ -134,9 +134,11 @@ def _audio_models(service: Service, grant: Grant | None) -> dict[str, ModelObjec
         speech = _audio_model(facts.name, "text", "audio", ["speech"])
         found[facts.name] = cast("ModelObject", {**speech, **voices})
     if service.transcriber is not None:
-        heard = service.transcriber.known()
-        abilities = ["transcription", *(("translation",) if heard.translates else ())]
-        found.setdefault(heard.name, _audio_model(heard.name, "audio", "text", abilities))
+        transcriber = service.transcriber.known()
+        abilities = ["transcription", *(("translation",) if transcriber.translates else ())]
+        found.setdefault(
+            transcriber.name, _audio_model(transcriber.name, "audio", "text", abilities)
+        )
     return {name: one for name, one in found.items() if grant is None or grant.allows(name)}
 
 
@@ -211,9 +213,9 @@ async def abilities_of(served: ServedModel) -> Abilities:
         model = replace(model, template=None)
     if model.template is None:
         return Abilities(tools=False, reasoning=False)
-    manner = await known_profile(model)
-    reasoning = manner.style.reasons or manner.tags is not None
-    return Abilities(manner.style.native, reasoning)
+    profile = await known_profile(model)
+    reasoning = profile.style.reasons or profile.tags is not None
+    return Abilities(profile.style.native, reasoning)
 
 
 def _capabilities(served: ServedModel, abilities: Abilities) -> list[str]:

@@ -48,13 +48,13 @@ class _End(NamedTuple):
 
     Args:
         error: what frames get from now on that ask for a response.
-        is_told: True if the client gets the error before the end, too.
+        is_sent: True if the client gets the error before the end, too.
     """
 
     code: int
     reason: str
     error: LatimerError
-    is_told: bool = False
+    is_sent: bool = False
 
 
 def _shutdown() -> _End:
@@ -69,7 +69,7 @@ def expiry(seconds: float) -> _End:
         "connection to continue.",
         code="websocket_connection_limit_reached",
     )
-    return _End(1000, f"The connection is {minutes} old.", error, is_told=True)
+    return _End(1000, f"The connection is {minutes} old.", error, is_sent=True)
 
 
 async def serve_frames(
@@ -275,7 +275,7 @@ class _Connection:
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, end: _End) -> None:
-        if end.is_told:
+        if end.is_sent:
             await self._send_error(end.error, DEFAULT)
         await self._close(end.code, end.reason)
 

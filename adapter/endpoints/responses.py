@@ -35,7 +35,7 @@ from ..responses.files import UnreadPdfs, read_pdfs
 from ..responses.input import Conversation, conversation_of, placed, plain_messages
 from ..responses.items import new_response_id
 from ..responses.lanes import Create
-from ..responses.output import Shape, Thoughts
+from ..responses.output import ReasoningDisplay, Shape
 from ..responses.response import (
     Draft,
     FrameEncoder,
@@ -106,7 +106,7 @@ _OF_TEXT = frozenset(
         "safety_identifier", "store", "stream", "temperature", "top_p", "user",
     }
 )  # fmt: skip
-_SHOWN, _HIDDEN = Shape(), Shape(thoughts="hidden")
+_SHOWN, _HIDDEN = Shape(), Shape(reasoning="hidden")
 # Paths of fields that only some values make inert, with those values.
 _INERT: Mapping[tuple[str, str], frozenset[Any]] = {
     ("prompt_cache_options", "prewarm"): frozenset({False}),
@@ -202,8 +202,8 @@ async def _drafted(
     prepared = _truncated if request.truncation == "auto" else _prepared
     understood, chat, inexact = await prepared(exchange, service, request, served, state)
     sampling, tools, conversation = understood
-    thoughts = _thoughts(request, served)
-    if thoughts == "summarised" and (await known_profile(served.model)).tags is not None:
+    display = _reasoning_display(request, served)
+    if display == "summarised" and (await known_profile(served.model)).tags is not None:
         inexact = (*inexact, "reasoning.summary")
     strict = served.policy.strict
     found = inexact, chat.inexact, chat.dropped
@@ -231,7 +231,7 @@ async def _drafted(
         await service.seal.load()
         seal = partial(service.seal.seal, owner=exchange.key)
     show = None if chat.job.logprobs is None else to_response
-    shape = Shape(tools.names, thoughts, show, seal)
+    shape = Shape(tools.names, display, show, seal)
     return _Drafted(served, chat, shape, stored, tools, conversation.names, state)
 
 
@@ -441,7 +441,7 @@ def _read(
     return sampling, tools_of(request, state.before), conversation
 
 
-def _thoughts(request: ResponseRequest, served: ServedModel) -> Thoughts:
+def _reasoning_display(request: ResponseRequest, served: ServedModel) -> ReasoningDisplay:
     if served.policy.reasoning is None:
         return "hidden"
     reasoning = request.reasoning

@@ -14,7 +14,7 @@ from ...schemas.openai.common import Usage
 from ...schemas.openai.messages import AssistantMessage, EarlierAudio, Message
 from ..audio.formats import check_format
 from ..audio.sinks import SpokenReply, SpokenStream
-from ..audio.spoken import FIELD, Manner, Speech
+from ..audio.spoken import FIELD, AudioOutput, Speech
 from ..audio.voices import speaker_for, voice_for
 from ..chat.message import Shape, SpokenEncoder
 from ..errors import InvalidRequest, missing, wrong_value
@@ -31,7 +31,9 @@ VOICE = "audio.voice"
 _COMPLETION = "chat.completion"
 
 
-async def manner_of(request: ChatRequest, service: Service, served: ServedModel) -> Manner:
+async def audio_output_of(
+    request: ChatRequest, service: Service, served: ServedModel
+) -> AudioOutput:
     """Return how the answers to a request with the modality `audio` are spoken.
 
     Raises:
@@ -61,7 +63,7 @@ async def manner_of(request: ChatRequest, service: Service, served: ServedModel)
     party = party_of(request.service_tier) or Ticket()
     # What follows an answer is not rejected as busy.
     party.admitted = True
-    return Manner(speaker, voice, audio.format, party)
+    return AudioOutput(speaker, voice, audio.format, party)
 
 
 def not_streamed(form: str) -> InvalidRequest:
@@ -149,7 +151,7 @@ async def answer_aloud(
     service: Service,
     served: ServedModel,
     request: ChatRequest,
-    manner: Manner,
+    output: AudioOutput,
     shape: Shape,
     plan: Plan,
     answer: Answer,
@@ -164,7 +166,7 @@ async def answer_aloud(
     """
     id_of = partial(audio_id, str(chunk["id"]))
     keep = partial(service.transcripts.keep, exchange.key)
-    async with Speech(manner, not request.stream, id_of, keep) as speech:
+    async with Speech(output, not request.stream, id_of, keep) as speech:
         answer.whole = partial(_whole, answer.whole, speech)
         if not request.stream:
             reply = SpokenReply(exchange, served, answer, speech)

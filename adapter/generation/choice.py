@@ -53,8 +53,8 @@ class Parser(Protocol):
         """True if the text so far ends inside a tool call."""
         ...
 
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
-        """Parse more text; `mark` is True if the data spells a control token."""
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
+        """Parse more text; `is_control` is True if the data spells a control token."""
         ...
 
     def end(self) -> list[Part]:
@@ -93,13 +93,13 @@ class StopFilter:
         """The stop sequence that matched, or None."""
         return self._matcher.stop
 
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
         """Return the parts that no stop sequence can cut off any more."""
-        return self._cut(self._parser.feed(data, mark)) if self.stop is None else []
+        return self._cut(self._parser.feed(data, is_control)) if self.stop is None else []
 
-    def skip(self, data: bytes, mark: bool) -> list[Part]:
+    def skip(self, data: bytes, is_control: bool) -> list[Part]:
         """Return the parts of text in which stop sequences are ignored."""
-        parts = self._parser.feed(data, mark)
+        parts = self._parser.feed(data, is_control)
         self.released += sum(part.size for part in parts)
         return parts
 
@@ -187,7 +187,7 @@ class Choice:
     """
 
     __slots__ = (
-        "_echo", "_incomplete", "_matcher", "_parts", "_placer", "_released", "_stops", "finish",
+        "_aligner", "_echo", "_incomplete", "_matcher", "_parts", "_released", "_stops", "finish",
         "is_bare", "reason", "stop",
     )  # fmt: skip
 
@@ -206,7 +206,7 @@ class Choice:
         self._matcher = StopMatcher(stops) if stops and form is None else None
         self._incomplete = b""
         self._released = 0
-        self._placer: TokenAligner | None = None
+        self._aligner: TokenAligner | None = None
         self.is_bare = form is None and not stops and echo is NO_ECHO
         self.finish: Finish | None = None
         self.reason: FinishReason | None = None
@@ -222,7 +222,7 @@ class Choice:
 
     def prompt(self, event: PromptTokens) -> Sequence[Delta]:
         """Return the echoed prompt and its tokens, as the engine reports them."""
-        entries = self._placed().place(event.tokens)
+        entries = self._token_aligner().place(event.tokens)
         text = self._decoded(b"".join(token.data for token in event.tokens))
         return self._delta(text, entries)
 
@@ -247,13 +247,13 @@ class Choice:
         self._released += len(data)
         text = self._decoded(data)
         if tokens:
-            self._placed().add(tokens)
+            self._token_aligner().add(tokens)
         # Tokens are not sent without text: they wait for the text that follows.
         if not text:
             return ()
-        if self._placer is None:
+        if self._aligner is None:
             return (Delta(text),)
-        return (Delta(text, self._placer.take(self._released)),)
+        return (Delta(text, self._aligner.take(self._released)),)
 
     def whole(self, pieces: Sequence[Piece], event: Finish) -> tuple[Sequence[Delta], FinishReason]:
         """Return all text of a bare choice, without its tokens, and its finish reason.
@@ -294,7 +294,7 @@ class Choice:
         if parts is not None and parts.stop is not None:
             event = parts.cut(event)
         self.finish = event
-        rest: Sequence[Delta] = () if parts is None else parts.end(self._placer)
+        rest: Sequence[Delta] = () if parts is None else parts.end(self._aligner)
         source = self._matcher if parts is None else parts
         stop = None if source is None else source.stop
         if stop is None and event.reason == "stop":
@@ -305,7 +305,7 @@ class Choice:
                     "request. Is a reverse prompt set on the engine?"
                 )
         self.stop = stop
-        if parts is None and (self._matcher or self._placer or self._echo.keep_end):
+        if parts is None and (self._matcher or self._aligner or self._echo.keep_end):
             rest = self._rest(event)
         if stop is None and event.reason == "length":
             self.reason = "length"
@@ -332,27 +332,27 @@ class Choice:
         deltas: list[Delta] = []
         for piece in pieces:
             if piece.tokens:
-                self._placed().add(piece.tokens)
-            deltas += parts.take(piece, self._placer)
+                self._token_aligner().add(piece.tokens)
+            deltas += parts.take(piece, self._aligner)
         return deltas
 
     def _rest(self, event: Finish) -> Sequence[Delta]:
         """Return the content that was held back."""
-        placer, matcher, rest = self._placer, self._matcher, ""
+        aligner, matcher, rest = self._aligner, self._matcher, ""
         if matcher is not None:
             if matcher.stop is not None:
-                return () if placer is None else self._delta("", placer.take(self._released))
+                return () if aligner is None else self._delta("", aligner.take(self._released))
             held = matcher.flush()
             self._released += len(held)
             rest = self._decoded(held)
         if self._echo.keep_end and event.end is not None:
-            placer = self._placed()
-            placer.add((event.end,))
-        if placer is None:
+            aligner = self._token_aligner()
+            aligner.add((event.end,))
+        if aligner is None:
             return (Delta(rest),) if rest else ()
         # A control token can be the stop sequence. It adds no text and is cut off.
         stopped = event.reason == "stop"
-        return self._delta(rest, placer.take(self._released) if stopped else placer.take_all())
+        return self._delta(rest, aligner.take(self._released) if stopped else aligner.take_all())
 
     def _decoded(self, data: bytes) -> str:
         """Return the text of bytes in which no stop sequence matches."""
@@ -366,12 +366,12 @@ class Choice:
     def _delta(self, text: str, entries: Sequence[Entry] = ()) -> Sequence[Delta]:
         return (Delta(text, entries),) if text or entries else ()
 
-    def _placed(self) -> TokenAligner:
-        if self._placer is None:
+    def _token_aligner(self) -> TokenAligner:
+        if self._aligner is None:
             # Parts count the bytes of an echo, too.
             position = len(self._echo.data) if self._parts is not None else 0
-            self._placer = TokenAligner(self._echo.base, position)
-        return self._placer
+            self._aligner = TokenAligner(self._echo.base, position)
+        return self._aligner
 
 
 class _Parts:
@@ -383,7 +383,7 @@ class _Parts:
 
     def __init__(self, form: MessageFormat, stops: Sequence[str], late: bool) -> None:
         self._form = form
-        self._cutter = StopFilter(form.parser(), stops)
+        self._filter = StopFilter(form.parser(), stops)
         self._late = late
         # The parts of pieces that were read ahead, and the number of bytes of all others.
         self._ahead: deque[Sequence[Part]] = deque()
@@ -409,7 +409,7 @@ class _Parts:
 
     @property
     def stop(self) -> str | None:
-        return self._cutter.stop
+        return self._filter.stop
 
     @property
     def reason(self) -> FinishReason:
@@ -419,9 +419,9 @@ class _Parts:
     def start(self, pieces: Sequence[tuple[bytes, bool]]) -> list[Delta]:
         """Show text that the reply begins with, and that is not generated."""
         deltas: list[Delta] = []
-        for data, mark in pieces:
+        for data, is_control in pieces:
             self._position += len(data)
-            deltas += self._shown(self._cutter.skip(data, mark), None)
+            deltas += self._shown(self._filter.skip(data, is_control), None)
         self._skipped = self._position
         return deltas
 
@@ -432,20 +432,22 @@ class _Parts:
             self._ahead.append(())
             return None
         self._ahead.append(self._parsed(piece))
-        return None if self.stop is None else max(self._cutter.released - self._skipped, 0)
+        return None if self.stop is None else max(self._filter.released - self._skipped, 0)
 
-    def take(self, piece: Piece, placer: TokenAligner | None) -> list[Delta]:
+    def take(self, piece: Piece, aligner: TokenAligner | None) -> list[Delta]:
+        """Return the deltas of a piece; if tokens are late, those of all text before its tokens."""
         if not self._late:
             return self._shown(
-                self._ahead.popleft() if self._ahead else self._parsed(piece), placer
+                self._ahead.popleft() if self._ahead else self._parsed(piece), aligner
             )
         if not piece.tokens:
             return []
         self._count(piece.tokens, 0)
-        return self._shown(self._rest(), placer)
+        return self._shown(self._rest(), aligner)
 
-    def end(self, placer: TokenAligner | None) -> list[Delta]:
-        deltas = self._shown([*self._rest(), *self._cutter.end()], placer)
+    def end(self, aligner: TokenAligner | None) -> list[Delta]:
+        """Return the deltas of the rest of the text, or an empty one if there were none."""
+        deltas = self._shown([*self._rest(), *self._filter.end()], aligner)
         # An answer has content or tool calls. The tokens of a character that the limit cut off
         # were generated, so they are shown.
         if not self._calls and (self._incomplete or not self._has_content):
@@ -456,7 +458,7 @@ class _Parts:
         """Return the end of a choice that a stop sequence has cut, with the tokens before it."""
         count = event.completion_tokens
         if self._begun is not None:
-            count = begun_before(self._cutter.released, self._begun)
+            count = begun_before(self._filter.released, self._begun)
         return event._replace(reason="stop", stop=self.stop, completion_tokens=count, end=None)
 
     def reasoning_tokens(self) -> int | None:
@@ -486,7 +488,7 @@ class _Parts:
                 start = _visible(at, piece.data) if piece.token_count == 1 else at
                 self._starts.append((start, piece.token_count))
         self._position += len(piece.data)
-        parts = self._cutter.feed(piece.data, piece.mark)
+        parts = self._filter.feed(piece.data, piece.is_control)
         if self._begun and piece.starts and self.stop is not None:
             # The last token of the piece with the cut counts as if it began with the piece.
             self._begun[-1] = at
@@ -523,16 +525,16 @@ class _Parts:
         self._ahead.clear()
         return parts
 
-    def _shown(self, parts: Sequence[Part], placer: TokenAligner | None) -> list[Delta]:
+    def _shown(self, parts: Sequence[Part], aligner: TokenAligner | None) -> list[Delta]:
         deltas: list[Delta] = []
         for part in parts:
             start = self._shown_bytes
             released = self._shown_bytes = start + part.size
             if part.kind == "nothing":
                 # A token such as " I" can begin in it and belong to the text that follows.
-                self._marker += placer.take_whole(released) if placer is not None else []
+                self._marker += aligner.take_whole(released) if aligner is not None else []
                 continue
-            entries = placer.take(released) if placer is not None else []
+            entries = aligner.take(released) if aligner is not None else []
             if part.kind in ("call", "arguments"):
                 entries = self._marker + entries
             elif self._marker:

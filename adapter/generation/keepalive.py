@@ -90,32 +90,33 @@ class KeepAlive:
             self.writing = None
 
     async def _write(self) -> None:
-        exchange, data = self._exchange, self._frames.comment
+        exchange = self._exchange
         try:
-            if not exchange.started:
-                if not self.party.admitted:
-                    return
-                await self._backend.health()
-                if self.first is not None:
-                    data = self.first()
-                    self._streams.discard(self)
-                    if not data:
-                        return
+            data = await self._next()
+            if data:
                 self._is_sending = True
                 if not exchange.started:
-                    # A stream that waits for its model may have sent a comment meanwhile.
                     await exchange.start(200, EVENT_STREAM)
-            elif self.first is not None:
-                self._streams.discard(self)
-                return
-            self._is_sending = True
-            await (exchange.write or exchange.chunk)(data)
+                await (exchange.write or exchange.chunk)(data)
         except (LatimerError, OSError):
             # The engine is not available, so the request will fail with its own error. Or the
             # client has disconnected, which ends the request.
             pass
         finally:
             self.writing = None
+
+    async def _next(self) -> bytes:
+        """Return the first events or a comment; nothing while the head must not be sent yet."""
+        is_started = self._exchange.started
+        if not is_started:
+            if not self.party.admitted:
+                return b""
+            # A stream that waits for its model may send a comment meanwhile.
+            await self._backend.health()
+        if self.first is None:
+            return self._frames.comment
+        self._streams.discard(self)
+        return b"" if is_started else self.first()
 
 
 T = TypeVar("T")

@@ -247,8 +247,8 @@ async def _count_reasoning(usage: Usage, choices: Sequence[Choice], backend: Bac
     for choice in choices:
         count = choice.reasoning_tokens
         if count is None:
-            thought = choice.reasoning
-            count = len(await backend.tokenize(thought, add_special=False, parse_special=True))
+            reasoning = choice.reasoning
+            count = len(await backend.tokenize(reasoning, add_special=False, parse_special=True))
             most = choice.finish.completion_tokens if choice.finish is not None else 0
             count = min(count, most)
         total += count

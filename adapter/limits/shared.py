@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import LimitsUnavailable
-from ..probe import PATIENCE, Probe
+from ..probe import PROBE_SECONDS, Probe
 from .leases import Grant, Lease, LeaseStore, LimitsError, Refusal
 from .memory import MemoryLimits
 
@@ -118,7 +118,7 @@ class SharedLimits(LeaseStore):
         self._renewing: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
         # A database can be lost, and come back, while no key with limits is used.
-        self._probe = Probe(self._ask, self._heard)
+        self._probe = Probe(self._ask, self._note_probe)
 
     @abstractmethod
     async def _connect(self) -> None:
@@ -254,14 +254,14 @@ class SharedLimits(LeaseStore):
                     done.set_result(result)
                 self._probe.used_at = time.monotonic()
                 if self._is_down:
-                    self._heard(None)
+                    self._note_probe(None)
 
     def _fail(self, error: Exception, batch: Sequence[tuple[Step, asyncio.Future[Any]]]) -> None:
         """Ask the database no more for a moment; the log says so once."""
         self._down_until = time.monotonic() + DOWN_SECONDS
         if not isinstance(error, LimitsUnavailable):
             error = LimitsUnavailable(f"{type(error).__name__}: {error}")
-        self._heard(error)
+        self._note_probe(error)
         # It may come back without another step.
         self._probe.start()
         for step, done in batch:
@@ -273,7 +273,7 @@ class SharedLimits(LeaseStore):
                 done.set_result(None)
 
     async def _ask(self) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PROBE_SECONDS):
             await self._ping()
 
     def _ask_soon(self) -> None:
@@ -284,9 +284,9 @@ class SharedLimits(LeaseStore):
             self._asking = asyncio.get_running_loop().create_task(self._ask_again())
 
     async def _ask_again(self) -> None:
-        self._heard(await self._probe.now())
+        self._note_probe(await self._probe.now())
 
-    def _heard(self, error: Exception | None) -> None:
+    def _note_probe(self, error: Exception | None) -> None:
         """Note if the database answers; the log says once that it does not, and that it does."""
         if error is None:
             if self._is_down:

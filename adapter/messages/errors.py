@@ -103,39 +103,43 @@ def render_as(scope: Scope, error: LatimerError, request_id: str) -> tuple[int, 
     if not speaks_anthropic(scope):
         return render(error)
     status, body, headers = anthropic_error(error, request_id)
-    return status, body, [(b"request-id", request_id.encode()), *headers]
+    return status, body, [_id_header(request_id), *headers]
 
 
 def anthropic_error(
     error: LatimerError, request_id: str
 ) -> tuple[int, dict[str, Any], list[Header]]:
     """Return the status, the body and the headers of an error."""
-    status, told, headers = render(error)
+    status, reply, headers = render(error)
     status = _OVERLOADED if isinstance(error, Busy) else _STATUSES.get(status, status)
-    message = told["error"]["message"]
+    message = reply["error"]["message"]
     if isinstance(error, UnknownModel):
         message = f"model: {error.name}"
     elif status == 401:
         message = _NO_KEY
     else:
-        message = _worded(message, told["error"]["param"])
+        message = _worded(message, reply["error"]["param"])
     body = body_of(status, message, request_id)
     if isinstance(error, ThreadRefused):
         body["error"]["details"] = error.details
     return status, body, headers
 
 
+def _id_header(request_id: str) -> Header:
+    return b"request-id", request_id.encode()
+
+
 def in_api_of(
-    scope: Scope, status: int, told: ErrorReply, request_id: str
+    scope: Scope, status: int, reply: ErrorReply, request_id: str
 ) -> tuple[Any, list[Header]]:
     """Return the body and the headers of an unexpected error, in the form of a request's API."""
     if not speaks_anthropic(scope):
-        return told, []
-    headers = [(b"request-id", request_id.encode())]
+        return reply, []
+    headers = [_id_header(request_id)]
     if status == _UNEXPECTED:
         # Anthropic's clients would send the request again.
         headers.append((b"x-should-retry", b"false"))
-    return body_of(status, told["error"]["message"], request_id), headers
+    return body_of(status, reply["error"]["message"], request_id), headers
 
 
 def body_of(status: int, message: str, request_id: str) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class _History:
         self._content: list[tuple[Part, str]] = []
         # The open turn of the assistant.
         self._texts: list[str] = []
-        self._thoughts: list[str] = []
+        self._reasoning: list[str] = []
         self._calls: dict[str, FunctionToolCall] = {}
         # The calls of the last turn of the assistant that have no result yet, the path of its last
         # message, and instructions that wait for the results.
@@ -207,9 +207,9 @@ class _History:
                 self._instruct("".join(part.text for part in block.content))
                 self._begin(message.role, path)
             elif message.role == "user":
-                self._hear(block, here, is_new)
+                self._add_user_block(block, here, is_new)
             else:
-                self._say(block, here)
+                self._add_assistant_block(block, here)
 
     def end(self) -> list[Message]:
         """Return all messages.
@@ -224,8 +224,8 @@ class _History:
         self._close_head()
         final = self._messages[-1] if self._messages else None
         if last == "assistant" and isinstance(final, AssistantMessage):
-            said = final.content
-            if isinstance(said, str) and said != said.rstrip():
+            text = final.content
+            if isinstance(text, str) and text != text.rstrip():
                 raise InvalidRequest(
                     "messages: final assistant content cannot end with trailing whitespace"
                 )
@@ -261,7 +261,7 @@ class _History:
         if system and (text := "\n".join(system)):
             self._messages.append(SystemMessage(role="system", content=text))
 
-    def _hear(self, block: Block, path: str, is_new: bool) -> None:
+    def _add_user_block(self, block: Block, path: str, is_new: bool) -> None:
         """Add a block of the user."""
         if isinstance(block, ToolResultBlock):
             if block.tool_use_id not in self._open:
@@ -289,15 +289,15 @@ class _History:
                 self._content.append((TextPart(type="text", text=gap), path))
             self._content += self._parts.read(block, path, is_new)
 
-    def _say(self, block: Block, path: str) -> None:
+    def _add_assistant_block(self, block: Block, path: str) -> None:
         """Add a block of the assistant."""
         if isinstance(block, TextBlock):
             if block.text:
                 self._texts.append(self._gap(self._texts) + block.text)
         elif isinstance(block, ThinkingBlock):
-            thought = block.thinking or self._unsealed(block.signature)
-            if thought:
-                self._thoughts.append(thought)
+            reasoning = block.thinking or self._unsealed(block.signature)
+            if reasoning:
+                self._reasoning.append(reasoning)
             else:
                 self.ignored.append(path)
         elif isinstance(block, ToolUseBlock):
@@ -341,18 +341,18 @@ class _History:
             self._close_user()
 
     def _close_assistant(self) -> None:
-        texts, thoughts, calls = self._texts, self._thoughts, self._calls
-        self._texts, self._thoughts, self._calls = [], [], {}
-        if not texts and not thoughts and not calls:
+        texts, reasoning, calls = self._texts, self._reasoning, self._calls
+        self._texts, self._reasoning, self._calls = [], [], {}
+        if not texts and not reasoning and not calls:
             return
         self._check_answered()
-        said = AssistantMessage(role="assistant", content="".join(texts))
-        if thoughts:
-            said.reasoning_content = _BETWEEN.join(thoughts)
+        message = AssistantMessage(role="assistant", content="".join(texts))
+        if reasoning:
+            message.reasoning_content = _BETWEEN.join(reasoning)
         if calls:
-            said.tool_calls = [*calls.values()]
+            message.tool_calls = [*calls.values()]
             self._open = dict.fromkeys(calls)
-        self._messages.append(said)
+        self._messages.append(message)
 
     def _close_user(self) -> None:
         results, content = self._results, self._content

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from ...schemas.openai.common import FinishReason, Usage
 from ..generation.choice import Delta, Kind
-from .thinking import Thoughts
+from .thinking import ReasoningDisplay
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _KIND, _TEXT = attrgetter("kind"), attrgetter("text")
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
         is_plain: True if all of the output is text.
     """
 
-    thoughts: Thoughts
+    reasoning: ReasoningDisplay
     seal: Callable[[str], str] | None
     stops: Sequence[str]
     most: int
@@ -212,10 +212,10 @@ class Output:
         events: list[Event] = []
         if kind == "content":
             events = self._begin(TextBlock(self._next()))
-        elif shape.thoughts == "hidden" or shape.seal is None:
+        elif shape.reasoning == "hidden" or shape.seal is None:
             return []
         else:
-            omitted = shape.thoughts == "omitted"
+            omitted = shape.reasoning == "omitted"
             events = self._begin(ThinkingBlock(self._next(), omitted, shape.seal))
         assert self.open is not None
         return events + self.open.add(text)

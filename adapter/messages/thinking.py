@@ -10,7 +10,7 @@ from ..chat.templates import AS_USUAL, Reasoning, can_switch
 from ..errors import InvalidRequest
 
 # Reasoning is omitted, sealed without its text, or shown.
-Thoughts: TypeAlias = Literal["hidden", "omitted", "shown"]
+ReasoningDisplay: TypeAlias = Literal["hidden", "omitted", "shown"]
 
 _KINDS = ("enabled", "adaptive", "between_tools", "disabled")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")

@@ -129,9 +129,9 @@ def conversation_of(
     ignored: list[str] = []
     for index, (item, path) in enumerate(items):
         if isinstance(item, ReasoningItem):
-            thought = _thought(item, resolve, unseal)
-            if thought is not None:
-                history.think(thought)
+            reasoning = _reasoning_of(item, resolve, unseal)
+            if reasoning is not None:
+                history.think(reasoning)
             elif item.encrypted_content is not None or item.is_named:
                 ignored.append(path)
         elif isinstance(item, UnservedItem) and item.type == "compaction_trigger":
@@ -220,7 +220,7 @@ def content_of(item: Item) -> object:
     return item.output if isinstance(item, Output) else None
 
 
-def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | None:
+def _reasoning_of(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | None:
     """Return the reasoning of an item, which may be sealed, or stored under the item's id.
 
     A summary alone is the last resort: that of this server is the reasoning itself, and some
@@ -228,12 +228,12 @@ def _thought(item: ReasoningItem, resolve: Resolve, unseal: Unseal) -> str | Non
     """
     if item.text:
         return item.text
-    thought = None if item.encrypted_content is None else unseal(item.encrypted_content)
-    stored = resolve(item.id) if thought is None and isinstance(item.id, str) else None
+    reasoning = None if item.encrypted_content is None else unseal(item.encrypted_content)
+    stored = resolve(item.id) if reasoning is None and isinstance(item.id, str) else None
     if isinstance(stored, ReasoningItem) and stored.text:
         return stored.text
     if item.encrypted_content is not None:
-        return thought
+        return reasoning
     return _BETWEEN.join([part.text for part in item.summary or ()]) or None
 
 
@@ -258,7 +258,7 @@ class History:
             self._head.append(InputMessage(role="system", content=instructions))
         self._is_head = True
         self._content: str | None = None
-        self._thoughts: list[str] = []
+        self._reasoning: list[str] = []
         self._calls: list[tuple[Call, Sequence[Answer]]] = []
 
     def add(self, item: InputMessage, path: str) -> None:
@@ -279,11 +279,11 @@ class History:
             self.end()
         self._content = text_of(item.content)
 
-    def think(self, thought: str) -> None:
+    def think(self, reasoning: str) -> None:
         """Add reasoning of the assistant."""
         if self._content is not None and not self._calls:
             self.end()
-        self._thoughts.append(thought)
+        self._reasoning.append(reasoning)
 
     def call(self, item: Call, answers: Sequence[Answer]) -> None:
         """Add a call of the assistant, and its outputs."""
@@ -291,16 +291,16 @@ class History:
 
     def end(self) -> None:
         """End the assistant's message, if one is open."""
-        if self._content is None and not self._thoughts and not self._calls:
+        if self._content is None and not self._reasoning and not self._calls:
             return
-        said: AssistantMessage = AssistantMessage(role="assistant", content=self._content)
-        if self._thoughts:
-            said.reasoning_content = _BETWEEN.join(self._thoughts)
+        turn = AssistantMessage(role="assistant", content=self._content)
+        if self._reasoning:
+            turn.reasoning_content = _BETWEEN.join(self._reasoning)
         if self._calls:
-            said.tool_calls = [_tool_call(call) for call, _ in self._calls]
+            turn.tool_calls = [_tool_call(call) for call, _ in self._calls]
         calls = self._calls
-        self._content, self._thoughts, self._calls = None, [], []
-        self._append(said)
+        self._content, self._reasoning, self._calls = None, [], []
+        self._append(turn)
         for call, answers in calls:
             for item, path in answers:
                 content = chat_content(item.output, f"{path}.output", self._pdf_texts)

@@ -27,7 +27,7 @@ from .tools import CalledTool
 Event: TypeAlias = tuple[str, Mapping[str, Any]]
 
 # Reasoning is omitted, shown, or also shown as a summary.
-Thoughts: TypeAlias = Literal["hidden", "shown", "summarised"]
+ReasoningDisplay: TypeAlias = Literal["hidden", "shown", "summarised"]
 
 # What is before and after the JSON of an event.
 DATA, END = b"data: ", b"\n\n"
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     """
 
     names: Mapping[str, CalledTool] = _NO_TOOLS
-    thoughts: Thoughts = "shown"
+    reasoning: ReasoningDisplay = "shown"
     show: Callable[[Sequence[Entry]], list[Any]] | None = None
     seal: Callable[[str], str] | None = None
 
@@ -70,14 +70,14 @@ class Output:
         """Return the events of a delta."""
         text, entries, kind, _ = delta
         item = self.open
-        if kind == "reasoning" and self._shape.thoughts == "hidden":
+        if kind == "reasoning" and self._shape.reasoning == "hidden":
             return []
         if kind == "call":
             return self._begin(self._call(delta))
         if item is not None and item.kind == kind:
             return item.add(text, entries)
         if kind == "reasoning":
-            summarised = self._shape.thoughts == "summarised"
+            summarised = self._shape.reasoning == "summarised"
             events = self._begin(ReasoningItem(self._place("rs_"), summarised, self._shape.seal))
         elif text:
             events = self._begin(MessageItem(self._place("msg_"), self._shape.show))

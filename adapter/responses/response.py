@@ -217,9 +217,9 @@ def _error(error: LatimerError) -> Event:
     OpenAI's service nests the error, and its published type is flat. Clients read either.
     """
     _status, body, _headers = render(error)
-    told = body["error"]
-    flat = {"code": told["code"], "message": told["message"], "param": told["param"]}
-    return "error", {**flat, "error": {"type": told["type"], **flat}}
+    fields = body["error"]
+    flat = {"code": fields["code"], "message": fields["message"], "param": fields["param"]}
+    return "error", {**flat, "error": {"type": fields["type"], **flat}}
 
 
 def fault(error: LatimerError) -> bytes:

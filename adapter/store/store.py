@@ -70,7 +70,7 @@ class Store:
         self._fails_until = self._silent_until = 0.0
         # A database on a server can be lost while nobody uses it.
         is_remote = place.kind == "postgresql"
-        self._probe = Probe(self._ask_nothing, self._heard) if is_remote else None
+        self._probe = Probe(self._ask_nothing, self._note_probe) if is_remote else None
         self._tidying: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -174,7 +174,7 @@ class Store:
                     await self._writer.flush()
                     if self._probe is not None and self._writer.state != "ok":
                         # Nothing waits: a probe has found it lost, and it may be back.
-                        self._heard(await self._probe.now())
+                        self._note_probe(await self._probe.now())
             except TimeoutError:
                 raise StoreUnavailable(LATE) from None
             if self._writer.state != "ok":
@@ -487,7 +487,7 @@ class Store:
         database = await self._open_to_answer()
         await database.read(lambda connection: connection.exec_driver_sql("SELECT 1").one())
 
-    def _heard(self, error: Exception | None) -> None:
+    def _note_probe(self, error: Exception | None) -> None:
         """Note what a probe has found."""
         if error is None:
             if self._writer.state != "ok":

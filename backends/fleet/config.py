@@ -5,12 +5,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 Affinity: TypeAlias = Literal["prefix", "session", "none"]
-AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
 
 # The place in an engine's command for the port that Latimer chooses.
 PORT = "{port}"

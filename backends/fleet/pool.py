@@ -36,7 +36,7 @@ from ..errors import (
     LatimerError,
     ModelLoading,
     RequestError,
-    reason_of,
+    reason_label,
 )
 from ..identity import difference
 from ..queue import QUEUE, Try
@@ -474,7 +474,9 @@ class Pool(Speaking):
             rest = min(pauses)
             words = f"The next attempt is in {max(math.ceil(rest), 1)} s."
             return not_loaded(f"{message.rstrip('.')}. {words}", rest)
-        kind = ModelLoading if all(one.says_loading for one in self.replicas) else EngineUnavailable
+        kind = (
+            ModelLoading if all(one.reports_loading for one in self.replicas) else EngineUnavailable
+        )
         return kind(message)
 
     def _fail_waiting(self) -> None:
@@ -747,7 +749,7 @@ class Pool(Speaking):
                 await self._revive_for(place, error)
             if not self._can_wait(place) or not self.budget.take():
                 raise error
-        tried = Try(replica.name, reason_of(error), place.begun, ended)
+        tried = Try(replica.name, reason_label(error), place.begun, ended)
         self.retries[tried[:2]] += 1
         place.party.tries += (tried,)
 

@@ -168,7 +168,7 @@ class Replica:
         waiting_first: the calls that wait for their first event.
         ejections: how often it was ejected.
         is_lost: True if it was ready, and did not answer or failed since.
-        says_loading: True if it is unavailable because it says that it loads its model.
+        reports_loading: True if it is unavailable because it says that it loads its model.
         listeners: functions that are called whenever a place or the state changes.
     """
 
@@ -195,7 +195,7 @@ class Replica:
         self.waiting_first: set[First] = set()
         self.speed = Speed()
         self.sessions = self.ejections = 0
-        self.is_lost = self.says_loading = False
+        self.is_lost = self.reports_loading = False
         self._declared = places
         self.places = self.room = places or 1
         self.listeners: list[Callable[[], None]] = []
@@ -208,7 +208,7 @@ class Replica:
     @property
     def shown(self) -> State:
         """The state for operators."""
-        return "loading" if self.says_loading else self.state
+        return "loading" if self.reports_loading else self.state
 
     @property
     def is_loadable(self) -> bool:
@@ -235,9 +235,9 @@ class Replica:
         if changed in self.listeners:
             self.listeners.remove(changed)
 
-    def set(self, state: State, reason: str = "", says_loading: bool = False) -> None:
+    def set(self, state: State, reason: str = "", reports_loading: bool = False) -> None:
         """Change the state, and tell the pools."""
-        self.state, self.reason, self.says_loading = state, reason, says_loading
+        self.state, self.reason, self.reports_loading = state, reason, reports_loading
         self._make_room()
         self.tell()
 

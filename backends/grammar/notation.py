@@ -52,8 +52,8 @@ class Notation(NamedTuple):
         values: the notation of the values inside; None for this one.
         other: another mark around strings, and the way to write their characters; None for none.
         is_sorted: True if the properties of an object are written in the order of `by_name`.
-        says_name: returns True if a name can be written.
-        says: returns True if a value can be written.
+        can_write_name: returns True if a name can be written.
+        can_write: returns True if a value can be written.
         end: the text that ends a string, if strings have no escapes; empty if they have.
     """
 
@@ -72,8 +72,8 @@ class Notation(NamedTuple):
     values: Notation | None = None
     other: tuple[str, Encoding] | None = None
     is_sorted: bool = False
-    says_name: Callable[[str], bool] = lambda name: True
-    says: Callable[[Any], bool] = lambda value: True
+    can_write_name: Callable[[str], bool] = lambda name: True
+    can_write: Callable[[Any], bool] = lambda value: True
     end: str = ""
 
     @property
@@ -164,7 +164,7 @@ PYTHON = JSON._replace(
 _BARE = (Range(0x30, 0x39), Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A))
 
 
-def _says_keyword(name: str) -> bool:
+def _is_keyword_name(name: str) -> bool:
     """Return True if a name, which has no quotes, ends at the sign before its value."""
     return name == name.strip() and re.fullmatch(r"""[^"'=(),\[\]{}\n]+""", name) is not None
 
@@ -172,7 +172,7 @@ def _says_keyword(name: str) -> bool:
 # The arguments of a call: `(name="value", other=5)`.
 PYTHON_CALL = PYTHON._replace(
     mark='""', outside=tuple(complement(_BARE)), named=literal, brackets=('"("', '")"'), colon="=",
-    values=PYTHON, other=('"\'"', IN_SINGLE), says_name=_says_keyword,
+    values=PYTHON, other=('"\'"', IN_SINGLE), can_write_name=_is_keyword_name,
 )  # fmt: skip
 
 # The mark around Gemma's strings, which have no escapes.
@@ -203,7 +203,7 @@ def as_gemma(value: Any) -> str:
     return _as_json(value)
 
 
-def _says_gemma(value: Any) -> bool:
+def _is_gemma(value: Any) -> bool:
     """Return True if no string in a value contains the mark, which has no escape."""
     return MARK not in json.dumps(value, ensure_ascii=False).replace('\\"', '"')
 
@@ -212,7 +212,7 @@ GEMMA = Notation(
     "gemma-", literal(MARK), Encoding(_one_of_gemma, literal), f"{literal(MARK)} gemma-text",
     ("true", "false", "null"), '""', '""', tuple(complement(_BARE)),
     lambda name: literal(_gemma_name(name)), as_gemma,
-    is_sorted=True, says_name=_says_gemma, says=_says_gemma, end=MARK,
+    is_sorted=True, can_write_name=_is_gemma, can_write=_is_gemma, end=MARK,
 )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ _HOUR = "([01][0-9]|2[0-3])"
 _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]{_HOUR}:[0-5][0-9])"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _LABEL = "[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
-FORMATS = {
+STRING_FORMATS = {
     "date": f"^{_DAY}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DAY}T{_TIME}$",
@@ -178,7 +178,7 @@ class _Converter:
             schema = self._all(schema, ())
         for keyword in schema:
             if keyword in ("anyOf", "oneOf", "const", "enum") or (
-                keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword])
+                keyword in CONSTRAINTS - KEYWORDS and not _has_no_effect(keyword, schema[keyword])
             ):
                 reason = f"'{keyword}' is not enforced in this model's tool-call format"
                 raise UnsupportedSchema(reason, (keyword,))
@@ -192,7 +192,7 @@ class _Converter:
                 "no value satisfies 'false'; send a schema that allows a value", path
             )
         for keyword in schema:
-            if keyword in CONSTRAINTS - KEYWORDS and not _says_nothing(keyword, schema[keyword]):
+            if keyword in CONSTRAINTS - KEYWORDS and not _has_no_effect(keyword, schema[keyword]):
                 raise UnsupportedSchema(f"'{keyword}' cannot be enforced", (*path, keyword))
         if "$ref" in schema:
             return self._reference(schema, path)
@@ -259,7 +259,7 @@ class _Converter:
         if not values:
             reason = "no value satisfies it and the other keywords; allow at least one value"
             raise UnsupportedSchema(reason, (*path, keyword))
-        if not all(map(self._notation.says, values)):
+        if not all(map(self._notation.can_write, values)):
             reason = "this model's tool-call format cannot express one of the values"
             raise UnsupportedSchema(reason, (*path, keyword))
         return any_of([literal(self._notation.written(value)) for value in values])
@@ -314,8 +314,8 @@ class _Converter:
                 raise UnsupportedSchema(reason, (*path, "additionalProperties"))
             inner = self.visit(extra, (*path, "additionalProperties"))
             # A name without marks around it is not empty.
-            unsaid = [""] if notation.mark == '""' else []
-            names = [*properties, *unsaid]
+            unwritable = [""] if notation.mark == '""' else []
+            names = [*properties, *unwritable]
             key = f"{notation.mark} {_other_keys(names, notation)} {notation.mark}"
             more = self._rule(f'{key} {ws} "{notation.colon}" {ws} {inner}')
         body = self._pairs(pairs, more, ws)
@@ -380,13 +380,13 @@ class _Converter:
         if named:
             pattern = schema[named[0]]
             if named[0] == "format":
-                if pattern not in FORMATS:
-                    listed = ", ".join(sorted(FORMATS))
+                if pattern not in STRING_FORMATS:
+                    listed = ", ".join(sorted(STRING_FORMATS))
                     raise UnsupportedSchema(
                         f"the format '{pattern}' is not enforced; supported formats are: {listed}",
                         (*path, "format"),
                     )
-                pattern = FORMATS[pattern]
+                pattern = STRING_FORMATS[pattern]
             try:
                 return self._rule(matching(pattern, self._notation))
             except UnsupportedSchema as error:
@@ -458,19 +458,21 @@ def _without_value(kind: str, low: int | None, high: int | None) -> str:
     )
 
 
-def _says_nothing(keyword: str, value: Any) -> bool:
+def _has_no_effect(keyword: str, value: Any) -> bool:
     """Return True if the value of a keyword that is not enforced has no effect."""
     return (keyword == "uniqueItems" and value is False) or (keyword == "multipleOf" and value == 1)
 
 
 def _check_names(schema: Schema, names: Iterable[str], notation: Notation, path: Path) -> None:
     """Reject a name that the notation cannot express."""
-    unsaid = next((name for name in names if not notation.says_name(name)), None)
-    if unsaid is None:
+    unwritable = next((name for name in names if not notation.can_write_name(name)), None)
+    if unwritable is None:
         return
-    listed = "properties" in schema and unsaid in schema["properties"]
-    key = ("properties", unsaid) if listed else ("required", schema["required"].index(unsaid))
-    reason = f"this model's tool-call format cannot express the name '{unsaid:.100}'"
+    listed = "properties" in schema and unwritable in schema["properties"]
+    key = (
+        ("properties", unwritable) if listed else ("required", schema["required"].index(unwritable))
+    )
+    reason = f"this model's tool-call format cannot express the name '{unwritable:.100}'"
     raise UnsupportedSchema(reason, (*path, *key))
 
 

@@ -28,7 +28,6 @@ from ..base import (
 )
 from ..errors import InvalidGrammar, NotServed, Unsupported, read_from
 from ..grammar import has_tokens, with_gbnf
-from ..http import HttpClient
 from ..queue import QUEUE
 from ..speech.base import Transcriber
 from ..streams import end_at_once
@@ -36,7 +35,7 @@ from . import tokens as tokens_of
 from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model
 from .run import Run, check_text, counted, input_of, payload_of
-from .server import Server
+from .server import SILENCE, Server
 from .speech import KoboldSpeaker
 from .transcription import transcriber
 from .translate import CAPABILITIES, ENGINE, longest_call
@@ -61,11 +60,10 @@ class KoboldCpp(Backend):
         url: str,
         key: str | None = None,
         max_waiting: int = QUEUE,
-        silence: float = 5.0,
+        silence: float = SILENCE,
         client: Client | None = None,
     ) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.server = Server(HttpClient(url, headers, client), max_waiting, silence)
+        self.server = Server.at(url, key, max_waiting, silence, client)
         self._speaker = KoboldSpeaker(self.server)
 
     @property

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -30,16 +30,21 @@ from ..errors import (
     whole_of,
 )
 from ..http import FORWARDED, HttpClient
-from ..queue import AdmissionQueue
+from ..queue import QUEUE, AdmissionQueue
 from ..single_flight import OnceCell, Throttled
 from .call import WHOLE, Call
 from .identity import Identity, ServerMonitor
 from .translate import ENGINE, to_error, to_native
 
+if TYPE_CHECKING:
+    from ..http import Client
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+# Seconds without an event after which the engine is asked if it still generates.
+SILENCE = 5.0
 # Seconds for which a call waits while other clients keep the engine busy. Clients themselves wait
 # for minutes, and then retry.
 PATIENCE = 60.0
@@ -104,6 +109,19 @@ class Server:
         # The questions for the tokenizer, of which the first is sent, each with its answer.
         self._texts: deque[tuple[str, Any, int, bytes, asyncio.Future[Any]]] = deque()
         self._tasks: set[asyncio.Future[Any]] = set()
+
+    @classmethod
+    def at(
+        cls,
+        url: str,
+        key: str | None = None,
+        max_waiting: int = QUEUE,
+        silence: float = SILENCE,
+        client: Client | None = None,
+    ) -> Server:
+        """Return the koboldcpp at an address; see `KoboldCpp` for the arguments."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return cls(HttpClient(url, headers, client), max_waiting, silence)
 
     @property
     def reports_tokens(self) -> bool:

@@ -17,8 +17,6 @@ import orjson
 
 from ...schemas.native.koboldcpp import SpeechPayload
 from ..errors import EngineError, EngineUnavailable, read_from, text_of
-from ..http import HttpClient
-from ..queue import QUEUE
 from ..speech.base import Pcm, SpeakerFacts, Utterance, Voice
 from .server import Server
 from .translate import ENGINE, to_error
@@ -164,5 +162,4 @@ def speaker_at(url: str, key: str | None = None) -> KoboldSpeaker:
     Args:
         key: its `--password`, if it has one.
     """
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return KoboldSpeaker(Server(HttpClient(url, headers), QUEUE, 5.0), owns=True)
+    return KoboldSpeaker(Server.at(url, key), owns=True)

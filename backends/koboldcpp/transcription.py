@@ -16,8 +16,6 @@ from typing_extensions import override
 
 from .. import offload
 from ..errors import EngineError, EngineUnavailable, read_from, text_of
-from ..http import HttpClient
-from ..queue import QUEUE
 from ..speech.base import Recording, Segment, Transcriber, TranscriberFacts
 from ..speech.pieces import cut, joined, wav_of
 from ..speech.whisper import LANGUAGES
@@ -87,11 +85,11 @@ class KoboldTranscriber(Transcriber):
             if len(samples) < 32_000 * SHORTEST:
                 continue
             samples += bytes(max(0, int(32_000 * LEAST) - len(samples)))
-            text = (await self._heard(samples, recording)).strip()
+            text = (await self._text_of(samples, recording)).strip()
             yield Segment(joined(before, text), language=recording.language)
             before = text or before
 
-    async def _heard(self, samples: bytes, recording: Recording) -> str:
+    async def _text_of(self, samples: bytes, recording: Recording) -> str:
         """Return the text of a piece, in a turn of the engine."""
         size = len(samples)
         data = await offload.run(size, lambda: b64encode(wav_of(samples)).decode())
@@ -132,8 +130,7 @@ def transcriber_at(url: str, key: str | None = None) -> KoboldTranscriber:
     Args:
         key: its `--password`, if it has one.
     """
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return KoboldTranscriber(Server(HttpClient(url, headers), QUEUE, 5.0), owns=True)
+    return KoboldTranscriber(Server.at(url, key), owns=True)
 
 
 async def transcriber(server: Server) -> Transcriber | None:

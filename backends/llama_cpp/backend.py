@@ -398,18 +398,19 @@ class LlamaCpp(Backend):
             for stop in job.stops.for_engine
             if (token := vocabulary.control_token(stop)) is not None
         }
-        marks = {
-            token: mark.encode()
-            for mark in job.preserved_tokens
-            if (token := vocabulary.mark(mark)) is not None and token not in vocabulary.ends
+        preserved = {
+            token: marker.encode()
+            for marker in job.preserved_tokens
+            if (token := vocabulary.special_token(marker)) is not None
+            and token not in vocabulary.ends
         }
         mailbox = Mailbox(asyncio.get_running_loop(), len(job.seeds))
         max_tokens = room if job.max_tokens is None else min(job.max_tokens, room)
         party = job.party or Ticket()
         party.input = count
         task = Task(
-            job, prompt, count, shown, max_tokens, stop_tokens, marks, mailbox, constraint, chunks,
-            party, not (job.streamed or job.stops.by_reader), prediction,
+            job, prompt, count, shown, max_tokens, stop_tokens, preserved, mailbox, constraint,
+            chunks, party, not (job.streamed or job.stops.by_reader), prediction,
         )  # fmt: skip
         return task, mailbox
 

@@ -41,13 +41,14 @@ if TYPE_CHECKING:
 # The size of the cache of compiled grammars in bytes. A rule takes some dozens of bytes for each of
 # its characters, and a matcher over a vocabulary some hundred thousand bytes.
 _CACHED = 64 << 20
-# OpenAI allows 5,000 properties, and each optional one takes four items.
-# A step blocks all other choices. Over a vocabulary of bytes it takes one or two milliseconds with
-# this fuel, and 17 with llguidance's default, which is ten times as much.
-_LIMITS = {"max_items_in_row": 20_000, "step_lexer_fuel": 20_000}
-LIMITS = llguidance.LLParserLimits(
-    max_items_in_row=_LIMITS["max_items_in_row"], step_lexer_fuel=_LIMITS["step_lexer_fuel"]
-)
+_LIMITS: Mapping[str, Any] = {
+    # OpenAI allows 5,000 properties, and each optional one takes four items.
+    "max_items_in_row": 20_000,
+    # A step blocks all other choices. Over a vocabulary of bytes it takes one or two milliseconds
+    # with this fuel, and 17 with llguidance's default, which is ten times as much.
+    "step_lexer_fuel": 20_000,
+}
+LIMITS = llguidance.LLParserLimits(**_LIMITS)
 # Keywords that have taken llguidance minutes: intersections, multiples, regular expressions.
 _HARD = re.compile(r'"(?:pattern|patternProperties|multipleOf|allOf)"')
 # llama.cpp's rule for JSON (common/json-schema-to-grammar.cpp), because a model that may write
@@ -99,7 +100,7 @@ class Constraint(Protocol):
         ...
 
 
-class TooComplex(Exception):
+class LimitExceeded(Exception):
     """A grammar that exceeded llguidance's limits during generation."""
 
 
@@ -115,6 +116,7 @@ class Gbnf(Constraint):
 
     @override
     def allows(self, token: int) -> bool:
+        # The grammar sets the logits of tokens that are not allowed to minus infinity.
         data = llama_cpp.llama_token_data(token, 0.0, 0.0)
         array = llama_cpp.llama_token_data_array(ctypes.pointer(data), 1, -1, False)
         llama_cpp.llama_sampler_apply(self._pointer, ctypes.byref(array))
@@ -167,7 +169,7 @@ class Guidance(Constraint):
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise TooComplex(_reason(self._matcher.get_error()))
+            raise LimitExceeded(_reason(self._matcher.get_error()))
 
 
 class Candidates:

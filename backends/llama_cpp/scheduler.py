@@ -20,7 +20,7 @@ from .cache import BLOCK, Cache, Slot
 from .chain import ChainSampler, LongSampler, is_needed
 from .draft_model import DraftModel, Wanted
 from .drafts import LIKELY, OUTCOMES, Acceptance, DecodeCost, Lookup
-from .grammars import Candidates, Constraint, TooComplex
+from .grammars import Candidates, Constraint, LimitExceeded
 from .library import Context, DecodeFailed
 from .line import ChoiceQueue
 from .padding import Padding
@@ -607,7 +607,7 @@ class Scheduler:
         job = task.job
         try:
             token = run.sampler.sample(self._context.logits(row, 1)[0])
-        except (DeadEnd, TooComplex) as error:
+        except (DeadEnd, LimitExceeded) as error:
             param = job.grammar.param if job.grammar is not None else "logit_bias"
             self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
             return False
@@ -625,10 +625,10 @@ class Scheduler:
         if token in self._vocabulary.ends:
             self._finish(run, "end", None, run.sampled - 1, *tokens)
             return False
-        mark = token in task.marks
-        data = task.marks[token] if mark else self._vocabulary.pieces[token]
+        is_control = token in task.preserved
+        data = task.preserved[token] if is_control else self._vocabulary.pieces[token]
         if data or tokens or job.stops.by_reader:
-            piece = Piece(run.choice.index, data, tokens, mark, 1)
+            piece = Piece(run.choice.index, data, tokens, is_control, 1)
             if task.is_whole:
                 run.held.append(piece)
             else:
@@ -649,7 +649,7 @@ class Scheduler:
         spelling, control = self._vocabulary.token(token)
         task = run.choice.task
         data = b"" if token in self._vocabulary.ends else self._vocabulary.pieces[token]
-        data = task.marks.get(token, data)
+        data = task.preserved.get(token, data)
         sampled = (token, data, spelling, control)
         top = task.job.logprobs or 0
         return score(logits, [sampled], top, self._vocabulary, self._scratch)

@@ -102,7 +102,7 @@ class Task:
         shown: the bytes of each of the client's own tokens, if the job asks for them.
         max_tokens: the maximum number of tokens to generate, bounded by the context length.
         stop_tokens: the control tokens that spell a stop sequence, and that sequence.
-        marks: the tokens of the job's `preserved_tokens`, and their spellings.
+        preserved: the tokens of the job's `preserved_tokens`, and their spellings.
         mailbox: the receiver of the events that the scheduler delivers.
         constraint: a constraint at the start of the job's grammar.
         chunks: the chunks of embeddings in the prompt, by the position where each begins.
@@ -120,7 +120,7 @@ class Task:
     shown: Sequence[bytes]
     max_tokens: int
     stop_tokens: dict[int, str]
-    marks: dict[int, bytes]
+    preserved: dict[int, bytes]
     mailbox: Mailbox
     constraint: Constraint | None = None
     chunks: Mapping[int, Chunk] = field(default_factory=dict)

@@ -62,8 +62,8 @@ class Cutter:
         ends = {text[start:] for text in spellings for start in range(len(text))}
         safe = [
             spelling
-            for spelling, takes_blanks in spellings.items()
-            if not takes_blanks and not _may_overlap(spelling, spellings, beginnings, ends)
+            for spelling, takes_whitespace in spellings.items()
+            if not takes_whitespace and not _may_overlap(spelling, spellings, beginnings, ends)
         ]
         self._pattern = re.compile(b"|".join(map(re.escape, safe)) or rb"(?!)")
 
@@ -92,7 +92,7 @@ def _may_overlap(
 
 
 # The size of the cache of strings and the tokens that they spell.
-MOST_MARKS = 64
+MOST_SPECIALS = 64
 
 
 _RUN = re.compile(r"\S++|\s++")
@@ -118,7 +118,7 @@ class Vocabulary:
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self._spellings: dict[int, bytes] = {}
         # The tokens that stop sequences spell: all jobs of a request look up the same ones.
-        self._marks: dict[str, int | None] = {}
+        self._specials: dict[str, int | None] = {}
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.pointer)
         self.bos_id: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.bos = self._spelling(self.bos_id)
@@ -180,7 +180,7 @@ class Vocabulary:
         return b"".join(self.shown(ids))
 
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
-        """Return the bytes that each token of a prompt shows; see `pieces.decode_piece`."""
+        """Return the bytes that each token of a prompt shows; see `sentencepiece.decode_piece`."""
         return decode_piece([self.token(token) for token in ids], self.adds_space, text)
 
     def token(self, token: int) -> tuple[bytes, bool]:
@@ -222,8 +222,8 @@ class Vocabulary:
             spelling, is_control = self.token(token)
             if spelling and (is_control or self.is_added(token)):
                 attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
-                takes_blanks = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP)
-                (control if is_control else added).append((spelling, takes_blanks))
+                takes_whitespace = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP)
+                (control if is_control else added).append((spelling, takes_whitespace))
         return Cutter(added), Cutter([*added, *control])
 
     @cached_property
@@ -244,20 +244,20 @@ class Vocabulary:
 
     def control_token(self, spelling: str) -> int | None:
         """Return the control token that a string spells, or None unless it is exactly one."""
-        token = self.mark(spelling)
+        token = self.special_token(spelling)
         return token if token is not None and not self.pieces[token] else None
 
-    def mark(self, spelling: str) -> int | None:
+    def special_token(self, spelling: str) -> int | None:
         """Return the control or added token that a string spells, or None unless exactly one."""
-        token = self._marks.get(spelling, -1)
+        token = self._specials.get(spelling, -1)
         if token == -1:
-            token = self._mark(spelling)
-            if len(self._marks) >= MOST_MARKS:
-                self._marks.clear()
-            self._marks[spelling] = token
+            token = self._special_token(spelling)
+            if len(self._specials) >= MOST_SPECIALS:
+                self._specials.clear()
+            self._specials[spelling] = token
         return token
 
-    def _mark(self, spelling: str) -> int | None:
+    def _special_token(self, spelling: str) -> int | None:
         # Whitespace before a token may be part of it.
         if len(spelling.strip()) > self.longest:
             return None

@@ -283,7 +283,7 @@ class Call:
                 token if token.logprob is not None else await self._scored(token, ids, start + at)
                 for at, token in enumerate(tokens)
             ]
-            batch += pieces_of(self._choice, tokens, stream.marks)
+            batch += pieces_of(self._choice, tokens, stream.preserved)
         if stream.finish is not None:
             end = stream.finish.end
             if end is not None and end.logprob is None:

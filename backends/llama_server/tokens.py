@@ -46,7 +46,7 @@ class TokenStream:
         self.prompt_tokens = prompt_tokens
         self._vocabulary = vocabulary
         self._cut = TokenCut(job.stops.for_engine)
-        self.marks = vocabulary.marks(job.preserved_tokens)
+        self.preserved = vocabulary.spelled(job.preserved_tokens)
         self._predicted = 0
         self._cached = 0
         self._steps: list[_Step] = []
@@ -94,7 +94,7 @@ class TokenStream:
         return Token(token, self._data(token, spelling, control), spelling, control, None)
 
     def _data(self, token: int, spelling: bytes, control: bool) -> bytes:
-        return b"" if control and token not in self.marks else spelling
+        return b"" if control and token not in self.preserved else spelling
 
     def _note(self, tokens: Sequence[Token]) -> None:
         for token in tokens:
@@ -139,7 +139,7 @@ class TokenStream:
     def _sure(self, tokens: list[Token]) -> list[Token]:
         """Return the tokens, but hold back a final control token, which may be the end token."""
         tokens = self._last + tokens
-        unsure = tokens and tokens[-1].control and tokens[-1].id not in self.marks
+        unsure = tokens and tokens[-1].control and tokens[-1].id not in self.preserved
         self._last = [tokens.pop()] if unsure else []
         return tokens
 
@@ -206,9 +206,9 @@ class TokenStream:
         return tokens
 
 
-def pieces_of(choice: int, tokens: Sequence[Token], marks: Mapping[int, bytes]) -> list[Piece]:
+def pieces_of(choice: int, tokens: Sequence[Token], preserved: Mapping[int, bytes]) -> list[Piece]:
     """Join tokens to pieces; each preserved token is a separate piece."""
-    groups = groupby(enumerate(tokens), lambda one: one[0] if one[1].id in marks else -1)
+    groups = groupby(enumerate(tokens), lambda one: one[0] if one[1].id in preserved else -1)
     pieces = []
     for at, group in groups:
         part = [token for _, token in group]

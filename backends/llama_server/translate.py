@@ -172,13 +172,13 @@ class Vocabulary:
         return (data, False) if data else (self._names.get(token, b""), True)
 
     def shown(self, ids: TokenIds, text: bytes | None = None) -> list[bytes]:
-        """Return the text of each token of a prompt; see `pieces.decode_piece`."""
+        """Return the text of each token of a prompt; see `sentencepiece.decode_piece`."""
         return decode_piece([self.token(token) for token in ids], self._adds_space, text)
 
-    def marks(self, spellings: Iterable[str]) -> dict[int, bytes]:
+    def spelled(self, spellings: Iterable[str]) -> dict[int, bytes]:
         """Return the spellings that are tokens, by token id."""
         wanted = {spelling.encode() for spelling in spellings}
-        return {self._ids[mark]: mark for mark in wanted if mark in self._ids}
+        return {self._ids[one]: one for one in wanted if one in self._ids}
 
     def index(self) -> None:
         """Build the cached tables; a large vocabulary takes a tenth of a second."""
@@ -428,7 +428,7 @@ class ChoiceStream:
     # True if what is pushed is read as texts.
     _pushes_texts = False
     # What only stop sequences and preserved tokens need.
-    _marks: Mapping[int, bytes] = MappingProxyType({})
+    _preserved: Mapping[int, bytes] = MappingProxyType({})
     _searches = _reads_tokens = False
     vocabulary: Vocabulary | None = None
 
@@ -444,8 +444,8 @@ class ChoiceStream:
         if job.stops.texts:
             self._searches, self._reads_tokens = not job.stops.by_reader, True
         if vocabulary is not None:
-            self.vocabulary, self._marks = vocabulary, vocabulary.marks(job.preserved_tokens)
-            self._reads_tokens = self._reads_tokens or bool(self._marks)
+            self.vocabulary, self._preserved = vocabulary, vocabulary.spelled(job.preserved_tokens)
+            self._reads_tokens = self._reads_tokens or bool(self._preserved)
 
     def check_room(self, event: dict[str, Any], context: int) -> None:
         """Check that prompt and completion fit the context, by the first event.
@@ -618,7 +618,7 @@ class ChoiceStream:
             starts = self._starts(token, count, content)
         if not content:
             return []
-        return [*self._marked(Piece(self._choice, content, (), False, count, starts), token)]
+        return [*self._separated(Piece(self._choice, content, (), False, count, starts), token)]
 
     def _starts(self, token: int, count: int, content: bytes) -> Sequence[int]:
         """Return the positions in a step's text at which its tokens begin, if there are several.
@@ -632,16 +632,18 @@ class ChoiceStream:
         size = len(self.vocabulary.piece(token)) if token >= 0 else 0
         return (0, *[1] * (count - 2), max(len(content) - size, 0))
 
-    def _marked(self, piece: Piece, token: int) -> tuple[Piece, ...]:
+    def _separated(self, piece: Piece, token: int) -> tuple[Piece, ...]:
         """Return a step's text; a preserved token at its end is a separate piece."""
-        mark, content = self._marks.get(token), piece.data
-        if mark is None or not content.endswith(mark):
+        marker, content = self._preserved.get(token), piece.data
+        if marker is None or not content.endswith(marker):
             return (piece,)
-        own = Piece(self._choice, mark, (), True, 1)
-        if content == mark:
+        own = Piece(self._choice, marker, (), True, 1)
+        if content == marker:
             return (own,)
         rest = piece._replace(
-            data=content[: -len(mark)], token_count=piece.token_count - 1, starts=piece.starts[:-1]
+            data=content[: -len(marker)],
+            token_count=piece.token_count - 1,
+            starts=piece.starts[:-1],
         )
         return rest, own
 

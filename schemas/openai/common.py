@@ -123,17 +123,17 @@ def invalid(
     return PydanticCustomError("openai", "{text}", context)
 
 
-def range_error(number: str, sign: str, bound: float, value: object) -> tuple[str, str]:
+def range_error(number: str, relation: str, bound: float, value: object) -> tuple[str, str]:
     """Return OpenAI's message and code for a number out of range; see `invalid`.
 
     Args:
         number: `integer` or `decimal`.
-        sign: `>`, `>=`, `<` or `<=`, which the number should be.
+        relation: `>`, `>=`, `<` or `<=`, which the number should be.
     """
-    side, word = ("below", "minimum") if sign.startswith(">") else ("above", "maximum")
+    side, word = ("below", "minimum") if relation.startswith(">") else ("above", "maximum")
     message = (
-        f"Invalid '{{param}}': {number} {side} {word} value. Expected a value {sign} {bound}, but "
-        f"got {value} instead."
+        f"Invalid '{{param}}': {number} {side} {word} value. Expected a value {relation} {bound}, "
+        f"but got {value} instead."
     )
     code = f"{number}_{side}_{word[:3]}_value"
     return message, code
@@ -266,8 +266,8 @@ def _check_logit_bias(value: object) -> object:
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise unexpected(bias, "a number", f".{key}")
         if not -100 <= bias <= 100:
-            sign, bound = ("<=", 100) if bias > 100 else (">=", -100)
-            raise invalid(*range_error("decimal", sign, bound, bias), path=f".{key}")
+            relation, bound = ("<=", 100) if bias > 100 else (">=", -100)
+            raise invalid(*range_error("decimal", relation, bound, bias), path=f".{key}")
     return value
 
 
@@ -313,7 +313,7 @@ class StreamOptions(Request):
 class EngineExtras(Request, defer_build=True):
     """Fields of the engines that OpenAI does not have; passed on if a request names them.
 
-    The README's table lists the fields that each engine accepts; others are rejected. One of
+    `Capabilities.extras` has the fields that each engine accepts; others are rejected. One of
     `grammar` (GBNF), `regex`, `lark` and `json_schema` constrains the completion.
     `oai_compat: false` asks for the engine's own response. `logit_bias_vocabulary` names the OpenAI
     vocabulary of the request's token ids.

@@ -78,10 +78,10 @@ def _check_ids(ids: list[object], path: str) -> None:
         if type(token) is not int:
             raise unexpected(token, "an integer", f"{path}[{index}]")
         if not 0 <= token < 2**31:
-            side, sign, bound = ("below", ">=", 0) if token < 0 else ("above", "<=", 2**31 - 1)
+            side, relation, bound = ("below", ">=", 0) if token < 0 else ("above", "<=", 2**31 - 1)
             name = "minimum" if token < 0 else "maximum"
             raise invalid(
-                f"Invalid '{{param}}': integer {side} {name} value. Expected a value {sign} "
+                f"Invalid '{{param}}': integer {side} {name} value. Expected a value {relation} "
                 f"{bound}, but got {token} instead.",
                 f"integer_{side}_{name[:3]}_value",
                 f"{path}[{index}]",

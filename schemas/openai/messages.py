@@ -211,11 +211,11 @@ class AssistantMessage(Request):
     reasoning_details: Array[ReasoningDetail] | None = None
 
     @property
-    def thought(self) -> str | None:
+    def earlier_reasoning(self) -> str | None:
         """The earlier reasoning; None if no field has it."""
         if self.__pydantic_fields_set__.isdisjoint(_REASONING):
             return None
-        texts = [getattr(self, name) for name in THOUGHTS]
+        texts = [getattr(self, name) for name in REASONING_FIELDS]
         if not any(texts) and self.reasoning_details:
             return "".join([detail.text or "" for detail in self.reasoning_details])
         given = [text for text in texts if text is not None]
@@ -223,8 +223,8 @@ class AssistantMessage(Request):
 
 
 # The fields of earlier reasoning: those of DeepSeek, OpenRouter and Ollama.
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-_REASONING = frozenset({*THOUGHTS, "reasoning_details"})
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_REASONING = frozenset({*REASONING_FIELDS, "reasoning_details"})
 
 
 class ToolMessage(Request):

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.schemas.openai.chat import ChatDelta, ChatMessage
-from latimer.schemas.openai.messages import THOUGHTS, AssistantMessage
+from latimer.schemas.openai.messages import REASONING_FIELDS, AssistantMessage
 from support import scripted
 from support.clients import adapting
 
@@ -18,9 +18,9 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
 
 def test_each_field_for_thoughts_is_read() -> None:
     """Earlier reasoning is read from each of its fields, and an empty one does not hide it."""
-    for field in THOUGHTS:
-        message = {"role": "assistant", **dict.fromkeys(THOUGHTS, ""), field: "Hm."}
-        assert AssistantMessage.model_validate(message).thought == "Hm."
+    for field in REASONING_FIELDS:
+        message = {"role": "assistant", **dict.fromkeys(REASONING_FIELDS, ""), field: "Hm."}
+        assert AssistantMessage.model_validate(message).earlier_reasoning == "Hm."
 
 
 async def test_images_of_ollama_are_refused_by_name(echo: httpx2.AsyncClient) -> None:

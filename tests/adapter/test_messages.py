@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.backends.llama_cpp import LlamaCpp
-from latimer.schemas.openai.messages import THOUGHTS
+from latimer.schemas.openai.messages import REASONING_FIELDS
 from support import scripted
 from support.clients import adapting
 from support.replies import chunks_in
@@ -176,7 +176,7 @@ async def test_thoughts_that_differ_are_an_error(echo: httpx2.AsyncClient) -> No
     assert (reply.status_code, error["param"]) == (400, "messages[1].reasoning")
 
 
-@pytest.mark.parametrize("field", THOUGHTS)
+@pytest.mark.parametrize("field", REASONING_FIELDS)
 async def test_a_thought_without_an_answer_is_a_message(
     echo: httpx2.AsyncClient, field: str
 ) -> None:

@@ -35,7 +35,7 @@ async def database(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
     """Yield a database whose probe asks often."""
     monkeypatch.setattr(probes, "IDLE_SECONDS", 0.1)
     monkeypatch.setattr(probes, "LOST_SECONDS", 0.02)
-    monkeypatch.setattr(probes, "PATIENCE", 0.04)
+    monkeypatch.setattr(probes, "PROBE_SECONDS", 0.04)
     made = Database()
     yield made
     made.probe.cancel()

@@ -24,7 +24,7 @@ from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.record import Record
 from latimer.adapter.request import Exchange
 from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer, parts
-from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
+from latimer.backends.errors import Busy, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import FORWARDED
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
@@ -197,6 +197,16 @@ async def test_a_level_leaves_failures(make_backend: Any) -> None:
     (event,) = lines.events()
     assert (event["level"], event["status"]) == ("error", 503)
     assert event["error_code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 429), ("/v1/messages", 529)])
+async def test_a_full_queue_is_not_a_failure(path: str, status: int) -> None:
+    """A full queue is not logged with the level `error`, whichever API its client uses."""
+    busy = Echo(error=Busy("The queue is full.", 1.5))
+    async with logged(busy, level="error") as (client, service, lines):
+        reply = await client.post(path, json={**CHAT, "max_tokens": 1})
+        service.observers.flush()
+    assert (reply.status_code, lines.events()) == (status, [])
 
 
 async def test_ids_of_other_servers_are_passed_on(make_backend: Any) -> None:

@@ -371,6 +371,14 @@ def test_the_documentation_has_every_setting() -> None:
     assert begin + tables + end in SERVING.read_text()
 
 
+def test_every_setting_is_read() -> None:
+    """A setting is an argument of the adapter or an engine, or the code of a command reads it."""
+    sources = [path.read_text() for path in (ROOT / "adapter").rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r"\.([a-z_]+)\b", text)}
+    fields = Settings.model_fields.items()
+    assert [name for name, field in fields if not option_of(field).to and name not in read] == []
+
+
 def test_the_setting_for_developers_works(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting of CONTRIBUTING.md is a flag, a variable, a key, and a row of the tables."""
     (block,) = (one for one in blocks(CONTRIBUTING) if "server_setting" in one.text)

@@ -152,7 +152,7 @@ def without(schema: Any, path: Sequence[str | int], exactly: bool = False) -> bo
 
 Check: TypeAlias = Callable[[str], bool]
 # A text of a template, a pattern, or several texts of which one is enough.
-Sign: TypeAlias = str | re.Pattern[str] | tuple[str, ...]
+TemplatePattern: TypeAlias = str | re.Pattern[str] | tuple[str, ...]
 
 
 class CallPosition(NamedTuple):
@@ -179,10 +179,12 @@ def named_arguments(arguments: Any) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
-def _has(template: str, sign: Sign) -> bool:
-    if isinstance(sign, re.Pattern):
-        return sign.search(template) is not None
-    return sign in template if isinstance(sign, str) else any(one in template for one in sign)
+def _has(template: str, pattern: TemplatePattern) -> bool:
+    if isinstance(pattern, str):
+        return pattern in template
+    if isinstance(pattern, re.Pattern):
+        return pattern.search(template) is not None
+    return any(one in template for one in pattern)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +195,7 @@ class ToolCallFormat:
         begin, end: the markers around calls; empty if the whole answer is a call.
         name, arguments: the keys of a call's object.
         tokens: the strings of the format that can be tokens of the model, if not `begin` and `end`.
-        signs: what chat templates with such calls contain, if not `usual_signs`.
+        patterns: what chat templates with such calls contain, if not `usual_patterns`.
         absent: what they do not contain.
         block: `list` if a list of calls in brackets is between the markers, `section` if several
             calls are, one after another; empty if only one is.
@@ -219,8 +221,8 @@ class ToolCallFormat:
     arguments: str = ARGUMENTS[0]
     _: KW_ONLY
     tokens: tuple[str, ...] = ()
-    signs: tuple[Sign, ...] = ()
-    absent: tuple[Sign, ...] = ()
+    patterns: tuple[TemplatePattern, ...] = ()
+    absent: tuple[TemplatePattern, ...] = ()
     block: Literal["", "list", "section"] = ""
     is_tight: bool = False
     bare: bool = False
@@ -242,14 +244,14 @@ class ToolCallFormat:
 
     def matches(self, template: str) -> bool:
         """Return True if a chat template has calls in this format."""
-        signs = self.signs or self.usual_signs
-        return all(_has(template, one) for one in signs) and not any(
+        patterns = self.patterns or self.usual_patterns
+        return all(_has(template, one) for one in patterns) and not any(
             _has(template, one) for one in self.absent
         )
 
     @property
-    def usual_signs(self) -> tuple[Sign, ...]:
-        """The signs of a format that names none."""
+    def usual_patterns(self) -> tuple[TemplatePattern, ...]:
+        """The patterns of a format that names none."""
         return self.begin, "tools"
 
     def parser(

@@ -55,7 +55,7 @@ class HarmonyParser(Parser):
         self._markers = MarkerFinder(MARKERS, special)
         self._check = check
         self._enforced = enforced
-        self._blanks = TrailingSpace()
+        self._trailing = TrailingSpace()
         self._text = b""
         # The header before a body; None inside a body, and in content without a header.
         self._header: bytes | None = b""
@@ -73,9 +73,9 @@ class HarmonyParser(Parser):
         return self._call is not None
 
     @override
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
         out: list[Part] = []
-        if mark and data in self._markers.all:
+        if is_control and data in self._markers.all:
             out += self._takes(self._text)
             self._text = b""
             return out + self._marker(data)
@@ -98,7 +98,7 @@ class HarmonyParser(Parser):
         if self._header:
             out.append(Part("nothing", b"", len(self._header)))
             self._header = b""
-        return out + (self._blanks.drop() if self._called else self._blanks.flush())
+        return out + (self._trailing.drop() if self._called else self._trailing.flush())
 
     def _takes(self, data: bytes) -> list[Part]:
         """Parse text that contains no markers."""
@@ -109,7 +109,7 @@ class HarmonyParser(Parser):
         if self._call is not None:
             return self._calls(self._call, data)
         if self._kind == "content":
-            return self._blanks.content(data)
+            return self._trailing.content(data)
         return [Part("reasoning", data, len(data))]
 
     def _heads(self, data: bytes) -> list[Part]:
@@ -119,7 +119,7 @@ class HarmonyParser(Parser):
         if self._first and bare and bare[:3] != b"to=" and not b"to=".startswith(bare):
             # A turn without a header is an answer.
             self._header, self._kind = None, "content"
-            return self._blanks.content(header)
+            return self._trailing.content(header)
         return []
 
     def _marker(self, marker: bytes) -> list[Part]:
@@ -149,7 +149,7 @@ class HarmonyParser(Parser):
             self._call = BodyParser(name, None if self._enforced else self._check)
             self._raw, self._settled = header, 0
             self._waiting = [Part("call", name.encode(), len(header))]
-            return [*self._blanks.drop(), *(self._flush() if self._enforced else ())]
+            return [*self._trailing.drop(), *(self._flush() if self._enforced else ())]
         self._kind = "reasoning" if channel is not None and channel[1] == b"analysis" else "content"
         return [Part("nothing", b"", len(header))]
 
@@ -177,7 +177,7 @@ class HarmonyParser(Parser):
         self._call, self._kind, self._waiting = None, "content", []
         if self._settled:
             return [Part("nothing", b"", len(self._raw) - self._settled)]
-        return self._blanks.content(self._raw)
+        return self._trailing.content(self._raw)
 
     def _close(self) -> list[Part]:
         call, self._call = self._call, None
@@ -213,6 +213,6 @@ class Harmony(ToolCallFormat):
         """A message with reasoning may come before the call."""
         channel, message = marker_of(CHANNEL, special), marker_of(MESSAGE, special)
         over, start = marker_of(END, special), marker_of(START, special)
-        thought = f"!{over}*" if over.startswith("<") else "[^<]*"
-        before = f'({channel} "analysis" {message} {thought} {over} {start} "assistant")?'
+        reasoning = f"!{over}*" if over.startswith("<") else "[^<]*"
+        before = f'({channel} "analysis" {message} {reasoning} {over} {start} "assistant")?'
         return f'{before} {channel} "commentary to=functions."', "call"

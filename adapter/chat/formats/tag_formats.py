@@ -12,7 +12,7 @@ from typing_extensions import override
 from ....backends.grammar.dialects import modern
 from ....backends.grammar.regex import literal
 from ..parsers import LONGEST_NAME, NAME_BYTES, Bytes, CallParser, ParseFailed, Steps
-from .base import Check, FunctionSchema, Sign, ToolCallFormat, as_json, named_arguments
+from .base import Check, FunctionSchema, TemplatePattern, ToolCallFormat, as_json, named_arguments
 from .tag_schemas import LINES, Arguments, Tags, Values, end_of, rules_of
 
 # The longest name of an argument that no schema lists, in bytes.
@@ -221,7 +221,7 @@ class Tagged(ToolCallFormat):
 
     @property
     @override
-    def usual_signs(self) -> tuple[Sign, ...]:
+    def usual_patterns(self) -> tuple[TemplatePattern, ...]:
         tags = self.tags
         return self.begin, tags.function, tags.key, tags.value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latimer.adapter.audio.sentences import MOST, Sentences, is_speakable, sentences_of
+from latimer.adapter.audio.sentences import LONGEST_PIECE, Sentences, is_speakable, sentences_of
 
 TEXTS: tuple[tuple[str, list[str] | None], ...] = (
     ("Hello there. How are you? Fine!", ["Hello there.", "How are you?", "Fine!"]),
@@ -54,7 +54,9 @@ def test_the_sentences_do_not_depend_on_the_parts(text: str) -> None:
 @settings(max_examples=300)
 @given(
     st.text("aB1 .?!\n,。)\"'-…", max_size=60),
-    st.sampled_from(["", "word " * 90, "x" * (MOST - 3), "a, " * 140, "7 % " * 90, "漢、я" * 90]),
+    st.sampled_from(
+        ["", "word " * 90, "x" * (LONGEST_PIECE - 3), "a, " * 140, "7 % " * 90, "漢、я" * 90]
+    ),
     st.lists(st.integers(0, 600), max_size=4),
 )
 def test_any_text_in_any_parts(end: str, begin: str, parts: list[int]) -> None:
@@ -62,7 +64,7 @@ def test_any_text_in_any_parts(end: str, begin: str, parts: list[int]) -> None:
     text = begin + end
     found = in_parts(text, *sorted(min(part, len(text)) for part in parts))
     assert found == sentences_of(text)
-    assert all(0 < len(piece) <= MOST and piece == piece.strip() for piece in found)
+    assert all(0 < len(piece) <= LONGEST_PIECE and piece == piece.strip() for piece in found)
     assert "".join("".join(found).split()) == "".join(text.split())
 
 
@@ -80,15 +82,19 @@ def test_a_long_sentence_is_cut_at_its_best_place() -> None:
     first = "word " * 60 + "end,"
     assert sentences_of(first + " more" * 60)[0] == first
     assert sentences_of("word " * 100)[0] == ("word " * 80).strip()
-    assert [len(piece) for piece in sentences_of("x" * 1_000)] == [MOST, MOST, 200]
+    assert [len(piece) for piece in sentences_of("x" * 1_000)] == [
+        LONGEST_PIECE,
+        LONGEST_PIECE,
+        200,
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "most"),
     [
         ("a = % # … " * 400, 100), ("%" * 400, 34), ("\N{GRINNING FACE}" * 400, 34),
-        ("7" * 400, 80), ("漢" * 400, 50), ("я" * 400, 200), ("é" * 400, MOST),
-        ("e\u0301" * 400, MOST),
+        ("7" * 400, 80), ("漢" * 400, 50), ("я" * 400, 200), ("é" * 400, LONGEST_PIECE),
+        ("e\u0301" * 400, LONGEST_PIECE),
     ],
 )  # fmt: skip
 def test_pieces_are_as_short_as_they_are_slow_to_speak(text: str, most: int) -> None:

@@ -192,7 +192,7 @@ def test_the_prompt_of_a_conversation_begins_that_of_its_continuation(
     if not grows(name, "SUAUAU"):
         pytest.skip("The template changes earlier messages of any conversation.")
     order = manner(name).order
-    if "B" in letters and order.said and not order.said_earlier:
+    if "B" in letters and order.text_and_call and not order.text_and_earlier_call:
         pytest.skip("The template changes earlier content once an answer follows.")
     assert grows(name, letters)
 
@@ -251,7 +251,7 @@ def test_folded_messages_are_a_prefix(letters: str, more: str, order: MessageRul
     """A conversation's folded messages begin those of its continuation by the assistant."""
     if not order.alone and "U" not in letters:
         order = order._replace(alone=True)
-    order = order._replace(said_earlier=True)
+    order = order._replace(text_and_earlier_call=True)
     before = fold(pure(letters), order)
     after = fold(pure(f"{letters}CR{more}"), order)
     if letters and letters[-1] != "A":
@@ -289,12 +289,12 @@ def test_a_later_system_message_never_moves_to_the_head() -> None:
         ("S", MessageRules(alone=False), ["system:text-0.", "user:"]),
         (
             "UBR",
-            MessageRules(said=False),
+            MessageRules(text_and_call=False),
             ["user:text-0.", "assistant:said-1.", "assistant:", "tool:text-2."],
         ),
         (
             "UBRABR",
-            MessageRules(said_earlier=False),
+            MessageRules(text_and_earlier_call=False),
             [
                 "user:text-0.",
                 "assistant:said-1.",
@@ -307,12 +307,12 @@ def test_a_later_system_message_never_moves_to_the_head() -> None:
         ),
         (
             "UACR",
-            MessageRules(said=False, calls_after_text=False, model=False),
+            MessageRules(text_and_call=False, calls_after_text=False, model=False),
             ["user:text-0.", "assistant:text-1.", "user:", "assistant:", "tool:text-3."],
         ),
         (
             "UBRABR",
-            MessageRules(said=False, assistants=False, calls_after_text=False),
+            MessageRules(text_and_call=False, assistants=False, calls_after_text=False),
             [
                 "user:text-0.",
                 "model:said-1.",

@@ -29,7 +29,8 @@ SURE = [
     for case in CASES
     if case[0] not in ("llama3", "bare") and any(isinstance(one, tuple) for one in case[2])
 ]
-TEMPLATES = Path(__file__).parents[2] / "templates"
+ROOT = Path(__file__).parents[3]
+TEMPLATES = ROOT / "tests" / "templates"
 
 
 def read(
@@ -96,13 +97,22 @@ class Parsed(Parser):
     def __init__(self, parts: Iterable[list[Part]]) -> None:
         self._parts = iter(parts)
 
-    def feed(self, data: bytes, mark: bool = False) -> list[Part]:
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
         """Return the next parts."""
         return next(self._parts)
 
     def end(self) -> list[Part]:
         """Return the last parts."""
         return next(self._parts)
+
+
+def test_every_format_is_tested_and_documented() -> None:
+    """Every format has outputs for the tests, and docs/tools.md, README and CHANGELOG count it."""
+    assert OUTPUTS.keys() == BY_TITLE.keys()
+    _, _, page = (ROOT / "docs" / "tools.md").read_text().partition("| models | a call |")
+    assert page.partition("\n\n")[0].count("\n| ") == len(FORMATS)
+    for name in ("README.md", "CHANGELOG.md"):
+        assert f" {len(FORMATS)} formats" in (ROOT / name).read_text()
 
 
 @pytest.mark.parametrize(("title", "output", "expected"), CASES)

@@ -20,8 +20,10 @@ from latimer.adapter.chat.formats.base import (
     beside,
 )
 from latimer.adapter.chat.formats.base import grammar as grammar_of
+from latimer.backends.base import Preamble
 from latimer.backends.grammar import gbnf
 from latimer.backends.grammar.gbnf import UnsupportedSchema
+from latimer.backends.grammar.preamble import token_or_text
 from latimer.schemas.limits import SCHEMA
 from support.samples import sample
 from support.walks import Walker
@@ -106,7 +108,8 @@ def test_calls_behind_content(walker: Walker, title: str) -> None:
 def test_markers_that_are_tokens_are_named(form: ToolCallFormat) -> None:
     """A GBNF grammar refers to markers by their token names where GBNF can name them."""
     text = grammar(form, FUNCTIONS, True, True, frozenset(form.markers))
-    nameable = {marker for marker in form.markers if marker.startswith("<")}
+    preamble = Preamble("", "", False, frozenset(form.markers))
+    nameable = {marker for marker in form.markers if token_or_text(marker, preamble) == marker}
     assert {token.lstrip("!") for token in tokens_in(text)} <= nameable
     if form.begin in nameable:
         assert form.begin in tokens_in(text)

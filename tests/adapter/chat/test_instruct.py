@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.chat.instruct import FORMATS
+from latimer.adapter.chat.instruct import INSTRUCT_FORMATS
 from latimer.adapter.endpoints.common import format_of
 from latimer.backends.base import Backend
 from latimer.backends.errors import RequestError
@@ -54,19 +54,23 @@ NESTED = {
 )  # fmt: skip
 def test_named_formats(name: str, prompt: str) -> None:
     """A named format renders the conversation and the start of the assistant's next turn."""
-    assert FORMATS[name].render(TALK) == prompt
+    assert INSTRUCT_FORMATS[name].render(TALK) == prompt
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", INSTRUCT_FORMATS)
 def test_a_last_turn_of_the_assistants_goes_on(name: str) -> None:
     """No format writes the end of a final assistant message."""
-    assert FORMATS[name].render([*TALK, {"role": "assistant", "content": "It "}]).endswith("It ")
+    assert (
+        INSTRUCT_FORMATS[name]
+        .render([*TALK, {"role": "assistant", "content": "It "}])
+        .endswith("It ")
+    )
 
 
 @pytest.mark.parametrize("adapter", [CHATML, NESTED], ids=["flat", "nested"])
 def test_both_spellings(adapter: dict[str, Any]) -> None:
     """koboldcpp's flat adapter and the one nested by role give the same format."""
-    assert format_of(InstructAdapter.model_validate(adapter)) == FORMATS["chatml"]
+    assert format_of(InstructAdapter.model_validate(adapter)) == INSTRUCT_FORMATS["chatml"]
 
 
 def test_what_is_left_out_is_nothing() -> None:
@@ -92,7 +96,7 @@ def test_what_tells_nobody_apart_is_refused(adapter: dict[str, Any], param: str)
 
 def test_markers_stop_unless_somebody_said_them() -> None:
     """A marker is a stop sequence unless a message contains it."""
-    alpaca = FORMATS["alpaca"]
+    alpaca = INSTRUCT_FORMATS["alpaca"]
     assert alpaca.stops(TALK) == ("### Instruction:", "### Response:")
     said = [{"role": "user", "content": "What does '### Response:' mean?"}]
     assert alpaca.stops(said) == ("### Instruction:",)

@@ -134,4 +134,4 @@ def test_options_in_process_are_those_that_a_llama_server_does_not_have() -> Non
     for name, field in Settings.model_fields.items():
         option = option_of(field)
         if option.needs == "a GGUF file":
-            assert option.in_process == ((option.argument or name) not in SUPPORTED), name
+            assert option.in_process == (option.argument_of(name) not in SUPPORTED), name

@@ -12,7 +12,7 @@ from latimer.adapter.generation.choice import Choice, Delta, Kind
 from latimer.adapter.generation.sinks import Result
 from latimer.adapter.messages.message import Draft, MessageEncoder
 from latimer.adapter.messages.output import PING, Shape
-from latimer.adapter.messages.thinking import Thoughts
+from latimer.adapter.messages.thinking import ReasoningDisplay
 from latimer.backends.base import Finish, Piece
 from latimer.schemas.openai.common import FinishReason, Usage
 from pydantic import TypeAdapter
@@ -45,7 +45,7 @@ def seal(thought: str) -> str:
     return f"sealed:{thought}"
 
 
-def draft_of(thoughts: Thoughts = "shown", most: int = 40, plain: bool = False) -> Draft:
+def draft_of(thoughts: ReasoningDisplay = "shown", most: int = 40, plain: bool = False) -> Draft:
     """Return a message that has not begun."""
     shape = Shape(thoughts, None if plain else seal, ("END",), most, plain)
     return Draft("msg_1", "m", shape, "req_1")
@@ -129,7 +129,7 @@ def accumulated(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("thoughts", ["shown", "omitted", "hidden"])
-def test_every_split_gives_the_same_message(thoughts: Thoughts) -> None:
+def test_every_split_gives_the_same_message(thoughts: ReasoningDisplay) -> None:
     """For every split of a text, a stream adds up to the message of a plain response."""
     draft = draft_of(thoughts)
     message = whole(draft, deltas_of(SAID))

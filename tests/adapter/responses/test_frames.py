@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta
 from latimer.adapter.generation.frames import STEP, ObfuscatedEncoder
 from latimer.adapter.generation.sinks import Result
-from latimer.adapter.responses.output import Output, Shape, Thoughts
+from latimer.adapter.responses.output import Output, ReasoningDisplay, Shape
 from latimer.adapter.responses.response import (
     Draft,
     FrameEncoder,
@@ -41,7 +41,7 @@ USAGE: Usage = {
 }  # fmt: skip
 
 
-def draft(thoughts: Thoughts = "shown") -> Draft:
+def draft(thoughts: ReasoningDisplay = "shown") -> Draft:
     """Return a draft of a response that may call two tools."""
     names = {"f": CalledTool("f"), "p": CalledTool("p", is_custom=True)}
     return Draft(BEGUN, Shape(names, thoughts), "default")
@@ -90,7 +90,9 @@ def parsed(data: bytes) -> list[dict[str, Any]]:
     st.sampled_from(["stop", "length"]),
     st.sampled_from(["shown", "summarised", "hidden"]),
 )
-def test_prebuilt_events(deltas: list[Delta], reason: FinishReason, thoughts: Thoughts) -> None:
+def test_prebuilt_events(
+    deltas: list[Delta], reason: FinishReason, thoughts: ReasoningDisplay
+) -> None:
     """Every event is byte for byte the serialized one, and the end is the plain response."""
     begun = False
     named: list[Delta] = []

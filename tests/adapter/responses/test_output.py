@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta, Kind
 from latimer.adapter.generation.logprobs import Entry, to_response
 from latimer.adapter.responses.items import new_response_id
-from latimer.adapter.responses.output import Event, Output, Shape, Thoughts
+from latimer.adapter.responses.output import Event, Output, ReasoningDisplay, Shape
 from latimer.adapter.responses.tools import CalledTool
 from latimer.backends.base import Alternative, Token
 from latimer.conformance.published import event_problem
@@ -94,7 +94,7 @@ def texts_of(item: dict[str, Any]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("thoughts", ["shown", "summarised", "hidden"])
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_every_split_gives_the_same_items(thoughts: Thoughts, reason: FinishReason) -> None:
+def test_every_split_gives_the_same_items(thoughts: ReasoningDisplay, reason: FinishReason) -> None:
     """For every split of a text, the items are the same, and the deltas join to them."""
     shape = Shape(NAMES, thoughts)
     whole, _ = made(deltas_of(SAID), reason, shape)
@@ -186,7 +186,7 @@ def test_order(said: Sequence[tuple[Kind, str]], order: list[str]) -> None:
 
 def test_order_of_a_summary() -> None:
     """A summary's events come in step with those of the reasoning."""
-    _, events = made(deltas_of([("reasoning", "ab")], 1), "length", Shape(thoughts="summarised"))
+    _, events = made(deltas_of([("reasoning", "ab")], 1), "length", Shape(reasoning="summarised"))
     assert names(events) == [
         ADDED, PART, "reasoning_summary_part.added",
         "reasoning_text.delta", "reasoning_summary_text.delta",

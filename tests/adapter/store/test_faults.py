@@ -69,7 +69,7 @@ async def recovered(store: Store) -> None:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "IDLE_SECONDS", 0.3)
     monkeypatch.setattr(probes, "LOST_SECONDS", 0.1)
-    monkeypatch.setattr(probes, "PATIENCE", 0.3)
+    monkeypatch.setattr(probes, "PROBE_SECONDS", 0.3)
     monkeypatch.setattr(queue, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(queue, "LONGEST_PAUSE", 0.1)
     monkeypatch.setattr(queue, "PATIENCE", 0.3)

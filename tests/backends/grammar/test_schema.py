@@ -12,7 +12,7 @@ from latimer.backends.grammar import gbnf
 from latimer.backends.grammar.dialects import check_schema, modern
 from latimer.backends.grammar.gbnf import UnsupportedSchema
 from latimer.backends.grammar.regex import integers, numbers
-from latimer.backends.grammar.schema import FORMATS, path_to, to_gbnf
+from latimer.backends.grammar.schema import STRING_FORMATS, path_to, to_gbnf
 from support.samples import sample
 from support.schemas import SCHEMAS, error_of
 from support.walks import Walker
@@ -65,7 +65,7 @@ MORE: dict[str, Any] = {
     "remarks": {"title": "x", "description": "y", "default": 1, "examples": [], "const": 2},
     "anything": {},
     "nothing asked": {"type": "array", "uniqueItems": False, "items": {"type": "null"}},
-    **{f"format {name}": {"type": "string", "format": name} for name in FORMATS},
+    **{f"format {name}": {"type": "string", "format": name} for name in STRING_FORMATS},
 }  # fmt: skip
 
 
