@@ -441,7 +441,8 @@ class Capabilities:
     Args:
         engine: the engine's name in messages.
         extras: the sampling extras that it supports, by their names in requests.
-        refused: the fields that it does not support, each with the hint for the error.
+        refused: the fields of requests that it does not support, each with the hint for the error.
+            The adapter rejects a request that sets one to a value with an effect.
         inexact: the fields that it only approximates.
         native: True if `Backend.native` can return the engine's own reply.
         late_logprobs: True if log-probabilities are known only at the end of an answer.
