@@ -190,7 +190,8 @@ def background_backend(
     if not is_name(settings.model):
         return backend_of(settings, progress)
     parse(settings.model or "")
-    return LazyBackend(_NamedModel(settings, progress, _Log(place)), "llama.cpp")
+    find = _NamedModel(settings, progress, _Log(place))
+    return LazyBackend(find, "llama.cpp", loads_here=is_in_process(settings))
 
 
 class _Log:
