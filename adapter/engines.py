@@ -295,6 +295,8 @@ def member_of(settings: Settings, name: str, machines: Mapping[str, Machine]) ->
     from .on_demand import loader_of, machine_of
 
     table, own = settings.engines[name], settings.for_engine(name, "http://127.0.0.1")
+    if own.backend == "llama-cpp":
+        raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL or a command.")
     if table.url is not None:
         _check_address(table.url)
 

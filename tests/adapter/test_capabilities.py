@@ -259,3 +259,13 @@ async def test_a_forced_call_needs_grammars(path: str, fields: dict[str, Any], p
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert "It has no grammars" in error["message"]
+
+
+async def test_a_forced_call_needs_gbnf() -> None:
+    """The error of a call that is forced names GBNF on an engine with other grammars."""
+    engine = Plain()
+    engine.capabilities = replace(Plain.capabilities, grammars=frozenset({"json_schema"}))
+    body = {"model": "m", "messages": [HELLO], "tools": TOOLS, "tool_choice": "required"}
+    async with adapting(engine) as client:
+        error = (await client.post("/v1/chat/completions", json=body)).json()["error"]
+    assert "It has no GBNF grammars. Let the model choose." in error["message"]

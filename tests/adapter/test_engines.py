@@ -74,6 +74,17 @@ def test_every_engine_has_a_row() -> None:
         assert made.capabilities.engine == name
 
 
+@pytest.mark.parametrize(
+    "place", ['url = "http://127.0.0.1:1"', 'command = ["x", "{port}"]'], ids=lambda line: line[:3]
+)
+def test_a_table_of_another_process_is_not_in_process(place: str, tmp_path: Path) -> None:
+    """A table with a URL or a command and the engine in process is an error that says so."""
+    file = tmp_path / "latimer.toml"
+    file.write_text(f'[models.a]\nengines = ["x"]\n[engines.x]\n{place}\nbackend = "llama-cpp"\n')
+    with pytest.raises(WrongSetup, match="needs a GGUF file, not a URL or a command"):
+        engines.member_of(Settings.load(file), "x", {})
+
+
 def test_a_folder_is_no_model(tmp_path: Path) -> None:
     """A folder as the model is an error that says so."""
     with pytest.raises(WrongSetup, match=r"is a directory\. Specify a GGUF file"):
