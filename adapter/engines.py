@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
@@ -71,8 +71,32 @@ _EXAMPLE = "http://127.0.0.1:8080"
 _ADDRESS = re.compile(r"https?:|[A-Za-z][A-Za-z0-9+.-]*://", re.IGNORECASE)
 # The first bytes of a GGUF file.
 _MAGIC = b"GGUF"
-# The engines whose programs are recognized by their names.
-_PROGRAMS: tuple[BackendName, ...] = ("llama-server", "koboldcpp")
+
+
+def _koboldcpp() -> Callable[..., Backend]:
+    # Most servers start without it.
+    from ..backends.koboldcpp import KoboldCpp
+
+    return KoboldCpp
+
+
+class HttpEngine(NamedTuple):
+    """An engine over HTTP; `_probe` detects it.
+
+    Args:
+        backend: returns what makes its backend of an address and the settings.
+        example: a URL of it, if Latimer cannot start it for a file; otherwise empty.
+    """
+
+    backend: Callable[[], Callable[..., Backend]]
+    example: str = ""
+
+
+# The engines over HTTP by their names, which are those of their programs, too.
+ENGINES: Mapping[BackendName, HttpEngine] = {
+    "llama-server": HttpEngine(lambda: LlamaServer),
+    "koboldcpp": HttpEngine(_koboldcpp, "http://127.0.0.1:5001"),
+}
 NO_PROGRAM = (
     "There is no llama-server on the PATH. Install llama.cpp, or its server as a Python package "
     "with pip install xllamacpp."
@@ -113,8 +137,8 @@ def backend_of(settings: Settings, progress: Callable[[float], None] | None = No
             raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL.")
         name = "unknown" if settings.backend == "auto" else settings.backend
         return LazyBackend(_finder(settings, model), name)
-    if settings.backend == "koboldcpp":
-        wanted = "The backend koboldcpp needs the URL of its engine, such as http://127.0.0.1:5001"
+    if settings.backend in ENGINES and (example := ENGINES[settings.backend].example):
+        wanted = f"The backend {settings.backend} needs the URL of its engine, such as {example}"
         raise WrongSetup(
             f"{wanted}." if model is None else f"{wanted}, not '{shown_address(model)}'."
         )
@@ -190,7 +214,8 @@ def background_backend(
     if not is_name(settings.model):
         return backend_of(settings, progress)
     parse(settings.model or "")
-    return LazyBackend(_NamedModel(settings, progress, _Log(place)), "llama.cpp")
+    find = _NamedModel(settings, progress, _Log(place))
+    return LazyBackend(find, "llama.cpp", loads_here=is_in_process(settings))
 
 
 class _Log:
@@ -270,6 +295,8 @@ def member_of(settings: Settings, name: str, machines: Mapping[str, Machine]) ->
     from .on_demand import loader_of, machine_of
 
     table, own = settings.engines[name], settings.for_engine(name, "http://127.0.0.1")
+    if own.backend == "llama-cpp":
+        raise WrongSetup("The backend llama-cpp needs a GGUF file, not a URL or a command.")
     if table.url is not None:
         _check_address(table.url)
 
@@ -279,7 +306,7 @@ def member_of(settings: Settings, name: str, machines: Mapping[str, Machine]) ->
             return LazyBackend(_finder(own, address), "unknown")
         if kind == "llama-server":
             return LlamaServer(address, **own.arguments(kind), model=table.model)
-        return _engine(kind)(address, **own.arguments(kind))
+        return ENGINES[kind].backend()(address, **own.arguments(kind))
 
     loader = loader_of(settings, name, table.model, make)
     return Member(machine_of(settings, name, machines), loader)
@@ -290,15 +317,7 @@ def _kind_of(table: EngineConfig) -> BackendName | None:
     if table.model is not None:
         return "llama-server"
     program = Path((table.command or ("",))[0]).name.lower()
-    return next((name for name in _PROGRAMS if program.startswith(name)), None)
-
-
-def _engine(kind: str) -> Callable[..., Backend]:
-    if kind == "koboldcpp":
-        from ..backends.koboldcpp import KoboldCpp
-
-        return KoboldCpp
-    return LlamaServer
+    return next((name for name in ENGINES if program.startswith(name)), None)
 
 
 def is_elsewhere(settings: Settings) -> bool:
@@ -442,7 +461,7 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
         if kind == "koboldcpp" and settings.workers > 1:
             raise EngineError(f"{address}: {ONE_CALL}")
         if kind not in made:
-            made[kind] = _engine(kind)(address, **settings.arguments(kind))
+            made[kind] = ENGINES[kind].backend()(address, **settings.arguments(kind))
         return made[kind]
 
     return find

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
+from operator import eq, is_, not_
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -225,23 +226,21 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
     """Return the sampling of a request, with OpenAI's defaults.
 
     Raises:
-        Unsupported: the engine does not support a sampling field.
+        Unsupported: the engine refuses a field of the request, or lacks an extra.
     """
+    if not capabilities.refused.keys().isdisjoint(request.__pydantic_fields_set__):
+        _refuse(request, capabilities)
     extras: dict[str, Any] = {}
     for name in sorted(SAMPLING_EXTRAS.intersection(request.__pydantic_fields_set__)):
         value = getattr(request, name)
         if value is None or (name == "min_tokens" and not value):
             continue
         if name not in capabilities.extras:
-            hint = capabilities.refused.get(name, "Omit it, or use an engine that supports it.")
+            hint = "Omit it, or use an engine that supports it."
             raise Unsupported(name, capabilities.engine, hint)
         extras[name] = value
     if "min_tokens" in extras:
         _check_least(request, extras["min_tokens"])
-    if request.presence_penalty or request.frequency_penalty:
-        for name in ("presence_penalty", "frequency_penalty"):
-            if getattr(request, name) and name in capabilities.refused:
-                raise Unsupported(name, capabilities.engine, capabilities.refused[name])
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
@@ -252,6 +251,32 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
         else (),
         extras=extras,
     )
+
+
+# The fields that have values without effect besides null, and whether a value is one.
+_NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(
+        (
+            "echo", "frequency_penalty", "logit_bias", "min_tokens", "presence_penalty", "stop",
+            "stop_sequences", "stream", "suffix", "tools", "top_logprobs",
+        ),
+        not_,
+    ),
+    **dict.fromkeys(("best_of", "n", "temperature", "top_p"), partial(eq, 1)),
+    # 0 asks for tokens without alternatives.
+    "logprobs": partial(is_, False),
+    "oai_compat": bool,
+    "parse_special": bool,
+}  # fmt: skip
+
+
+def _refuse(request: TextRequest, capabilities: Capabilities) -> None:
+    """Raise `Unsupported` for a field with an effect that the engine refuses."""
+    unserved = {name: (_NEUTRAL.get(name), hint) for name, hint in capabilities.refused.items()}
+    if not request.logit_bias:
+        # A prompt of token ids in another vocabulary becomes text without the engine.
+        unserved.pop("logit_bias_vocabulary", None)
+    refuse_unserved(request, unserved, capabilities.engine)
 
 
 def _check_least(request: TextRequest, least: int) -> None:

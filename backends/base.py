@@ -359,6 +359,7 @@ class Finish(NamedTuple):
 
 
 Event: TypeAlias = PromptTokens | Piece | Finish
+# Never empty.
 Batch: TypeAlias = Sequence[Event]
 
 
@@ -442,7 +443,8 @@ class Capabilities:
     Args:
         engine: the engine's name in messages.
         extras: the sampling extras that it supports, by their names in requests.
-        refused: the fields that it does not support, each with the hint for the error.
+        refused: the fields of requests that it does not support, each with the hint for the error.
+            The adapter rejects a request that sets one to a value with an effect.
         inexact: the fields that it only approximates.
         native: True if `Backend.native` can return the engine's own reply.
         late_logprobs: True if log-probabilities are known only at the end of an answer.
@@ -545,7 +547,25 @@ class Backend(Protocol):
     def open(self, job: Generation) -> Stream:
         """Start a job; leaving the context or cancelling the task cancels generation.
 
-        Entering the context raises the errors that the engine reports before the first token.
+        Entering the context raises the errors that the engine reports before the first token. The
+        duties of a backend, most of which `tests/support/duties.py` tests:
+
+        - It raises `ModelChanged` if `fingerprint` is that of another model, unless its model never
+          changes, `EmptyPrompt` for a prompt without tokens, and `UnknownToken` for an id that the
+          vocabulary lacks.
+        - It raises `ContextExceeded` if the prompt and `max_tokens` exceed the context. With
+          `clips`, or without `max_tokens`, the context ends the choice.
+        - `max_tokens` is never exceeded; 0 needs no call (`streams.end_at_once`).
+        - `party.input` is set before the first event, for the usage at the start of a stream.
+        - No batch is empty. The last event of each choice is its only `Finish`.
+        - It sends `stops.for_engine` to the engine. Text from a stop sequence on may be yielded,
+          since the adapter cuts it, but its tokens are not counted (`stops.TokenCut`). It ends
+          choices in `stops.ends`.
+        - Logprobs, those of the prompt, a suffix, media, sampling, seeds, a grammar and what
+          precedes it, and `preserved_tokens` are obeyed, or else refused: in `Capabilities` if the
+          field is always refused, here with `Unsupported` otherwise.
+        - Calls that the engine has no place for wait, in turns of their `party`
+          (`queue.AdmissionQueue`).
         """
         ...
 
@@ -587,7 +607,10 @@ class Backend(Protocol):
         ...
 
     async def special_tokens(self) -> Sequence[Special]:
-        """Return the spellings that the tokenizer always reads as one token, as far as known."""
+        """Return the spellings that the tokenizer always reads as one token, as far as known.
+
+        By it, a spelling in a message becomes text: an engine without `plain_text` needs it.
+        """
         return ()
 
     def load(self) -> Load | None:

@@ -208,9 +208,17 @@ class LazyBackend(Backend):
         find: returns the backend, always the same one for the same engine. It is called until the
             model is known, and again when another engine answers.
         engine: the engine's name in messages until it is found.
+        loads_here: as in `Backend`, until it is found.
     """
 
-    def __init__(self, find: Callable[[], Awaitable[Backend]], engine: str = "engine") -> None:
+    def __init__(
+        self,
+        find: Callable[[], Awaitable[Backend]],
+        engine: str = "engine",
+        *,
+        loads_here: bool = False,
+    ) -> None:
+        self.loads_here = loads_here
         self._find = find
         self._unknown = Capabilities(engine, frozenset())
         self._backend: Backend | None = None
@@ -248,6 +256,7 @@ class LazyBackend(Backend):
         try:
             if self._backend is None or self._must_find:
                 self._backend = await self._find()
+                self.loads_here = self._backend.loads_here
                 self._must_find = False
             model = await self._backend.model()
         except LatimerError as error:

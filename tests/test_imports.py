@@ -185,6 +185,7 @@ def test_every_file_is_in_a_room() -> None:
 def test_imports_run_downwards() -> None:
     """No file imports from a layer above its own, or from another folder of its layer."""
     where = rooms()
+    assert where.keys() == imports().keys(), "each file belongs in a layer of ROOMS"
     found = set()
     for name, others in imports().items():
         storey, room = where[name]

@@ -468,7 +468,8 @@ async def _grammar(
     if "gbnf" not in capabilities.grammars:
         if forced:
             field = "function_call" if tool_set.legacy else "tool_choice"
-            hint = "It has no grammars. Let the model choose."
+            what = "GBNF grammars" if capabilities.grammars else "grammars"
+            hint = f"It has no {what}. Let the model choose."
             raise Unsupported(field, capabilities.engine, hint)
         return answer, False
     # On some engines a grammar makes each token slower, also before a call.

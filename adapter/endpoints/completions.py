@@ -240,15 +240,7 @@ def _prompts(
     Args:
         encoding: the vocabulary of token ids; None for the model's own.
     """
-    model = served.model
-    if request.parse_special is False:
-        capabilities = served.capabilities
-        if "parse_special" in capabilities.refused:
-            raise Unsupported(
-                "parse_special", capabilities.engine, capabilities.refused["parse_special"]
-            )
-
-    prompt = request.prompt
+    model, prompt = served.model, request.prompt
     if prompt is None or isinstance(prompt, str):
         # Without a prompt the model begins a new document.
         return [_text(request, model, prompt or "")]

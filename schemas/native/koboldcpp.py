@@ -37,6 +37,10 @@ class GeneratePayload(TypedDict):
     mirostat_tau: float
     mirostat_eta: float
     dry_multiplier: float
+    dry_base: NotRequired[float]
+    dry_allowed_length: NotRequired[int]
+    dry_penalty_last_n: NotRequired[int]
+    dry_sequence_breakers: NotRequired[list[str]]
     xtc_probability: float
     xtc_threshold: float
     adaptive_target: float

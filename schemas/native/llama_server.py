@@ -39,6 +39,10 @@ class CompletionPayload(TypedDict):
     mirostat_tau: float
     mirostat_eta: float
     dry_multiplier: float
+    dry_base: NotRequired[float]
+    dry_allowed_length: NotRequired[int]
+    dry_penalty_last_n: NotRequired[int]
+    dry_sequence_breakers: NotRequired[list[str]]
     adaptive_target: float
     repeat_penalty: float
     repeat_last_n: int

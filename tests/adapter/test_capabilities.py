@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,57 @@ async def test_what_cannot_be_done_is_refused(
     assert (reply.status_code, error["code"]) == (400, "unsupported_parameter")
     assert error["param"] == next(iter(fields))
     assert words in error["message"]
+
+
+CHAT = {"messages": [HELLO], "max_tokens": 3}
+PROMPTS: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "Hi"},
+    "chat/completions": CHAT,
+    "responses": {"input": "Hi"},
+    "messages": CHAT,
+}
+
+
+@pytest.mark.parametrize(
+    ("paths", "name", "effective", "neutral"),
+    [
+        (PROMPTS, "presence_penalty", [0.5], [0, None]),
+        (PROMPTS, "logit_bias", [{"3": 1}], [{}, None]),
+        (PROMPTS, "temperature", [0, 0.5], [1, None]),
+        (PROMPTS, "top_p", [0, 0.5], [1, None]),
+        (PROMPTS, "seed", [0, 7], [None]),
+        (PROMPTS, "top_k", [0, 1], [None]),
+        (PROMPTS, "min_tokens", [1], [0, None]),
+        (["chat/completions"], "n", [2], [1, None]),
+        (["chat/completions"], "logprobs", [True], [False, None]),
+        (["completions"], "logprobs", [0, 1], [None]),
+        (["completions"], "suffix", ["x"], ["", None]),
+        (["completions"], "parse_special", [False], [True, None]),
+        (["completions"], "echo", [True], [False, None]),
+        (["completions"], "oai_compat", [False], [True, None]),
+    ],
+)
+async def test_a_refused_field_is_rejected(
+    paths: Iterable[str], name: str, effective: list[Any], neutral: list[Any]
+) -> None:
+    """A field that an engine's table refuses is an error with the table's hint, unless its value
+    has no effect."""
+    engine = Echo()
+    engine.capabilities = replace(Echo.capabilities, refused={name: "Send less."})
+    async with adapting(engine) as client:
+        for path in paths:
+            body = {"model": "m", **PROMPTS[path]}
+            for value in effective:
+                reply = await client.post(f"/v1/{path}", json={**body, name: value})
+                error = reply.json()["error"]
+                assert (reply.status_code, engine.jobs) == (400, []), (path, value)
+                assert "not supported by echo. Send less." in error["message"]
+                if path != "messages":
+                    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+            for value in neutral:
+                reply = await client.post(f"/v1/{path}", json={**body, name: value})
+                assert reply.status_code == 200, (path, value, reply.text)
+            engine.jobs.clear()
 
 
 async def test_strict_refuses_what_is_done_only_nearly(
@@ -208,3 +259,13 @@ async def test_a_forced_call_needs_grammars(path: str, fields: dict[str, Any], p
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert "It has no grammars" in error["message"]
+
+
+async def test_a_forced_call_needs_gbnf() -> None:
+    """The error of a call that is forced names GBNF on an engine with other grammars."""
+    engine = Plain()
+    engine.capabilities = replace(Plain.capabilities, grammars=frozenset({"json_schema"}))
+    body = {"model": "m", "messages": [HELLO], "tools": TOOLS, "tool_choice": "required"}
+    async with adapting(engine) as client:
+        error = (await client.post("/v1/chat/completions", json=body)).json()["error"]
+    assert "It has no GBNF grammars. Let the model choose." in error["message"]

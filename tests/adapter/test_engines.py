@@ -6,13 +6,13 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from latimer.adapter import OpenAIAdapter, engines
 from latimer.adapter.engines import WrongSetup, backend_of, describe, starts_engines, unused
 from latimer.adapter.request_log import RequestLog
-from latimer.adapter.settings import Settings
+from latimer.adapter.settings import BackendName, Settings
 from latimer.backends.errors import EngineUnavailable
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import DEMO_MODEL
@@ -64,6 +64,25 @@ def test_what_is_neither_file_nor_address(model: str, said: str) -> None:
         backend_of(Settings.load(None, model=model))
     assert said in caught.value.message
     assert "secret" not in caught.value.message
+
+
+def test_every_engine_has_a_row() -> None:
+    """Each name of `--backend` is detected, is llama.cpp in process, or has a row of the table."""
+    assert {*get_args(BackendName)} == {"auto", "llama-cpp", *engines.ENGINES}
+    for name, engine in engines.ENGINES.items():
+        made = engine.backend()("http://127.0.0.1:1", **Settings().arguments(name))
+        assert made.capabilities.engine == name
+
+
+@pytest.mark.parametrize(
+    "place", ['url = "http://127.0.0.1:1"', 'command = ["x", "{port}"]'], ids=lambda line: line[:3]
+)
+def test_a_table_of_another_process_is_not_in_process(place: str, tmp_path: Path) -> None:
+    """A table with a URL or a command and the engine in process is an error that says so."""
+    file = tmp_path / "latimer.toml"
+    file.write_text(f'[models.a]\nengines = ["x"]\n[engines.x]\n{place}\nbackend = "llama-cpp"\n')
+    with pytest.raises(WrongSetup, match="needs a GGUF file, not a URL or a command"):
+        engines.member_of(Settings.load(file), "x", {})
 
 
 def test_a_folder_is_no_model(tmp_path: Path) -> None:

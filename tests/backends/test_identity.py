@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from latimer.backends.base import Backend, Generation, Prompt, Text
 from latimer.backends.errors import EngineUnavailable, LatimerError
+from latimer.backends.fleet.pool import Pool
 from latimer.backends.identity import LazyBackend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_cpp import LlamaCpp
@@ -145,4 +146,30 @@ async def test_another_engine_at_the_address_is_found(llama_server_url: str) -> 
         assert (await backend.model()).name == "demo.gguf"
         await backend.model()
         assert len(found) == 2
+        await backend.aclose()
+
+
+# The names that a pool leaves at their defaults: metrics and probes ask each of its engines.
+OF_EACH_ENGINE = {"load", "loads_here"}
+
+
+def test_nothing_of_an_engine_is_left_out() -> None:
+    """An engine that is found later, and a pool, have each name of `Backend` themselves, so that
+    no default hides what their engines say."""
+    names = {name for name in vars(Backend) if not name.startswith("_")}
+    lazy = {*vars(LazyBackend), *vars(LazyBackend(always(LlamaServer("http://127.0.0.1:1"))))}
+    # What is found is one engine.
+    assert names - lazy == {"is_pooled"}
+    own = Pool.__mro__[: Pool.__mro__.index(Backend)]
+    assert names - {name for base in own for name in vars(base)} == OF_EACH_ENGINE
+
+
+async def test_an_engine_that_loads_here_says_so() -> None:
+    """A backend that is found later loads here if the engine does, and before that if it is said
+    to, so that its load counts as no silence."""
+    for waits in (False, True):
+        backend = LazyBackend(always(LlamaCpp()), loads_here=waits)
+        assert backend.loads_here is waits
+        await backend.model()
+        assert backend.loads_here
         await backend.aclose()

@@ -168,6 +168,7 @@ SAMPLING: dict[str, st.SearchStrategy[Any]] = {
     ),
     "repeat_penalty": st.sampled_from((0, 0.01, 1, 1.1, 1e30)),
     "repeat_last_n": st.sampled_from((-1, 0, 64.0, 2**31 - 1)), "ignore_eos": st.booleans(),
+    "min_tokens": st.sampled_from((0, 1, 3, 2**31 - 1)),
     "grammar": gbnf, "regex": regex, "lark": lark, "json_schema": schema,
     "oai_compat": st.booleans(),
     "logit_bias_vocabulary": st.sampled_from(("none", "cl100k_base", "../x")),

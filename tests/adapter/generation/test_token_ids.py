@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -21,6 +22,8 @@ from latimer.adapter.generation import token_ids as vocabularies
 from latimer.adapter.generation.token_ids import forget, load, loaded, to_text
 from latimer.backends.errors import EngineError, RequestError, Unsupported
 from latimer.backends.llama_cpp import LlamaCpp
+from support.clients import adapting
+from support.engines.echo import Echo
 from support.recordings import DEMO_CHATML
 
 WORDS = [b" Paris", b" Lisbon", b"The", b" capital", b"\xe6\xbc", b" Parisian", b" river"]
@@ -104,6 +107,18 @@ async def test_prompts_of_ids_are_read_in_that_vocabulary(scorer: httpx2.AsyncCl
     reply = await complete(scorer, prompt=ids, logit_bias_vocabulary=NAME)
     assert reply.json()["choices"] == (await complete(scorer)).json()["choices"]
     assert reply.json()["usage"]["prompt_tokens"] == 15
+
+
+async def test_prompts_of_ids_need_no_engine() -> None:
+    """An engine that refuses biases of another vocabulary takes prompts of its ids."""
+    engine = Echo()
+    hint = {"logit_bias_vocabulary": "Omit it."}
+    engine.capabilities = replace(Echo.capabilities, refused=hint)
+    async with adapting(engine) as client:
+        reply = await complete(client, prompt=[256], logit_bias_vocabulary=NAME)
+        assert reply.json()["choices"][0]["text"] == " Paris"
+        reply = await complete(client, logit_bias={"256": 1}, logit_bias_vocabulary=NAME)
+        assert reply.json()["error"]["param"] == "logit_bias_vocabulary"
 
 
 async def test_a_bos_in_that_vocabulary_is_not_added_again(client_of: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from latimer.backends.base import (
     Token,
 )
 from latimer.backends.llama_cpp import LlamaCpp, library
+from latimer.backends.llama_cpp.backend import CAPABILITIES
 from latimer.backends.llama_cpp.sampling import score
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from numpy.typing import NDArray
@@ -284,19 +286,48 @@ async def test_the_end_can_be_ignored(backend: LlamaCpp) -> None:
     assert len(text) > len("The capital of France is Paris.")
 
 
-@pytest.mark.parametrize(
-    "extras",
-    [
-        {"mirostat": 1},
-        {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2},
-        {"xtc_probability": 0.5, "xtc_threshold": 0.05},
-        {"dynatemp_range": 0.3, "dynatemp_exponent": 1.2},
-        {"typical_p": 0.5},
-    ],
-    ids=lambda extras: next(iter(extras)),
-)
-async def test_every_other_sampler_runs(backend: LlamaCpp, extras: dict[str, Any]) -> None:
-    """Each other sampler repeats its text with a seed, and differs from plain sampling."""
-    texts = [await sample(backend, STORY, 40, seed, extras=extras) for seed in (3, 4, 5)]
-    assert texts == [await sample(backend, STORY, 40, seed, extras=extras) for seed in (3, 4, 5)]
-    assert texts != [await sample(backend, STORY, 40, seed) for seed in (3, 4, 5)]
+# Values of each extra with an effect, and the extras that it depends on.
+DRY = {"dry_multiplier": 5.0}
+SPREAD = {"dynatemp_range": 0.9}
+MIROSTAT = {"mirostat": 2}
+XTC = {"xtc_probability": 1.0}
+EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dry_allowed_length": (0, DRY),
+    "dry_base": (1000.0, {"dry_multiplier": 0.01, "dry_allowed_length": 1}),
+    "dry_multiplier": (20.0, {}),
+    "dry_penalty_last_n": (2, DRY),
+    "dry_sequence_breakers": ([" Lisbon"], DRY),
+    "dynatemp_exponent": (9.0, SPREAD),
+    "dynatemp_range": (0.9, {}),
+    "ignore_eos": (True, {}),
+    "min_p": (0.5, {}),
+    "min_tokens": (60, {}),
+    "mirostat": (1, {}),
+    "mirostat_eta": (0.9, MIROSTAT),
+    "mirostat_tau": (1.0, MIROSTAT),
+    "repeat_last_n": (2, {"repeat_penalty": 5.0}),
+    "repeat_penalty": (5.0, {}),
+    "top_k": (2, {}),
+    "top_n_sigma": (0.1, {}),
+    "typical_p": (0.5, {}),
+    "xtc_probability": (1.0, {}),
+    "xtc_threshold": (0.3, XTC),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CAPABILITIES.extras))
+async def test_every_extra_has_an_effect(backend: LlamaCpp, name: str) -> None:
+    """Each extra that the engine lists changes what it samples, and repeats its text with a
+    seed."""
+    value, others = EFFECTS[name]
+    word = await backend.tokenize(" Lisbon", add_special=False, parse_special=False)
+    # DRY needs repetitions.
+    repeats = name.startswith("dry_")
+    sampling = Sampling(logit_bias=((word[0], 12.0),) if repeats else (), extras=others)
+    prompt = Prompt(Text(" Lisbon" * 9) if repeats else STORY)
+    job = Generation(prompt, 40, (3, 4), sampling=sampling)
+    plain, _ = await run(backend, job)
+    job.sampling = replace(sampling, extras={**others, name: value})
+    texts, _ = await run(backend, job)
+    assert texts != plain
+    assert (await run(backend, job))[0] == texts
