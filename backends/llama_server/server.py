@@ -82,9 +82,10 @@ async def _rolls_back(ask: Ask, token: int) -> bool:
     """Return True if a prompt that diverges halfway reuses the common part.
 
     A request that runs in between can make the result False. The only cost is that no later call
-    reuses the cache.
+    reuses the cache. The calls name no slot: for one that is busy, the server restores a saved
+    prompt over that of the request that runs there, which then continues the wrong text.
     """
-    payload = {"n_predict": 1, "id_slot": 0, "response_fields": ["timings"]}
+    payload = {"n_predict": 1, "response_fields": ["timings"]}
     first = {**payload, "prompt": [token] * 16, "cache_prompt": False}
     await ask("POST", "/completion", first)
     second = {**payload, "prompt": [*[token] * 8, token + 1], "cache_prompt": True}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpcore2
+import httpx2
 import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Sampling, Text
 from latimer.backends.errors import Busy
@@ -143,6 +144,25 @@ async def test_scoring_takes_turns_too(address: str) -> None:
     assert all(texts == alone[0] for texts, _ in found)
     assert pool.most <= SLOTS + QUESTIONS + 1
     await backend.aclose()
+
+
+async def test_the_facts_of_a_server_change_no_answer(address: str) -> None:
+    """Reading what is known about a server leaves the request alone that runs in its first slot."""
+    body = {
+        "prompt": [40] * 12, "n_predict": 400, "temperature": 0, "ignore_eos": True, "id_slot": 0,
+    }  # fmt: skip
+    first, second = LlamaServer(address), LlamaServer(address)
+    async with httpx2.AsyncClient(base_url=address, timeout=60) as client:
+        # Its slot is free, so it may be named.
+        alone = (await client.post("/completion", json=body)).json()["content"]
+        await first.server.facts()
+        running = asyncio.create_task(client.post("/completion", json=body))
+        while not (await client.get("/slots")).json()[0]["is_processing"]:
+            await asyncio.sleep(0)
+        await second.server.facts()
+        assert (await running).json()["content"] == alone
+    await first.aclose()
+    await second.aclose()
 
 
 async def test_who_waits_for_the_facts_of_a_server_goes_on_at_once(address: str) -> None:
