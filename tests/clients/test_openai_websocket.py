@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from latimer.adapter import OpenAIAdapter
-from latimer.backends.llama_cpp import DEMO_MODEL, LlamaCpp
-from latimer.backends.llama_server import LlamaServer
 from openai import OpenAI
 from openai.lib.responses_websocket import (
     ResponsesWebSocketError,
@@ -16,7 +12,6 @@ from openai.lib.responses_websocket import (
     ResponsesWebSocketSession,
 )
 from openai.types.responses import FunctionToolParam
-from support.servers import llama_server, serving
 
 # The client does not use the newest way to connect.
 pytestmark = pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")
@@ -33,24 +28,6 @@ WEATHER: FunctionToolParam = {
     },
     "strict": True,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=["llama_cpp", "llama_server"])
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Serve the demo model, over a llama-server of these tests' own.
-
-    One that had many other requests before, and gets two prompts at once, has sometimes continued
-    another text than the prompt. The likeliest token of these answers leads by a factor of 1,000.
-    """
-    if request.param == "llama_cpp":
-        with serving(lambda: OpenAIAdapter(LlamaCpp(), any_model=True)) as url:
-            yield url
-        return
-    with (
-        llama_server(DEMO_MODEL) as server,
-        serving(lambda: OpenAIAdapter(LlamaServer(server), any_model=True)) as url,
-    ):
-        yield url
 
 
 def test_two_turns(responses_sdk: OpenAI) -> None:
