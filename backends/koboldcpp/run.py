@@ -98,7 +98,9 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
         is_own = bool(content.bos)
         text = await offload.run(len(content.text), with_media, job, content.text)
     else:
-        text = await _text_of(server, content)
+        # A BOS that the engine adds is one of the ids.
+        is_own = model.adds_bos
+        text = await _text_of(server, content, model)
     check_text(text)
     tokens = len((await server.token_count(text, False))["ids"])
     count = tokens + model.adds_bos
@@ -110,10 +112,23 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
     return text, count, tokens + is_own
 
 
-async def _text_of(server: Server, ids: TokenIds) -> str:
-    """Return the text of token ids, if koboldcpp tokenizes it to the same ids."""
+async def _text_of(server: Server, ids: TokenIds, model: Model) -> str:
+    """Return the text of which koboldcpp makes exactly these token ids.
+
+    koboldcpp puts a BOS in front of each prompt of a model that has one. So the ids begin with that
+    BOS, and the text does not.
+    """
     text = (await server.detokenize(ids)).decode()
-    if tuple((await server.token_count(text, False))["ids"]) != ids:
+    if model.adds_bos:
+        if not text.startswith(model.bos_token):
+            raise Unsupported(
+                "prompt",
+                ENGINE,
+                "It puts a BOS in front of each prompt of this model. Begin the token ids with the "
+                "BOS, or send text instead.",
+            )
+        text = text.removeprefix(model.bos_token)
+    if tuple((await server.token_count(text, model.adds_bos))["ids"]) != ids:
         raise Unsupported(
             "prompt",
             ENGINE,
@@ -703,7 +718,7 @@ async def payload_of(
 
     def made() -> bytes:
         payload = to_native(job, choice, prompt, max_length, context, genkey)
-        if "grammar" in payload and continued:
+        if job.grammar is not None and continued:
             payload["grammar_retain_state"] = True
         if logs:
             payload["logprobs"] = True
