@@ -434,7 +434,7 @@ class Run:
         result = reply["results"][0]
         text, reason = text_of(result["text"]), read_reason(result["finish_reason"], data)
         counted = whole_of(result["completion_tokens"])
-        _check_size(counted, len(text), room)
+        _check_size(counted, len(text), room, 0)
         if self._prompt_tokens is None:
             stream.prompt_tokens = self._prompt_tokens = self._without_bos(result["prompt_tokens"])
         outcome.reason = reason
@@ -492,7 +492,8 @@ class Run:
             is_proven = outcome.last is not None
             # The text of the generation before may be empty.
             outcome.is_another = not (is_proven or text or perf)
-            _check_size(len(outcome.last["tokens"]) if outcome.last is not None else 0, 0, room)
+            if outcome.last is not None:
+                _check_size(len(outcome.last["tokens"]), 0, room, 0)
         else:
             is_proven = perf is None or await self._is_counted(perf, text, outcome.reason, before)
             ids = (await self.server.token_count(stream.text.decode(), False))["ids"]
@@ -682,9 +683,9 @@ async def _events(
                     return
 
 
-def _check_size(count: int, size: int, room: int) -> None:
+def _check_size(count: int, size: int, room: int, slack: int = SLACK) -> None:
     """Raise `EngineError` if a call has more tokens, or more text, than it may have."""
-    most = room + SLACK
+    most = room + slack
     if count > most or size > most * MOST_BYTES:
         raise EngineError(f"{ENGINE} sent more than the {room} tokens requested.")
 
