@@ -37,6 +37,8 @@ NEUTRAL: dict[str, Any] = {
     "top_a": 0.0,
     "nsigma": 0.0,
     "rep_pen": 1.0,
+    "repeat_penalty": 1.0,
+    "repetition_penalty": 1.0,
     "rep_pen_range": 64,
     "rep_pen_slope": 1.0,
     "dynatemp_range": 0.0,
