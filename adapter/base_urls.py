@@ -24,6 +24,11 @@ _OLLAMA = tuple(
         "chat", "embed", "embeddings", "generate", "ps", "pull", "show", "tags", "version",
     )
 )  # fmt: skip
+# The beginnings of koboldcpp's own paths.
+_KOBOLDCPP = (
+    "/api/extra/", "/api/latest/", "/api/v1/config/", "/api/v1/generate", "/api/v1/info/",
+    "/api/v1/model",
+)  # fmt: skip
 # OpenAI's endpoints that Latimer does not have, by the beginnings of their paths.
 _MISSING = {
     "assistants": "This server does not have assistants. Use the Responses API.",
@@ -35,6 +40,7 @@ _MISSING = {
     "images": "This server does not make images.",
     "moderations": "This server does not moderate texts.",
     "realtime": "This server does not have realtime sessions.",
+    "sdapi": "This server does not make images.",
     "threads": "This server does not have threads. Use the Responses API.",
     "uploads": "This server does not store files. Send a file in a message.",
     "vector_stores": "This server does not have vector stores.",
@@ -61,14 +67,17 @@ def advice_for(path: str, scope: Scope, prefixes: Sequence[str]) -> str:
     prefix = next((f"/{one}" for one in prefixes if one), "")
     base = f"{root}{prefix}"
     path = path.rstrip("/")
-    if path.endswith(_OLLAMA):
+    below = path.removeprefix(prefix)
+    is_koboldcpps = below.startswith(_KOBOLDCPP) and not path.endswith(_SERVED)
+    if is_koboldcpps or path.endswith(_OLLAMA):
+        api = "koboldcpp" if is_koboldcpps else "Ollama"
         return (
-            ". This server does not have Ollama's API. Use a client of OpenAI's API, with a base "
+            f". This server does not have {api}'s API. Use a client of OpenAI's API, with a base "
             f"URL that {_end(base)}."
         )
     is_doubled = bool(prefix) and path.startswith(f"{prefix}{prefix}/")
     if not is_doubled and not path.endswith(_SERVED):
-        missing = _MISSING.get(path.removeprefix(prefix).lstrip("/").partition("/")[0])
+        missing = _MISSING.get(below.lstrip("/").partition("/")[0])
         return f". {missing}" if missing else ""
     if not speaks_anthropic(scope):
         if is_doubled:

@@ -377,9 +377,10 @@ class Service:
         if before is None or then is None or entry.pool is not None:
             return
         reason = difference(model, before, now, then, "as before")
-        if not reason and model.name != before.name:
+        if model.name != before.name and f"({model.name})" not in reason:
             # A fine-tuned model has the same sizes.
-            reason = f"it serves another model ({model.name}), not {before.name}"
+            more = f": {reason}" if reason else ""
+            reason = f"it serves another model ({model.name}), not {before.name}{more}"
         if reason:
             gets = ""
             if model.name != before.name:

@@ -309,7 +309,10 @@ def seeds_of(seed: int | None, count: int) -> tuple[int | None, ...]:
 # What `has_notes` expects of the nested fields of a chat, and the fields of the sampling that
 # engines approximate only if they are set.
 _MESSAGES = frozenset({"messages"})
-APPROXIMATED = {"presence_penalty", "frequency_penalty", "logit_bias", "repeat_penalty"}
+APPROXIMATED = {
+    "presence_penalty", "frequency_penalty", "logit_bias", "repeat_penalty", "dynatemp_range",
+    "mirostat", "top_n_sigma", "xtc_probability",
+}  # fmt: skip
 
 
 def has_notes(
@@ -377,11 +380,7 @@ async def notes(
     )
     approximated = set(inexact)
     for name in capabilities.inexact:
-        if (
-            name == "usage"
-            or getattr(sampling, name, None)
-            or (name == "repeat_penalty" and _penalises(sampling.extras))
-        ):
+        if name == "usage" or getattr(sampling, name, None) or _has_effect(name, sampling):
             approximated.add(name)
     if strict and dropped:
         hint = "The model's chat template has no setting for it. Omit it."
@@ -430,8 +429,18 @@ def _refuse_unknown(names: Sequence[str]) -> None:
         raise InvalidRequest(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
 
 
-def _penalises(extras: Mapping[str, Any]) -> bool:
-    return extras.get("repeat_penalty", 1) != 1 and extras.get("repeat_last_n") != 0
+def _has_effect(name: str, sampling: Sampling) -> bool:
+    """Return True if an approximated extra can change the answer."""
+    extras, temperature = sampling.extras, sampling.temperature
+    if name == "repeat_penalty":
+        return extras.get(name, 1) != 1 and extras.get("repeat_last_n") != 0
+    if name == "xtc_probability":
+        # A temperature of 1 changes nothing, so its place in the order of samplers does not matter.
+        return bool(extras.get(name)) and (temperature != 1 or bool(extras.get("dynatemp_range")))
+    if name == "top_n_sigma" or name == "mirostat":
+        # Both keep the most likely token.
+        return extras.get(name, 0) > 0 and temperature > 0
+    return bool(extras.get(name))
 
 
 def note_inexact(

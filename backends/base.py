@@ -47,6 +47,8 @@ Content: TypeAlias = TokenIds | Text
 
 # Extras that set the number of last tokens that a sampler considers.
 WINDOWS = frozenset({"repeat_last_n", "dry_penalty_last_n"})
+# llama.cpp's default of `dry_sequence_breakers` (common/common.h).
+BREAKERS = ("\n", ":", '"', "*")
 
 
 @dataclass(slots=True)

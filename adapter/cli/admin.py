@@ -130,7 +130,11 @@ def ps(server: Operated, as_json: bool) -> None:
 
 def _row(engine: dict[str, Any]) -> tuple[str, ...]:
     memory = engine.get("memory") or {}
-    sizes = ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in memory.items()) or "-"
+    # A size of one byte stands for the place of one model.
+    sizes = ", ".join(
+        f"{kind} {size / 2**30:.2f} GiB" if size > 1 else kind for kind, size in memory.items()
+    )
+    sizes = sizes or "-"
     if memory and engine["state"] in _WITHOUT_MEMORY:
         sizes += " (not used)"
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ...schemas import limits
@@ -84,6 +85,12 @@ def usage(draft: Draft, value: Any) -> None:
         )
 
 
+def _has_stop(given: Mapping[str, Any]) -> bool:
+    """Return True for a request with a stop sequence."""
+    names = ("stop", "stop_sequence", "stopping_strings", "custom_stopping_strings")
+    return any(given.get(name) for name in names)
+
+
 _WEBUI = "text-generation-webui"
 _ECHO = "Send 'echo' and 'logprobs' to /v1/completions."
 _IDS = "Send the reply's text to /tokenize."
@@ -106,7 +113,7 @@ FIELDS: tuple[Field, ...] = (
     mapped("custom_stopping_strings", _WEBUI, "`stop`", ["5"], stops, [], "", "[]"),
     refused("stop_token_ids", "vLLM", _TEXT, [5], []),
     refused("include_stop_str_in_output", "vLLM", _STOP, True, False),
-    refused("trim_stop", "koboldcpp", _STOP, False, True),
+    refused("trim_stop", "koboldcpp", _STOP, False, True, needs=_has_stop),
     refused("bypass_eos", "koboldcpp", "Send 'ignore_eos'.", True, False),
     refused("skip_special_tokens", "vLLM", _LEFT_OUT, False, True),
     refused("render_special", "koboldcpp", _LEFT_OUT, True, False),

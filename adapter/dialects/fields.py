@@ -11,6 +11,7 @@ from ..errors import RESPONSE_NAMES, unsupported, wrong_type, wrong_value
 Verdict: TypeAlias = Literal["mapped", "refused", "ignored"]
 Where: TypeAlias = Literal["chat", "completions", "responses"]
 Apply: TypeAlias = "Callable[[Draft, Any], None]"
+Needs: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
 # Integers beyond this are not sent to engines.
 _MOST = 2.0**63
@@ -29,6 +30,7 @@ class Field(NamedTuple):
         apply: writes a mapped value into the request; None for a field of Latimer's own schema.
         on: the only endpoint of the row; None for all. A row of chat is also for Responses,
             which can have a row of its own instead.
+        needs: returns False for a request in which no value has an effect; None for all requests.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Field(NamedTuple):
     neutral: tuple[Any, ...] = ()
     apply: Apply | None = None
     on: Where | None = None
+    needs: Needs | None = None
 
     def has_effect(self, value: Any) -> bool:
         """Return True unless the value is neutral."""
@@ -82,7 +85,7 @@ class Draft:
         field = self.fields.get(name)
         if field is None:
             self.unknown.append(name)
-        elif not field.has_effect(value):
+        elif not field.has_effect(value) or (field.needs and not field.needs(self.given)):
             pass
         elif field.verdict == "refused":
             raise unsupported(name, self._worded(field.note))
@@ -184,9 +187,10 @@ def refused(
     example: Any,
     *neutral: Any,
     on: Where | None = None,
+    needs: Needs | None = None,
 ) -> Field:
     """Return a field that is refused unless its value is neutral."""
-    return Field(name, servers, "refused", hint, example, neutral, on=on)
+    return Field(name, servers, "refused", hint, example, neutral, on=on, needs=needs)
 
 
 def ignored(name: str, servers: str, reason: str, example: Any, on: Where | None = None) -> Field:

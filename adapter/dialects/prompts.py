@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import wrong_type, wrong_value
@@ -47,6 +48,12 @@ _NO_TEMPLATE = "completions have no template"
 
 def _none(value: Any) -> bool:
     return bool(value == -1)
+
+
+def _has_placeholder(given: Mapping[str, Any]) -> bool:
+    """Return True for a request with one of koboldcpp's placeholders, such as `{{[INPUT]}}`."""
+    names = ("prompt", "messages", "input", "stop", "stop_sequence")
+    return any("{{[" in str(given.get(name)) for name in names)
 
 
 FIELDS: tuple[Field, ...] = (
@@ -130,7 +137,7 @@ FIELDS: tuple[Field, ...] = (
     ignored("audio", "OpenAI's chat", "it only has an effect with `modalities`",
             {"voice": "alloy", "format": "wav"}, on="responses"),
     refused("replace_instruct_placeholders", "koboldcpp", "Send an 'adapter' to chat.", True,
-            False),
+            False, needs=_has_placeholder),
     refused("prompt_embeds", "vLLM", "Send a 'prompt'.", "aGk=", []),
     refused("mm_processor_kwargs", "vLLM", _KWARGS, {"a": 1}, {}),
     refused("media_io_kwargs", "vLLM", _KWARGS, {"a": {}}, {}),

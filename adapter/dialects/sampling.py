@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import missing, wrong_type, wrong_value
@@ -167,6 +168,14 @@ def bans(draft: Draft, value: Any) -> None:
     draft.replace("logit_bias", {**(given if isinstance(given, dict) else {}), **banned})
 
 
+def _penalizes(given: Mapping[str, Any]) -> bool:
+    """Return True for a request with a penalty, without which a slope has no effect."""
+    names = ("rep_pen", "repeat_penalty", "repetition_penalty")
+    return any(given.get(name) not in (None, 1) for name in names) or bool(
+        given.get("presence_penalty")
+    )
+
+
 _BEAMS = "Use 'n' for several answers, or 'best_of' in completions for the best one."
 _BAN = "Ban tokens with a 'logit_bias' of -100."
 _SAMPLERS = "Latimer applies samplers in llama.cpp's order. Omit it."
@@ -210,7 +219,7 @@ FIELDS: tuple[Field, ...] = (
            "sent", 1.1, as_koboldcpp, 1),
     mapped("repetition_penalty", "vLLM, OpenRouter, text-generation-webui",
            "`repeat_penalty`, over prompt and answer", 1.1, over_all, 1),
-    refused("rep_pen_slope", "koboldcpp", "Omit it.", 0.7, 0, 1),
+    refused("rep_pen_slope", "koboldcpp", "Omit it.", 0.7, 0, 1, needs=_penalizes),
     refused("encoder_repetition_penalty", _WORDS, "Send 'repeat_penalty'.", 1.2, 1),
     refused("no_repeat_ngram_size", _WORDS, "Send 'dry_multiplier'.", 3, 0),
     refused("repetition_detection", "vLLM", "Send 'dry_multiplier'.",
@@ -224,14 +233,14 @@ FIELDS: tuple[Field, ...] = (
     ignored("smoothing_curve", _BOTH, "it only has an effect with `smoothing_factor`", 1.0),
     refused("penalty_alpha", _WORDS, "Omit it.", 0.6, 0),
     refused("guidance_scale", _BOTH, "Omit it.", 1.5, 1),
-    refused("negative_prompt", _BOTH, "Omit it.", "bad", ""),
+    ignored("negative_prompt", _BOTH, "it only has an effect with `guidance_scale`", "bad"),
     refused("adaptive_target", "llama.cpp, koboldcpp", _NONE, 0.5,
             lambda value: isinstance(value, int | float) and value < 0),
     ignored("adaptive_decay", "llama.cpp, koboldcpp",
             "it only has an effect with `adaptive_target`", 0.9),
     refused("min_keep", "llama.cpp", "Omit it.", 3, 0),
     refused("samplers", "llama.cpp", _SAMPLERS, ["temperature"], _usual),
-    refused("sampler_order", "koboldcpp", _SAMPLERS, [0, 6], [6, 0, 1, 3, 4, 2, 5]),
+    refused("sampler_order", "koboldcpp", _SAMPLERS, [0, 6], [6, 0, 1, 3, 4, 2, 5], []),
     refused("sampler_priority", _WORDS, _SAMPLERS, ["temperature"], _is_default),
     refused("temperature_last", _WORDS, "The temperature is always the last sampler. Omit it.",
             False, True),

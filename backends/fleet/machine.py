@@ -491,7 +491,10 @@ class Machine:
         """Log that an engine was loaded or unloaded."""
         # Its models by their names here; llama-server reports the name of a file.
         model = ", ".join(pool.name for pool in member.pools) or member.name
-        sizes = [f"{size / 2**30:.2f} GiB of {kind}" for kind, size in member.memory.items()]
+        # A size of one byte stands for the place of one model.
+        sizes = [
+            f"{size / 2**30:.2f} GiB of {kind}" for kind, size in member.memory.items() if size > 1
+        ]
         details = [*sizes, *filter(None, [reason])]
         end = f" ({', '.join(details)})" if details else ""
         fields: dict[str, Any] = {"engine": member.name, "model": model}

@@ -189,6 +189,10 @@ class _Reader:
         while self._position < len(self._text):
             rule = RULE.match(self._text, self._position)
             if rule is None:
+                if not found and self._text.startswith("{", self._position):
+                    raise WrongGrammar(
+                        "it is JSON, not GBNF ('root ::= …'); send a schema in 'json_schema'"
+                    )
                 raise self._error("expected a rule, 'name ::= …'")
             self._position = rule.end()
             for group in self._body(rule["name"]):

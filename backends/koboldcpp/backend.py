@@ -169,7 +169,9 @@ class KoboldCpp(Backend):
         if not parse_special:
             raise Unsupported("parse_special", ENGINE, CAPABILITIES.refused["parse_special"])
         check_text(text)
-        return tuple((await self.server.token_count(text, add_special))["ids"])
+        # Its own `special` adds the BOS of the vocabulary to every model's text.
+        adds_bos = add_special and (await self.model()).adds_bos
+        return tuple((await self.server.token_count(text, adds_bos))["ids"])
 
     @override
     async def detokenize(self, ids: TokenIds) -> bytes:

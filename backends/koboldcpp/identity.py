@@ -111,12 +111,14 @@ class ServerMonitor(IdentityMonitor[Identity]):
                 error = self.changed(now.name, before.name)
                 self.lose(error)
                 raise error
+            if _is_later(started, self._started):
+                # Other facts of the model depend on its file and on options of the start.
+                self.model = None
+                self._forget()
             self.identity, self._started = now, started
 
     async def _start(self) -> Started | None:
         """Return the server's start on the clock of this process; None if not reported."""
-        if self.identity is None:
-            return None
         try:
             with read_from(ENGINE, "/api/extra/perf"):
                 asked = time.monotonic()
@@ -169,6 +171,13 @@ class ServerMonitor(IdentityMonitor[Identity]):
                     raise
                 return identity
             return identity._replace(template=text_of(template))
+
+
+def _is_later(started: Started | None, before: Started | None) -> bool:
+    """Return True if a server has started again; an unknown start proves nothing."""
+    if started is None or before is None:
+        return False
+    return started.earliest - before.latest >= SAME_START
 
 
 def _is_same(started: Started | None, before: Started | None) -> bool:

@@ -98,7 +98,9 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
         is_own = bool(content.bos)
         text = await offload.run(len(content.text), with_media, job, content.text)
     else:
-        text = await _text_of(server, content)
+        # A BOS that the engine adds is one of the ids.
+        is_own = model.adds_bos
+        text = await _text_of(server, content, model)
     check_text(text)
     tokens = len((await server.token_count(text, False))["ids"])
     count = tokens + model.adds_bos
@@ -110,10 +112,23 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
     return text, count, tokens + is_own
 
 
-async def _text_of(server: Server, ids: TokenIds) -> str:
-    """Return the text of token ids, if koboldcpp tokenizes it to the same ids."""
+async def _text_of(server: Server, ids: TokenIds, model: Model) -> str:
+    """Return the text of which koboldcpp makes exactly these token ids.
+
+    koboldcpp puts a BOS in front of each prompt of a model that has one. So the ids begin with that
+    BOS, and the text does not.
+    """
     text = (await server.detokenize(ids)).decode()
-    if tuple((await server.token_count(text, False))["ids"]) != ids:
+    if model.adds_bos:
+        if not text.startswith(model.bos_token):
+            raise Unsupported(
+                "prompt",
+                ENGINE,
+                "It puts a BOS in front of each prompt of this model. Begin the token ids with the "
+                "BOS, or send text instead.",
+            )
+        text = text.removeprefix(model.bos_token)
+    if tuple((await server.token_count(text, model.adds_bos))["ids"]) != ids:
         raise Unsupported(
             "prompt",
             ENGINE,
@@ -419,7 +434,7 @@ class Run:
         result = reply["results"][0]
         text, reason = text_of(result["text"]), read_reason(result["finish_reason"], data)
         counted = whole_of(result["completion_tokens"])
-        _check_size(counted, len(text), room)
+        _check_size(counted, len(text), room, 0)
         if self._prompt_tokens is None:
             stream.prompt_tokens = self._prompt_tokens = self._without_bos(result["prompt_tokens"])
         outcome.reason = reason
@@ -477,7 +492,8 @@ class Run:
             is_proven = outcome.last is not None
             # The text of the generation before may be empty.
             outcome.is_another = not (is_proven or text or perf)
-            _check_size(len(outcome.last["tokens"]) if outcome.last is not None else 0, 0, room)
+            if outcome.last is not None:
+                _check_size(len(outcome.last["tokens"]), 0, room, 0)
         else:
             is_proven = perf is None or await self._is_counted(perf, text, outcome.reason, before)
             ids = (await self.server.token_count(stream.text.decode(), False))["ids"]
@@ -667,9 +683,9 @@ async def _events(
                     return
 
 
-def _check_size(count: int, size: int, room: int) -> None:
+def _check_size(count: int, size: int, room: int, slack: int = SLACK) -> None:
     """Raise `EngineError` if a call has more tokens, or more text, than it may have."""
-    most = room + SLACK
+    most = room + slack
     if count > most or size > most * MOST_BYTES:
         raise EngineError(f"{ENGINE} sent more than the {room} tokens requested.")
 
@@ -703,7 +719,7 @@ async def payload_of(
 
     def made() -> bytes:
         payload = to_native(job, choice, prompt, max_length, context, genkey)
-        if "grammar" in payload and continued:
+        if job.grammar is not None and continued:
             payload["grammar_retain_state"] = True
         if logs:
             payload["logprobs"] = True

@@ -272,10 +272,12 @@ class Server:
         while True:
             try:
                 return await work()
-            except Busy:
-                if time.monotonic() + pause > deadline:
+            except Busy as error:
+                # A rate limit says when the next call may come.
+                wait = max(pause, (error.retry_after or 0) - 1)
+                if time.monotonic() + wait > deadline:
                     raise
-            await asyncio.sleep(pause)
+            await asyncio.sleep(wait)
             pause = min(2 * pause, LATER)
 
     def pass_on(self, call: Call | None) -> None:
@@ -342,7 +344,8 @@ class Server:
         adds_bos, eos = False, ""
         if identity.generates:
             adds_bos, eos = await self._probe(identity.context, bos)
-        facts = (*identity._replace(media=frozenset()), sorted(identity.media), bos)
+        media = sorted(identity.media)
+        facts = (*identity._replace(media=frozenset()), media, bos, adds_bos, eos)
         return Model(
             name=identity.name,
             context=identity.context,
@@ -375,8 +378,20 @@ class Server:
         """Warn if the engine batches calls (`--parallelrequests`), for which it keeps no record.
 
         No endpoint reports it, either. The seed of the last generation is part of the record.
+
+        Raises:
+            EngineError: the engine does not generate as many tokens as requested.
         """
-        await self._generate(context, seed=PROBE_SEED)
+        try:
+            reply, _ = await self._generate(context, seed=PROBE_SEED)
+        except Busy:
+            # A rate limit (`--ratelimit`) allows one call only.
+            return
+        if (tokens := whole_of(reply["results"][0]["completion_tokens"])) > 1:
+            raise EngineError(
+                f"{ENGINE} generates {tokens} tokens where 1 was requested: its "
+                "--gendefaultsoverwrite replaces fields of requests. Start it without that option."
+            )
         try:
             seed = (await self.perf()).get("last_seed", PROBE_SEED)
         except (LatimerError, *MALFORMED):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -10,15 +11,24 @@ from typing import Any, Literal
 import orjson
 
 from ...schemas.native.koboldcpp import GeneratePayload, LastLogprobs, StreamEvent
-from ..base import ALWAYS_OR_NEVER, MEDIA, Capabilities, Finish, Generation, MediaKind, Reason
+from ..base import (
+    ALWAYS_OR_NEVER,
+    BREAKERS,
+    MEDIA,
+    Capabilities,
+    Finish,
+    Generation,
+    MediaKind,
+    Reason,
+)
 from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, TooMany
 from ..stops import StopMatcher, begun_before
 
 ENGINE = "koboldcpp"
 MAX_LOGIT_BIAS = 512
 
-# koboldcpp's own defaults (temperature 0.7, top_p 0.9, top_k 100, trimming, placeholders …) apply
-# to omitted fields, so every request has neutral values.
+# koboldcpp's own defaults (temperature 0.7, top_p 0.9, top_k 100, trimming, placeholders …) and the
+# operator's (`--gendefaults`) apply to omitted fields, so every request has neutral values.
 NEUTRAL: dict[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
@@ -27,9 +37,12 @@ NEUTRAL: dict[str, Any] = {
     "top_a": 0.0,
     "nsigma": 0.0,
     "rep_pen": 1.0,
+    "repeat_penalty": 1.0,
+    "repetition_penalty": 1.0,
     "rep_pen_range": 64,
     "rep_pen_slope": 1.0,
     "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
     "smoothing_factor": 0.0,
     "mirostat": 0,
     "mirostat_tau": 5.0,
@@ -43,10 +56,26 @@ NEUTRAL: dict[str, Any] = {
     "ban_eos_token": False,
     "use_default_badwordsids": False,
     "replace_instruct_placeholders": False,
+    "using_openai_tools": False,
+    "memory": "",
+    "guidance_scale": 1.0,
+    "reasoning_effort": "",
+    "grammar": "",
+    "grammar_retain_state": False,
+    "logit_bias": {},
+    "custom_token_bans": "",
+    "banned_tokens": [],
     # The default order with top-a and tail-free sampling swapped, which are both off. koboldcpp
     # batches calls (`--parallelrequests`) only with its default order, and keeps no record of
     # batched calls to check them by.
     "sampler_order": [6, 0, 3, 1, 4, 2, 5],
+}
+
+# llama.cpp's defaults of DRY, for a request that enables it. koboldcpp has no breakers by default.
+DRY: dict[str, Any] = {
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_sequence_breakers": BREAKERS,
 }
 
 # koboldcpp's names of sampling extras, by their names in requests.
@@ -85,8 +114,21 @@ CAPABILITIES = Capabilities(
         ),
     },
     # koboldcpp ignores ids that its vocabulary lacks. Its presence penalty also counts the prompt's
-    # tokens. A window that is longer than the text is filled with token 0.
-    inexact=frozenset({"logit_bias", "presence_penalty", "repeat_penalty"}),
+    # tokens. A window that is longer than the text is filled with token 0. XTC is its last sampler,
+    # after the temperature. It applies top-n-sigma after the other samplers and, like the dynamic
+    # temperature, to the 3,000 most likely tokens only. Mirostat begins where the last request with
+    # it has ended.
+    inexact=frozenset(
+        {
+            "logit_bias",
+            "presence_penalty",
+            "repeat_penalty",
+            "xtc_probability",
+            "top_n_sigma",
+            "dynatemp_range",
+            "mirostat",
+        }
+    ),
     late_logprobs=True,
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
     plain_text=False,
@@ -151,9 +193,10 @@ def to_native(
     if payload["rep_pen_range"] == 0:
         # koboldcpp looks back one token at least.
         payload["rep_pen"] = 1.0
-    elif payload["rep_pen"] < 1:
-        # koboldcpp takes the largest of its three spellings, which are 1 by default.
-        payload["repeat_penalty"] = payload["repetition_penalty"] = payload["rep_pen"]
+    # koboldcpp takes the largest of its three spellings.
+    payload["repeat_penalty"] = payload["repetition_penalty"] = payload["rep_pen"]
+    if payload["dry_multiplier"]:
+        payload = {**DRY, **payload}
     for media in job.prompt.media:
         payload.setdefault(_FILES[media.kind], []).append(b64encode(media.data).decode())
     if job.grammar is not None:
@@ -167,10 +210,22 @@ def to_native(
     return payload  # type: ignore[return-value]
 
 
+# koboldcpp's error beyond `--ratelimit`, with the seconds until its end.
+_RATE_LIMIT = re.compile(r"too quickly\. Please try again in (\d{1,9}) seconds")
+
+
 def to_error(status: int, body: bytes) -> LatimerError:
     """Return the error for a failed response."""
     text = body[:200].decode(errors="replace")
     if status == 503:
+        limited = _RATE_LIMIT.search(text)
+        if limited is not None:
+            seconds = int(limited[1]) + 1
+            return Busy(
+                f"{ENGINE} runs with --ratelimit, and accepts its next request in {seconds} s. "
+                "Send the request again then, or start it without that option.",
+                seconds,
+            )
         return Busy(f"{ENGINE} is busy with requests from other clients.", 1.0)
     if status == 401:
         return EngineUnavailable(

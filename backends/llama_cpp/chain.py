@@ -12,7 +12,7 @@ import math
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,13 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ..base import Sampling
+from ..base import BREAKERS, Sampling
 from .grammars import Candidates, Constraint
 from .sampling import Sampler, biases_of
 from .vocabulary import Vocabulary
 
-# llama.cpp's defaults (common/common.h).
-BREAKERS = ("\n", ":", '"', "*")
 # The number of samplers that are kept.
 _MOST = 8
 
@@ -108,12 +106,17 @@ _EXTRAS = {
     "min_tokens": 0, "repeat_penalty": 1.0, "dry_multiplier": 0.0, "mirostat": 0,
     "top_n_sigma": -1.0, "typical_p": 1.0, "xtc_probability": 0.0, "dynatemp_range": 0.0,
 }  # fmt: skip
+# The extras that can select another than the most likely token at temperature 0.
+_AT_ZERO = ("typical_p", "xtc_probability", "dynatemp_range")
 
 
 def is_needed(sampling: Sampling) -> bool:
     """Return True if a request sets parameters that only llama.cpp's samplers know."""
-    extras = sampling.extras
-    return any(extras.get(name, off) != off for name, off in _EXTRAS.items())
+    return _is_set(sampling.extras, _EXTRAS)
+
+
+def _is_set(extras: Mapping[str, Any], names: Iterable[str]) -> bool:
+    return any(extras.get(name, _EXTRAS[name]) != _EXTRAS[name] for name in names)
 
 
 class ChainSampler(Sampler):
@@ -159,7 +162,7 @@ class ChainSampler(Sampler):
         dry = dry_of(extras, context)
         if dry is not None:
             self._add_dry(dry, vocabulary, prompt)
-        if sampling.temperature <= 0:
+        if sampling.temperature <= 0 and not _is_set(extras, _AT_ZERO):
             self._add(llama_cpp.llama_sampler_init_greedy())
         elif extras.get("mirostat"):
             self._add_mirostat(sampling, seed, size)

@@ -25,13 +25,13 @@ class GeneratePayload(TypedDict):
     top_a: float
     nsigma: float
     rep_pen: float
-    repeat_penalty: NotRequired[float]
-    repetition_penalty: NotRequired[float]
+    repeat_penalty: float
+    repetition_penalty: float
     rep_pen_range: int
     rep_pen_slope: float
     presence_penalty: float
     dynatemp_range: float
-    dynatemp_exponent: NotRequired[float]
+    dynatemp_exponent: float
     smoothing_factor: float
     mirostat: int
     mirostat_tau: float
@@ -40,7 +40,7 @@ class GeneratePayload(TypedDict):
     dry_base: NotRequired[float]
     dry_allowed_length: NotRequired[int]
     dry_penalty_last_n: NotRequired[int]
-    dry_sequence_breakers: NotRequired[list[str]]
+    dry_sequence_breakers: NotRequired[Sequence[str]]
     xtc_probability: float
     xtc_threshold: float
     adaptive_target: float
@@ -51,11 +51,17 @@ class GeneratePayload(TypedDict):
     use_default_badwordsids: bool
     render_special: bool
     replace_instruct_placeholders: bool
-    logit_bias: NotRequired[dict[str, float]]
+    using_openai_tools: bool
+    memory: str
+    guidance_scale: float
+    reasoning_effort: str
+    logit_bias: dict[str, float]
+    custom_token_bans: str
+    banned_tokens: list[str]
     images: NotRequired[list[str]]
     audio: NotRequired[list[str]]
-    grammar: NotRequired[str]
-    grammar_retain_state: NotRequired[bool]
+    grammar: str
+    grammar_retain_state: bool
     logprobs: NotRequired[bool]
     sampler_order: NotRequired[list[int]]
 

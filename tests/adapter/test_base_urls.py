@@ -20,6 +20,7 @@ OLLAMA = (
     ". This server does not have Ollama's API. Use a client of OpenAI's API, with a base URL that "
     "ends in {}/v1."
 )
+KOBOLDCPP = OLLAMA.replace("Ollama", "koboldcpp")
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
@@ -51,6 +52,11 @@ async def message_of(app: Any, method: str, path: str, **options: Any) -> str:
         ("POST", "/api/chat", OLLAMA),
         ("GET", "/api/tags", OLLAMA),
         ("POST", "/v1/api/embeddings", OLLAMA),
+        ("POST", "/api/v1/generate", KOBOLDCPP),
+        ("GET", "/api/extra/version", KOBOLDCPP),
+        ("POST", "/v1/api/extra/generate/stream", KOBOLDCPP),
+        ("GET", "/api/v1/model", KOBOLDCPP),
+        ("GET", "/api/v1/models", OPENAI),
     ],
 )
 async def test_a_wrong_base_url_gets_the_right_one(
@@ -71,6 +77,7 @@ async def test_a_wrong_base_url_gets_the_right_one(
     ("path", "reason"),
     [
         ("/v1/images/generations", "make images"),
+        ("/sdapi/v1/txt2img", "make images"),
         ("/v1/images/edits", "make images"),
         ("/images/generations", "make images"),
         ("/v1/files", "store files. Send a file in a message"),

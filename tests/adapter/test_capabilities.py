@@ -45,6 +45,13 @@ def ask(apps: Callable[[str], Any], client_of: Any) -> Ask:
         ("koboldcpp", {"presence_penalty": 0.5}, "presence_penalty"),
         ("koboldcpp", {"grammar": 'root ::= "Hello"'}, None),
         ("koboldcpp", {"frequency_penalty": 0}, None),
+        ("koboldcpp", {"xtc_probability": 1}, "xtc_probability"),
+        ("koboldcpp", {"xtc_probability": 1, "temperature": 1, "seed": 3}, None),
+        ("koboldcpp", {"top_n_sigma": 1, "temperature": 0.5, "seed": 3}, "top_n_sigma"),
+        ("koboldcpp", {"top_n_sigma": -1}, None),
+        ("koboldcpp", {"dynatemp_range": 0.5, "seed": 3}, "dynatemp_range"),
+        ("koboldcpp", {"mirostat": 2, "temperature": 0.5, "seed": 3}, "mirostat"),
+        ("koboldcpp", {"mirostat": 2}, None),
     ],
 )  # fmt: skip
 async def test_what_is_done_only_nearly_is_said(

@@ -123,12 +123,16 @@ async def test_a_model_of_another_name_says_what_requests_need(
         await client.get("/ready")
         engine.facts = replace(engine.facts, context=4)
         await client.get("/ready")
+        engine.facts = replace(engine.facts, name="small", context=2)
+        await client.get("/ready")
     await app.aclose()
     assert caplog.messages == [
         "model demo: it serves another model (evil): its end token is not as before; requests have "
         "to name evil now",
         "model evil: it serves another model (tuned), not evil; requests have to name tuned now",
         "model tuned: its context is 4 tokens, less than 4096",
+        "model tuned: it serves another model (small), not tuned: its context is 2 tokens, less "
+        "than 4; requests have to name small now",
     ]
 
 

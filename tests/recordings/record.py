@@ -50,6 +50,8 @@ class Recorder:
         self._address = (host, port)
         self._path = path
         self._last = ""
+        # Python keeps no reference to the task of a connection.
+        self._tasks: set[asyncio.Task[Any] | None] = set()
         self.entries: dict[str, dict[str, Any]] = {}
         if path.exists():
             for line in path.read_text().splitlines():
@@ -62,6 +64,8 @@ class Recorder:
         self.entries[request if after is None else f"{path} {after}"] = entry
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._tasks.add(task)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             text = head.decode("latin-1")
@@ -74,6 +78,7 @@ class Recorder:
             body = json.loads(data) if data else None
             await self._pass(method, path, body, head + data, writer)
         writer.close()
+        self._tasks.discard(task)
 
     async def _pass(
         self, method: str, path: str, body: Any, request: bytes, writer: asyncio.StreamWriter

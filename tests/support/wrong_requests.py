@@ -222,4 +222,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (R, {"documents": [{"text": 5}]}),
     (R, {"top_n": 0}),
     (R, {"return_documents": "yes"}),
+    # A BOS, and an id that the vocabulary lacks.
+    (C, {"prompt": [256, 99999]}),
 ]  # fmt: skip

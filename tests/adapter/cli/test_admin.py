@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from latimer.adapter.cli.admin import _row
 from support.copies import run
 from support.servers import command, free_port
 
@@ -102,3 +103,14 @@ def test_a_socket_that_a_killed_server_has_left(llama_server_url: str, tmp_path:
     code, said = latimer("serve", *words, str(tmp_path / ("a" * 200)))
     assert (code, "Choose another path with --admin-socket" in said) == (3, True)
     assert not os.path.lexists(path)
+
+
+def test_the_place_of_one_model_has_no_size() -> None:
+    """`latimer ps` shows a size of memory, and a place for one model without its size of a byte."""
+    engine = {"id": "a", "state": "loaded", "models": ["m"], "running": 0, "places": 1,
+              "waiting": 0, "reason": ""}  # fmt: skip
+    shown = [
+        _row({**engine, "memory": memory})[-2]
+        for memory in ({"gpu": 2**31}, {"koboldcpp at http://a": 1}, None)
+    ]
+    assert shown == ["gpu 2.00 GiB", "koboldcpp at http://a", "-"]

@@ -95,6 +95,7 @@ EQUAL: dict[str, dict[str, Any]] = {
 # The rest of a request for a field that needs it.
 _MESSAGES = [*COUNT, {"role": "assistant", "content": "1, 2"}]
 _CONTINUED = {"messages": _MESSAGES}
+_PLACED = [{"role": "user", "content": "{{[INPUT]}}Hi"}]
 _BOUNDS = {"dynatemp_low": 0.5, "dynatemp_high": 1.5}
 AROUND: dict[tuple[Where, str], dict[str, Any]] = {
     ("chat", "continue_final_message"): _CONTINUED,
@@ -104,6 +105,11 @@ AROUND: dict[tuple[Where, str], dict[str, Any]] = {
     ("responses", "dynamic_temperature"): _BOUNDS,
     ("chat", "dynamic_temperature"): _BOUNDS,
     ("completions", "dynamic_temperature"): _BOUNDS,
+    **{(where, "rep_pen_slope"): {"rep_pen": 1.1} for where in TABLES},
+    **{(where, "trim_stop"): {"stop": "5"} for where in TABLES},
+    ("chat", "replace_instruct_placeholders"): {"messages": _PLACED},
+    ("completions", "replace_instruct_placeholders"): {"prompt": "{{[INPUT]}}Hi"},
+    ("responses", "replace_instruct_placeholders"): {"input": _PLACED},
 }
 
 

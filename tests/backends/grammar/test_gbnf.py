@@ -60,6 +60,7 @@ def test_named_tokens_are_told() -> None:
         ('x ::= "a"', "there is no rule 'root'"),
         ("root ::= x", "there is no rule 'x'"),
         ("root", "line 1, column 1, at 'root': expected a rule"),
+        (' {"type": "object"}', "it is JSON, not GBNF ('root ::= …'); send a schema in "),
         ('root ::= "a"\n  | "b"', "line 2, column 3, at '| \"b\"': expected a rule"),
         (
             'root ::= "a',

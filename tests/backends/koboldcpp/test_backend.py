@@ -279,6 +279,29 @@ async def test_the_bos_of_the_client_counts(streamed: bool) -> None:
         await backend.aclose()
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_bos_among_token_ids_is_not_added_again(streamed: bool) -> None:
+    """Token ids are the engine's whole prompt: their BOS is the one that it adds, and ids without
+    one are rejected."""
+    async with FakeKoboldcpp(script="5") as fake:
+        backend = KoboldCpp(fake.url)
+        ids = await backend.tokenize("ab", add_special=True, parse_special=True)
+        fake.prompts.clear()
+        job = Generation(Prompt(ids), 5, sampling=GREEDY, streamed=streamed)
+        texts, finishes = await run(backend, job)
+        assert (texts, finishes[0].prompt_tokens, fake.prompts) == ([b"5"], 3, ["ab"])
+        with pytest.raises(Unsupported, match="Begin the token ids with the BOS"):
+            await run(backend, Generation(Prompt(ids[1:]), 5))
+        await backend.aclose()
+
+
+async def test_a_model_without_a_bos_gets_none(backend: KoboldCpp) -> None:
+    """The tokenizer adds a BOS only for a model whose prompts get one."""
+    assert not (await backend.model()).adds_bos
+    for text, ids in (("hello", (273, 1012)), ("", ())):
+        assert await backend.tokenize(text, add_special=True, parse_special=True) == ids
+
+
 @pytest.mark.parametrize("logprobs", [None, 0])
 async def test_koboldcpp_ends_a_choice_that_the_reader_has_cut(logprobs: int | None) -> None:
     """A choice that the reader has cut aborts its generation, and the tokens before the cut count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Text
 from latimer.backends.errors import EngineError
 from latimer.backends.koboldcpp import KoboldCpp
+from support.engines.recorded import one_token
 from support.jobs import run
-from support.recordings import body
 
 JOB = Generation(Prompt(Text("Count to 12.")), 5)
 CONTROL = ("<|im_end|>", "<|im_start|>")
@@ -29,7 +30,8 @@ class Engine:
 
     def __init__(self, sent: Sequence[str], tokens: Sequence[str], **perf: int) -> None:
         self.sent, self.tokens = sent, tokens
-        self.perf = {"idle": 1, "stop_reason": 0, "uptime": 1.0, **perf}
+        self.perf = {"idle": 1, "stop_reason": 0, **perf}
+        self.since = time.monotonic()
         self.total = 7
         self.grows = 1
         self.busy = 0
@@ -60,13 +62,14 @@ class Engine:
             case "/extra/detokenize":
                 return {"result": "<s>" if value["ids"] == [1] else self.whole}
             case "/v1/generate":
-                return orjson.loads(body("koboldcpp", "limit"))
+                return one_token()
             case "/extra/last_logprobs":
                 return {"logprobs": self.reported}
             case "/extra/perf":
                 self.busy -= self.busy > 0
                 idle = 0 if self.busy else self.perf["idle"]
-                last = {"last_token_count": len(self.tokens), "total_gens": self.total}
+                last = {"last_token_count": len(self.tokens), "total_gens": self.total,
+                        "uptime": time.monotonic() - self.since}  # fmt: skip
                 return {**last, **self.perf, "idle": idle}
         return None
 
@@ -179,7 +182,8 @@ async def test_an_older_koboldcpp_proves_by_counts() -> None:
 
 
 async def test_more_tokens_than_asked_are_an_error() -> None:
-    """More tokens than requested raise an error, in events, in text and in the engine's count."""
-    for sent, tokens in ((["x"] * 40, ["x"]), (["x" * 40_000], ["x"]), (["x"] * 5, ["x"] * 40)):
+    """More tokens than requested raise an error, in events, in text and in the engine's count,
+    where one is too much."""
+    for sent, tokens in ((["x"] * 40, ["x"]), (["x" * 40_000], ["x"]), (["x"] * 6, ["x"] * 6)):
         with pytest.raises(EngineError, match="more than the 5 tokens"):
             await Engine(sent, tokens).finish()

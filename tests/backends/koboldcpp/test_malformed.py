@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import httpx2
 import orjson
 import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Text
-from latimer.backends.errors import EngineError, EngineUnavailable
-from support.engines.recorded import RecordedKoboldcpp
+from latimer.backends.errors import Busy, EngineError, EngineUnavailable, ModelChanged
+from support.engines.recorded import RecordedKoboldcpp, one_token
 from support.jobs import run
 from support.recordings import body
 
@@ -31,8 +32,7 @@ NONSENSE: dict[str, bytes] = {
 
 def restart(engine: RecordedKoboldcpp) -> None:
     """Respond like another process."""
-    perf = orjson.loads(body("koboldcpp", "perf"))
-    engine.answers["/api/extra/perf"] = {**perf, "uptime": 1.0}
+    engine.since += 1.0
 
 
 ASKED = [
@@ -111,18 +111,59 @@ async def test_another_model_is_noticed_before_an_answer() -> None:
 
 
 async def test_the_same_koboldcpp_again_goes_on() -> None:
-    """A restarted koboldcpp with the same model accepts earlier jobs, and later jobs cost two
-    checks at most."""
+    """A restarted koboldcpp with the same model accepts earlier jobs when its model was read again,
+    and later jobs cost two checks at most."""
     engine = RecordedKoboldcpp()
     model = await engine.backend.model()
     await run(engine.backend, JOB)
     restart(engine)
+    with pytest.raises(ModelChanged):
+        await run(engine.backend, JOB)
     assert (await run(engine.backend, replace(JOB, fingerprint=model.fingerprint)))[0][0]
-    assert await engine.backend.model() is model
+    assert (await engine.backend.model()).fingerprint == model.fingerprint
     engine.asked.clear()
     await run(engine.backend, JOB)
     assert engine.asked.count("/api/extra/perf") <= 2
     assert "/api/v1/model" not in engine.asked
+
+
+async def test_a_restart_may_change_the_bos() -> None:
+    """After a restart the BOS of prompts is read again, although name, context and template are the
+    same."""
+    engine = RecordedKoboldcpp()
+    old = await engine.backend.model()
+    restart(engine)
+    reply = one_token()
+    # Without a BOS, "a" has as many tokens as the tokenizer says.
+    reply["results"][0]["prompt_tokens"] = 3
+    engine.answers["/api/v1/generate"] = reply
+    engine.backend.server.monitor.invalidate()
+    new = await engine.backend.model()
+    assert (old.adds_bos, new.adds_bos) == (True, False)
+    assert old.fingerprint != new.fingerprint
+
+
+async def test_an_engine_that_overwrites_requests_is_an_error() -> None:
+    """koboldcpp's `--gendefaultsoverwrite`, which replaces the limit of tokens, is named when the
+    model is read."""
+    engine = RecordedKoboldcpp()
+    engine.one = orjson.loads(body("koboldcpp", "limit"))
+    with pytest.raises(EngineError, match="generates 5 tokens where 1 was requested"):
+        await engine.backend.model()
+
+
+async def test_a_rate_limit_is_named() -> None:
+    """koboldcpp's `--ratelimit` beyond the patience is a 429 with its seconds, and the start needs
+    one generation only."""
+    engine = RecordedKoboldcpp()
+    said = "You are sending requests too quickly. Please try again in 89 seconds."
+    busy = orjson.dumps({"detail": {"msg": said, "type": "service_unavailable"}})
+    engine.one = busy
+    assert (await engine.backend.model()).adds_bos
+    engine.answers["/api/v1/generate"] = lambda _: httpx2.Response(503, content=busy)
+    with pytest.raises(Busy, match="--ratelimit, and accepts its next request in 90 s") as raised:
+        await run(engine.backend, replace(JOB, streamed=False))
+    assert raised.value.retry_after == 90
 
 
 async def test_small_requests_come_between_the_choices_of_a_large_one() -> None:

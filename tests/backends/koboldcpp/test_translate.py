@@ -154,11 +154,22 @@ def test_the_penaltys_window_has_koboldcpps_meaning(last: int, window: int, pena
     assert (sent["rep_pen_range"], sent["rep_pen"]) == (window, penalty)
 
 
-def test_a_repeat_penalty_below_one_has_all_spellings() -> None:
-    """A penalty below 1 is sent in each spelling, because koboldcpp takes the largest of them."""
-    for penalty, spellings in ((0.5, 3), (1.5, 1)):
-        sent = payload(extras={"repeat_penalty": penalty})
-        assert list(sent.values()).count(penalty) == spellings
+@pytest.mark.parametrize("penalty", [0.5, 1, 1.5])
+def test_a_repeat_penalty_has_all_spellings(penalty: float) -> None:
+    """A penalty is sent in each spelling, because koboldcpp takes the largest of them."""
+    sent = payload(extras={"repeat_penalty": penalty})
+    names = ("rep_pen", "repeat_penalty", "repetition_penalty")
+    assert [sent[name] for name in names] == [penalty] * 3
+
+
+def test_dry_has_llama_cpps_defaults() -> None:
+    """DRY has llama.cpp's breakers and numbers unless the request names others."""
+    sent = payload(extras={"dry_multiplier": 1.0})
+    assert list(sent["dry_sequence_breakers"]) == ["\n", ":", '"', "*"]
+    assert (sent["dry_base"], sent["dry_allowed_length"]) == (1.75, 2)
+    own = {"dry_multiplier": 1.0, "dry_sequence_breakers": [], "dry_base": 2.0}
+    assert payload(extras=own).items() >= own.items()
+    assert "dry_sequence_breakers" not in payload()
 
 
 def test_a_bias_is_an_object_of_at_most_512() -> None:

@@ -25,6 +25,7 @@ from latimer.backends.llama_cpp import LlamaCpp, library
 from latimer.backends.llama_cpp.backend import CAPABILITIES
 from latimer.backends.llama_cpp.sampling import score
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
+from latimer.backends.llama_server import LlamaServer
 from numpy.typing import NDArray
 from support.jobs import run
 from support.recordings import DEMO_CHATML
@@ -331,3 +332,28 @@ async def test_every_extra_has_an_effect(backend: LlamaCpp, name: str) -> None:
     texts, _ = await run(backend, job)
     assert texts != plain
     assert (await run(backend, job))[0] == texts
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+        {"typical_p": 0.2},
+        {"dynatemp_range": 0.5},
+        {"mirostat": 2},
+        {"mirostat": 1, "xtc_probability": 1.0},
+        {"top_n_sigma": 1.0},
+    ],
+    ids=lambda extras: next(iter(extras)),
+)
+async def test_samplers_at_temperature_zero_are_llama_servers(
+    backend: LlamaCpp, llama_server_url: str, extras: dict[str, Any]
+) -> None:
+    """At temperature 0, a sampler gives llama-server's text, also if it removes the most likely
+    token."""
+    server = LlamaServer(llama_server_url)
+    capital = Text("The capital of")
+    job = Generation(Prompt(capital), 8, (3,), sampling=Sampling(temperature=0.0, extras=extras))
+    text = (await run(server, job))[0][0].decode()
+    assert await sample(backend, capital, 8, 3, temperature=0.0, extras=extras) == text
+    await server.aclose()

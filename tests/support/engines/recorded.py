@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx2
 import orjson
 from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.koboldcpp.server import PROBE_SEED
 from latimer.backends.llama_server import LlamaServer
 
 from support.recordings import body
@@ -59,12 +61,39 @@ class RecordedServer(Recorded):
         return {"/props": orjson.loads(body("llama_server", "props")), "/tokenize": {"tokens": [5]}}
 
 
+def one_token() -> dict[str, Any]:
+    """Return the recorded completion of five tokens as one of one."""
+    reply: dict[str, Any] = orjson.loads(body("koboldcpp", "limit"))
+    reply["results"][0]["completion_tokens"] = 1
+    return reply
+
+
 class RecordedKoboldcpp(Recorded):
-    """A koboldcpp with the demo model and one completion."""
+    """A koboldcpp with the demo model and one completion.
+
+    Attributes:
+        one: the response to the backend's request of one token; bytes have the status 503.
+        since: the start of the process.
+    """
 
     def __init__(self, answers: Mapping[str, Answer] = {}, silence: float = 0.1) -> None:
+        self.one: dict[str, Any] | bytes = one_token()
+        self.since = time.monotonic()
         super().__init__(answers)
         self.backend = KoboldCpp("http://fake", client=self.client, silence=silence)
+
+    def _respond(self, request: httpx2.Request) -> httpx2.Response:
+        payload = orjson.loads(request.content) if request.content else {}
+        if isinstance(payload, dict) and payload.get("sampler_seed") == PROBE_SEED:
+            if isinstance(self.one, bytes):
+                return httpx2.Response(503, content=self.one)
+            return httpx2.Response(200, json=self.one)
+        perf = self.answers.get(request.url.path) if request.url.path.endswith("/perf") else None
+        if isinstance(perf, dict):
+            self.asked.append(request.url.path)
+            uptime = time.monotonic() - self.since
+            return httpx2.Response(200, json={**perf, "uptime": uptime})
+        return super()._respond(request)
 
     def usual(self) -> dict[str, Answer]:
         """Return the recorded responses, and three tokens for each text."""
@@ -75,7 +104,6 @@ class RecordedKoboldcpp(Recorded):
             "/props": "props",
             "/api/v1/generate": "limit",
             "/api/extra/generate/stream": "limit-stream",
-            "/api/extra/perf": "perf",
         }
 
         def count(request: httpx2.Request) -> httpx2.Response:
@@ -86,6 +114,7 @@ class RecordedKoboldcpp(Recorded):
         last = orjson.loads(body("koboldcpp", "last-logprobs"))["logprobs"]
         return {
             **{path: body("koboldcpp", name) for path, name in names.items()},
+            "/api/extra/perf": orjson.loads(body("koboldcpp", "perf")),
             "/api/extra/last_logprobs": {
                 "logprobs": {name: values[:5] for name, values in last.items()}
             },

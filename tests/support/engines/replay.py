@@ -11,6 +11,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ TOKENCOUNT = "/api/extra/tokencount"
 CHECK = "/api/extra/generate/check"
 GENERATE = ("/api/extra/generate/stream", "/api/v1/generate")
 # Paths of the engine's state, which is that of the last generation.
-STATE = ("/api/extra/last_logprobs", "/api/extra/perf", CHECK)
+PERF = "/api/extra/perf"
+STATE = ("/api/extra/last_logprobs", PERF, CHECK)
 
 
 def key_of(method: str, path: str, body: Any) -> str:
@@ -59,6 +61,7 @@ class Replay(Engine):
         # The whole responses by their recorded `genkey`; `CHECK` has their text in the same form.
         self._wholes: dict[str, dict[str, Any]] = {}
         self._last = ""
+        self._since = time.monotonic()
         self.unknown: list[str] = []
         self.ended: list[str] = []
         for line in path.read_text().splitlines():
@@ -86,6 +89,10 @@ class Replay(Engine):
             self._recorded[genkey] = self._last = entry["genkey"]
         elif path in STATE:
             entry = self._after.get((path, self._recorded.get(genkey, self._last)))
+        if path == PERF:
+            # The recordings are of several times, and the replay is one process.
+            perf = {"idle": 1} if entry is None else json.loads(_content(entry))
+            return replied({**perf, "uptime": time.monotonic() - self._since}, chunked=False)
         if entry is None:
             if path == TOKENCOUNT and not body["special"]:
                 # The text of a call that is cut depends on the time, and has no recording.
@@ -93,7 +100,7 @@ class Replay(Engine):
             whole = self._wholes.get(self._recorded.get(genkey, ""))
             if path == CHECK and whole is not None:
                 # Of a whole response that is cut, too.
-                return replied(json.loads(b"".join(map(base64.b64decode, whole["chunks"]))))
+                return replied(json.loads(_content(whole)))
             self.unknown.append(key_of(request.method, path, body))
             message = f"no recording of {self.unknown[-1]}".encode()
             return _closing(b"HTTP/1.0 500 No Recording\r\n\r\n", one(message))
@@ -109,6 +116,10 @@ class Replay(Engine):
             yield chunk
         while until is not None and until not in self.ended:
             await asyncio.sleep(0.01)
+
+
+def _content(entry: dict[str, Any]) -> bytes:
+    return b"".join(map(base64.b64decode, entry["chunks"]))
 
 
 def _closing(raw: bytes, parts: AsyncGenerator[bytes, None]) -> Answer:
