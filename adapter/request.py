@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import os
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -188,7 +188,8 @@ class Exchange(Request):
         if REQUEST_ID in scope:
             self.request_id, self.is_named = scope[REQUEST_ID], True
         else:
-            self.request_id = f"req_{random.getrandbits(128):032x}"
+            # 1.2 µs; `random` takes 0.9 µs, but 156 of its values tell all that follow.
+            self.request_id = f"req_{os.urandom(16).hex()}"
         self.response_headers: list[Header] = []
         self.max_body = max_body
 
