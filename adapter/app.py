@@ -229,7 +229,7 @@ class ErrorMiddleware:
             exchange = scope[EXCHANGE]
             exchange.through(receive, send)
         else:
-            exchange = scope[EXCHANGE] = Exchange(scope, receive, send, self._service.max_body)
+            exchange = scope[EXCHANGE] = Exchange(scope, receive, send, self._service.arrivals)
             owner: str | None = ""
             if self._keys.needed:
                 owner = self._keys.find(scope["headers"], exchange.named)

@@ -21,6 +21,7 @@ from ..backends.errors import LatimerError, RequestError
 from ..backends.http import FORWARDED
 from ..backends.queue import Ticket
 from ..schemas import limits
+from .arrivals import OTHERS, Arrivals
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, with_names
 from .limits.leases import Grant, Lease
@@ -128,7 +129,7 @@ class Exchange(Request):
         draft: the replaced fields of other servers, if the request has any.
         to_store: the body of a request that is stored or runs in the background, as it was sent.
         size: the size of the request body in bytes, as far as it has been read.
-        max_body: the largest size of the body.
+        arrivals: the bodies that arrive, with the largest size of one.
         keeps_body: True if the body may be read once more.
         is_once: True for a body that is read as it arrives, which cannot be read once more.
         defaults: adds a model's own defaults to a body; None if no model has any.
@@ -180,7 +181,7 @@ class Exchange(Request):
     _watcher: asyncio.Task[None] | None = None
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, max_body: int = limits.BODY.maximum
+        self, scope: Scope, receive: Receive, send: Send, arrivals: Arrivals = OTHERS
     ) -> None:
         self.scope, self._receive, self._send = scope, receive, send
         self.begun_at = time.perf_counter()
@@ -191,7 +192,7 @@ class Exchange(Request):
             # 1.2 µs; `random` takes 0.9 µs, but 156 of its values tell all that follow.
             self.request_id = f"req_{os.urandom(16).hex()}"
         self.response_headers: list[Header] = []
-        self.max_body = max_body
+        self._arrivals = arrivals
 
     @property
     def place(self) -> str:
@@ -227,7 +228,7 @@ class Exchange(Request):
         """Return the parts of the body; watch for a disconnect from then on.
 
         Raises:
-            InvalidRequest: the content type is not JSON; 413 for more than `max_body` bytes.
+            InvalidRequest: the content type is not JSON; 413 for more than `arrivals.most` bytes.
             Disconnected: the client disconnected before the end of the body.
         """
         if self._parts is not None:
@@ -238,24 +239,32 @@ class Exchange(Request):
                 if key == b"content-type":
                     _check_type(value)
         length = found.get(b"content-length", b"")
-        if length.isdigit() and int(length[:20]) > self.max_body:
-            raise _too_large(self.max_body)
+        if length.isdigit() and int(length[:20]) > self._arrivals.most:
+            raise _too_large(self._arrivals.most)
         if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
             self._forward(headers)
         parts: list[bytes] = []
         # A frame has arrived already.
         size, more = 0, FRAME not in self.scope
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            part: bytes = message.get("body", b"")
-            parts.append(part)
-            size += len(part)
-            self.size = size
-            if size > self.max_body:
-                raise _too_large(self.max_body)
-            more = message.get("more_body", False)
+        counted = 0
+        try:
+            while more:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise Disconnected
+                part: bytes = message.get("body", b"")
+                parts.append(part)
+                size += len(part)
+                self.size = size
+                if size > self._arrivals.most:
+                    raise _too_large(self._arrivals.most)
+                more = message.get("more_body", False)
+                if more and part:
+                    self._arrivals.add(self.key, self.grant, len(part), not counted)
+                    counted += len(part)
+        finally:
+            if counted:
+                self._arrivals.remove(self.key, counted)
         self._parts = parts
         self.watch()
         return parts
@@ -264,14 +273,14 @@ class Exchange(Request):
         """Yield a body that is not JSON as it arrives; at its end, watch for a disconnect.
 
         Raises:
-            InvalidRequest: 413 for more than `max_body` bytes.
+            InvalidRequest: 413 for more than `arrivals.most` bytes.
             Disconnected: the client disconnected before the end of the body.
         """
         self.is_once = True
         headers, found = self.scope["headers"], self.named
         length = found.get(b"content-length", b"")
-        if length.isdigit() and int(length[:20]) > self.max_body:
-            raise _too_large(self.max_body)
+        if length.isdigit() and int(length[:20]) > self._arrivals.most:
+            raise _too_large(self._arrivals.most)
         if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
             self._forward(headers)
         size, more = 0, True
@@ -281,8 +290,8 @@ class Exchange(Request):
                 raise Disconnected
             data: bytes = message.get("body", b"")
             size += len(data)
-            if size > self.max_body:
-                raise _too_large(self.max_body)
+            if size > self._arrivals.most:
+                raise _too_large(self._arrivals.most)
             for start in range(0, len(data), PIECE):
                 yield data[start : start + PIECE]
                 if len(data) > PIECE:

@@ -26,6 +26,7 @@ from latimer.adapter.endpoints.spoken import not_streamed
 from latimer.adapter.errors import (
     LateRequest,
     LimitsUnavailable,
+    Overloaded,
     RateLimited,
     ReplicaEnded,
     ReplicaUnavailable,
@@ -92,6 +93,7 @@ OTHERS: tuple[LatimerError, ...] = (
     engine_not_found("big", ["small", "tiny"]),
     not_on_demand("small"),
     not_streamed("wav"),
+    Overloaded(),
     LateRequest(),
     ReplicaEnded(),
     ReplicaUnavailable(),
