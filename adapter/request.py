@@ -131,6 +131,7 @@ class Exchange(Request):
         size: the size of the request body in bytes, as far as it has been read.
         arrivals: the bodies that arrive, with the largest size of one.
         keeps_body: True if the body may be read once more.
+        hides_cache: True if other API keys may have prompts in the engine's prompt cache.
         is_once: True for a body that is read as it arrives, which cannot be read once more.
         defaults: adds a model's own defaults to a body; None if no model has any.
         is_left: True if the work was cancelled because the client disconnected.
@@ -162,7 +163,7 @@ class Exchange(Request):
     write: Callable[..., Awaitable[None]] | None = None
     push: Callable[[bytes], bool] | None = None
     started = streams = is_left = wants_stream = has_waited = keeps_body = is_detached = False
-    is_once = is_named = sends_whole = pushes = False
+    is_once = is_named = sends_whole = pushes = hides_cache = False
     fault: Callable[[LatimerError], bytes] = staticmethod(error_event)
     key = owner = end_user = cache_key = model = ""
     asked: object = None
@@ -215,7 +216,7 @@ class Exchange(Request):
         found.request_id = self.request_id
         found.key, found.owner, found.end_user = self.key, self.owner, self.end_user
         found.draft, found.to_store, found.size = self.draft, self.to_store, self.size
-        found.cache_key = self.cache_key
+        found.cache_key, found.hides_cache = self.cache_key, self.hides_cache
         found.streams = found.is_detached = True
         found.status, found.model, found.forwarded = 200, self.model, self.forwarded
         found.wants_stream = self.wants_stream

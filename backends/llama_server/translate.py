@@ -321,7 +321,7 @@ def own_fields(
         # compute its next values.
         "seed": int.from_bytes(os.urandom(4)) >> 1 if seed is None else seed % (2**32 - 1),
         # A cached prefix changes the last digits of logits, but a seed must give the same answer.
-        "cache_prompt": seed is None or sampling.temperature == 0,
+        "cache_prompt": job.reuses and (seed is None or sampling.temperature == 0),
         "stop": () if job.stops.by_reader else job.stops.texts,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -191,6 +191,14 @@ def payload(**sampling: Any) -> dict[str, Any]:
     return dict(to_native(job, 0, "x", 2048))
 
 
+def test_a_job_can_refuse_the_prompt_cache() -> None:
+    """The server uses its prompt cache, unless the job must not."""
+    job = Generation(Prompt(Text("x")), 5)
+    assert to_native(job, 0, "x", 2048)["cache_prompt"] is True
+    job.reuses = False
+    assert to_native(job, 0, "x", 2048)["cache_prompt"] is False
+
+
 def test_neutral_values_are_sent_every_time() -> None:
     """Every request sends neutral values, so that the server's flags do not change the sampling."""
     sent = payload()
