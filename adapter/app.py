@@ -75,8 +75,8 @@ class Options(TypedDict, total=False):
         keys: more keys, each with a name and its table (`limits.config.KeyConfig`): its digest, the
             models that it may use, and its limits.
         admission: the store of these limits (`limits.config.AdmissionConfig`); memory by default.
-        share_prefixes: share the prompt cache of the in-process engine across API keys. A client
-            can then infer other clients' prompts from response times.
+        share_prefixes: share the prompt cache of the in-process engine across API keys, and count
+            what any engine's has of other keys. A client can then infer other clients' prompts.
         cors_origins: the web pages of other origins that may read responses in a browser, `*` for
             all. By default the adapter sends no CORS headers, so that those of an app around it
             hold; only pages of the same host may open a WebSocket.
@@ -229,7 +229,7 @@ class ErrorMiddleware:
             exchange = scope[EXCHANGE]
             exchange.through(receive, send)
         else:
-            exchange = scope[EXCHANGE] = Exchange(scope, receive, send, self._service.max_body)
+            exchange = scope[EXCHANGE] = Exchange(scope, receive, send, self._service.arrivals)
             owner: str | None = ""
             if self._keys.needed:
                 owner = self._keys.find(scope["headers"], exchange.named)
@@ -239,6 +239,7 @@ class ErrorMiddleware:
                 exchange.grant = self._keys.grants.get(owner)
                 if not self._shares:
                     exchange.owner = owner
+                    exchange.hides_cache = self._keys.are_several
             exchange.keepalive = self._keepalive
             if FRAME in scope:
                 exchange.write = scope[FRAME].write

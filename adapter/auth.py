@@ -88,6 +88,7 @@ class Keys:
     Attributes:
         plain: the digests of the keys without a table.
         needed: True if requests need a key: there is one.
+        are_several: True if there are several.
         grants: the permissions by the owner of the key.
     """
 
@@ -100,11 +101,13 @@ class Keys:
         self._seen: dict[bytes, str] = {}
         self.grants = {_owner(digest): grant for digest, grant in (grants or {}).items()}
         self.needed = bool(self._owners)
+        self.are_several = len(self._owners) > 1
 
     def replace(self, others: Keys) -> None:
         """Accept the keys of `others` instead, from the next request on."""
         self._owners, self.grants, self.needed = others._owners, others.grants, others.needed
         self._seen, self.plain = others._seen, others.plain
+        self.are_several = others.are_several
 
     def find(self, headers: Sequence[Header], named: Mapping[bytes, bytes]) -> str | None:
         """Return the owner of a request's key, as a digest; None if it has no known key.

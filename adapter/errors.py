@@ -161,6 +161,20 @@ class ShuttingDown(LatimerError):
         super().__init__("The server is shutting down. Send the request again later.")
 
 
+class Overloaded(LatimerError):
+    """An error for a large request that arrives while too many others do."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "server_overloaded"
+    retry_after = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Too many large requests are arriving at this server. Send the request again later."
+        )
+
+
 class ReplicaUnavailable(LatimerError):
     """An error for a request that only another replica can serve, which takes none now."""
 

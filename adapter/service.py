@@ -23,6 +23,7 @@ from ..backends.fleet.loading import REQUEST
 from ..backends.identity import difference
 from ..backends.queue import QUEUE, AdmissionQueue
 from ..schemas import limits
+from .arrivals import Arrivals
 from .errors import InvalidRequest, UnknownModel
 from .limits.leases import Grant, LeaseStore
 from .limits.memory import MemoryLimits
@@ -110,7 +111,7 @@ class Service:
     ) -> None:
         self.observers = Observers(observers, self.label_asked)
         self.replace(listings)
-        self.max_body = max_body
+        self.max_body, self.arrivals = max_body, Arrivals(max_body)
         self.hosted = hosted
         self.store = store
         self.seal = seal or Seal()

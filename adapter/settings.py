@@ -414,9 +414,8 @@ class FlatSettings(Checked):
     )
     share_prefixes: bool = request_setting(
         False,
-        "Share the prompt cache across API keys.",
-        needs="a GGUF file",
-        in_process=True,
+        "Share the prompt cache across API keys; over other engines, which share it: count what it "
+        "has of other keys.",
     )
 
     workers: int = server_setting(

@@ -192,6 +192,7 @@ class Generation:
         prediction: text that the answer is expected to repeat, for engines that can draft it.
         clips: True if `max_tokens` may be more than the context has room for; the answer then ends
             with the context.
+        reuses: False if the engine must not use its prompt cache.
     """
 
     prompt: Prompt
@@ -209,6 +210,7 @@ class Generation:
     is_joined: bool = False
     prediction: str = ""
     clips: bool = False
+    reuses: bool = True
 
 
 @dataclass(slots=True)
@@ -457,6 +459,7 @@ class Capabilities:
         marks_special: True if it distinguishes a preserved token from text with its spelling.
         free_grammars: True if a grammar costs nothing in the parts where it allows any text.
         late_checks: True if a call may find that the engine has another model now (`ModelChanged`).
+        own_caches: True if each owner of prompts has a prompt cache of its own.
     """
 
     engine: str
@@ -472,6 +475,7 @@ class Capabilities:
     marks_special: bool = True
     free_grammars: bool = True
     late_checks: bool = False
+    own_caches: bool = False
 
 
 class NativeReply(NamedTuple):

@@ -62,11 +62,11 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "admission", "auth", "base_urls", "form", "handshake", "hosted", "metric_rows",
-            "metrics", "model_entry", "observers", "origins", "proxies", "question", "readiness",
-            "record", "request", "request_log",
-            "responses/background", "responses/lanes", "responses/register", "responses/sealed",
-            "service", "traces", "validation", "vllm_metrics",
+            "admission", "arrivals", "auth", "base_urls", "form", "handshake", "hosted",
+            "metric_rows", "metrics", "model_entry", "observers", "origins", "proxies", "question",
+            "readiness", "record", "request", "request_log", "responses/background",
+            "responses/lanes", "responses/register", "responses/sealed", "service", "traces",
+            "validation", "vllm_metrics",
         )
     ),
     ("adapter/generation/*.py",),

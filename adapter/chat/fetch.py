@@ -26,6 +26,14 @@ MOST_REDIRECTS = 3
 SECONDS = 15
 # For each address of a host except the last: a dead address must not use up all of the time.
 CONNECT_SECONDS = 2.0
+# The addresses that a network without IPv4 has for those of IPv4.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# The public addresses of IPv6: others lead to hosts nearby, or contain an address of IPv4.
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+# Networks for protocols and documentation that Python takes for public ones, or took.
+_SPECIAL = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2002::/16", "3fff::/20"))
+)
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Images gain nothing from compression, and a compressed response can expand without bound.
 _HEADERS = (("accept", "image/*"), ("accept-encoding", "identity"), ("user-agent", "latimer"))
@@ -43,9 +51,12 @@ class _Refused(Exception):
 def is_public(address: str) -> bool:
     """Return True if an IP address is public."""
     ip = ipaddress.ip_address(address.split("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    ip = mapped or ip
-    return ip.is_global and not ip.is_multicast
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped or ip in _NAT64:
+            ip = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
+        elif ip not in _UNICAST:
+            return False
+    return ip.is_global and not ip.is_multicast and not any(ip in each for each in _SPECIAL)
 
 
 class _Network(httpcore2.AnyIOBackend):

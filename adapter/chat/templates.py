@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...backends.base import Model
@@ -37,6 +39,8 @@ _THINKING = re.compile(
 )
 # Methods of lists that templates may call.
 _OF_LISTS = ("append", "pop")
+# The bits of a product or a power, and the length of a text or a list times a number.
+_MOST_PRODUCT = 65_536
 _PRIVATE = range(0x10F000, 0x10FFFE)
 
 
@@ -69,6 +73,26 @@ class _Given(list[Any]):
 
 class _Environment(ImmutableSandboxedEnvironment):
     """A sandbox in which a template may also collect values in lists, as Kimi K2's does."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Return a product or a power, which are calculated in one step that nothing ends.
+
+        Raises:
+            SecurityError: it is too large.
+        """
+        size = 0
+        if isinstance(left, int) and isinstance(right, int):
+            bits, more = left.bit_length(), right.bit_length()
+            size = bits * right if operator == "**" else bits + more
+        elif isinstance(right, int) and isinstance(left, Sized):
+            size = len(left) * right
+        elif isinstance(left, int) and isinstance(right, Sized):
+            size = left * len(right)
+        if size > _MOST_PRODUCT:
+            raise SecurityError(f"the result of '{operator}' is too large")
+        return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Return True if a template may use an attribute."""

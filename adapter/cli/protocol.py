@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from ...backends import offload
+from ...backends.errors import shortened
 from ...schemas import limits
 from ..errors import InvalidRequest, LateRequest, render
 from ..request import PUSH, WHOLE
@@ -39,7 +40,13 @@ _SOCKETS = "latimer.adapter.cli.sockets"
 _VERSION, _KEY = b"13", 24
 # The headers that determine the length of a body.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+# The headers that are noted as they arrive.
+_NOTED = frozenset({b"expect", b"host", b"transfer-encoding"})
 _INVALID = "Invalid HTTP request received."
+_CHUNKS = (
+    "The body of the request has a chunk or a trailer that is invalid. Send the length of each "
+    "chunk in hexadecimal, or send a content-length."
+)
 _LARGE = (
     "The request line, headers and trailers are too large. This server accepts at most "
     f"{MOST_HEAD} bytes."
@@ -48,8 +55,12 @@ _LARGE = (
 _PLAIN: dict[object, object] = {}
 
 
-class _HeadTooLarge(Exception):
-    """A head beyond the limit, which ends the parser's work."""
+class _Unserved(Exception):
+    """The error for a head that is not served, which ends the parser's work."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.error = InvalidRequest(message, status=status)
 
 
 class _Cycle(RequestResponseCycle):
@@ -69,8 +80,8 @@ class _Cycle(RequestResponseCycle):
     more_body = True
     chunked_encoding: bool | None = None
     expected_content_length = 0
-    # True if the rest of the body has not arrived in time.
-    is_late = False
+    # The reason for which the rest of the body is not read: it is late, or invalid.
+    fault: InvalidRequest | None = None
     _head = b""
 
     def __init__(self, protocol: Protocol, keep_alive: bool) -> None:
@@ -86,13 +97,13 @@ class _Cycle(RequestResponseCycle):
         """Return the next message of the client.
 
         Raises:
-            LateRequest: the rest of the body has not arrived in time.
+            InvalidRequest: the rest of the body has not arrived in time, or is invalid.
         """
         if self.more_body or not self.body or self.disconnected or self.response_complete:
             message = await super().receive()
-            if self.is_late and self.more_body and not self.disconnected:
+            if self.fault is not None and self.more_body and not self.disconnected:
                 self.keep_alive = False
-                raise LateRequest
+                raise self.fault
             return message
         # Most bodies have arrived as a whole before the app asks for them.
         if self.flow.read_paused:
@@ -170,7 +181,7 @@ class _Cycle(RequestResponseCycle):
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:
-            if self.more_body and not self.is_late:
+            if self.more_body and not isinstance(self.fault, LateRequest):
                 _Discarding(self.transport.get_protocol())
             else:
                 self.transport.close()
@@ -255,6 +266,8 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         # Bytes that have arrived together last.
         self._piece = 0
         self._opens_socket = False
+        # The number of hosts in a head, and its transfer encodings, each after a comma.
+        self._hosts, self._codings = 0, b""
         # The time at which the rest of a head must be there, as the server ends; then the next
         # request is the last one. Infinite before.
         self._end = math.inf
@@ -281,11 +294,10 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _HeadTooLarge):
-                self._refuse(InvalidRequest(_LARGE, status=431))
+            if isinstance(error.__context__, _Unserved):
+                self._refuse(error.__context__.error)
             else:
-                self.logger.warning(_INVALID)
-                self._refuse(InvalidRequest(_INVALID))
+                self._refuse_invalid()
         except httptools.HttpParserUpgrade as upgrade:
             if self._opens_socket:
                 self.handle_websocket_upgrade()
@@ -392,11 +404,11 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             self._begin_timer(min(left, self.timeout_keep_alive))
         elif not is_open:
             self._refuse(LateRequest())
-        elif cycle.is_late or cycle.response_started:
+        elif cycle.fault is not None or cycle.response_started:
             self._close()
         else:
             # The app sends the error, unless it does not read.
-            cycle.is_late = True
+            cycle.fault = LateRequest()
             cycle.message_event.set()
             self._begin_timer(self.timeout_keep_alive)
 
@@ -434,21 +446,37 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
     @override
     def on_message_begin(self) -> None:
         self.url, self.headers, self.expect_100_continue = b"", [], False
+        self._hosts, self._codings = 0, b""
+
+    @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in _NOTED:
+            if name == b"host":
+                self._hosts += 1
+            elif name == b"transfer-encoding":
+                self._codings += b", " + value
+            elif value.lower() == b"100-continue":
+                self.expect_100_continue = True
+        self.headers.append((name, value))
 
     @override
     def on_headers_complete(self) -> None:
         """Begin a request, unless an earlier one runs.
 
         Raises:
-            _HeadTooLarge: the head is too large.
+            _Unserved: the head is too large, or HTTP does not allow it.
         """
         # To measure a head takes a call for each header, which most requests are too small for.
         large = self._unread > MOST_HEAD or self._piece > MOST_HEAD
         if large and self._head_size() > MOST_HEAD:
-            raise _HeadTooLarge
+            raise _Unserved(_LARGE, 431)
         self._unread = 0
         parser, headers = self.parser, self.headers
-        version, url = parser.get_http_version(), httptools.parse_url(self.url)
+        version = parser.get_http_version()
+        if self._hosts != 1 or version != "1.1" or self._codings:
+            self._check_head(version)
+        url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         self.scope = {
             "type": "http",
@@ -486,6 +514,29 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             self.pipeline.append((cycle, self.app))
         # A disconnect is only noticed while the connection is read.
         self.flow.resume_reading()
+
+    def _check_head(self, version: str) -> None:
+        """Check a head that is not like most (RFC 9112).
+
+        Raises:
+            _Unserved: the version, the hosts or the transfer encodings are not allowed.
+        """
+        if version not in ("1.1", "1.0"):
+            raise _Unserved(f"HTTP/{version} is not supported. Use HTTP/1.1.", 505)
+        if self._hosts > 1 or not (self._hosts or version == "1.0"):
+            raise _Unserved(
+                f"The request has {self._hosts or 'no'} 'Host' headers. Send exactly one, with the "
+                "host of the URL.",
+                400,
+            )
+        codings = self._codings.removeprefix(b", ")
+        if codings.lower() not in (b"", b"chunked"):
+            shown = shortened(codings.decode("latin-1"))
+            raise _Unserved(
+                f"The transfer encoding '{shown}' is not supported. Send 'chunked' alone, or a "
+                "content-length.",
+                501 if codings.lower().endswith(b"chunked") else 400,
+            )
 
     def _head_size(self) -> int:
         """Return the bytes of the request line and the headers, without optional spaces."""
@@ -548,6 +599,18 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
+
+    def _refuse_invalid(self) -> None:
+        """Refuse bytes that are not HTTP; the app sends the error of a body, and others arrive."""
+        cycle = self.cycle
+        if cycle is None or not cycle.more_body or cycle.response_started:
+            self.logger.warning(_INVALID)
+            self._refuse(InvalidRequest(_INVALID))
+            return
+        self._unread = 0
+        if cycle.fault is None:
+            cycle.fault, cycle.keep_alive = InvalidRequest(_CHUNKS), False
+            cycle.message_event.set()
 
     def _refuse(self, error: InvalidRequest) -> None:
         """Send an error object and close; only close if another response is incomplete."""

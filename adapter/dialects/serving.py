@@ -30,7 +30,7 @@ FIELDS: tuple[Field, ...] = (
     ignored("n_cache_reuse", "llama.cpp", _CACHE, 64),
     ignored("id_slot", "llama.cpp", _CACHE, 0),
     ignored("slot_id", "llama.cpp", _CACHE, 0),
-    ignored("cache_salt", "vLLM", "API keys do not share the prompt cache", "salt"),
+    ignored("cache_salt", "vLLM", "the server decides which API keys share a prompt cache", "salt"),
     ignored("kv_transfer_params", "vLLM", _CACHE, {"a": 1}),
     ignored("ec_transfer_params", "vLLM", _CACHE, {"a": 1}),
     ignored("priority", "vLLM", _QUEUE, 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -136,7 +136,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     if job.logprobs is not None or len(jobs) > 1:
         plan.translate = partial(_translate, request)
     head = {
-        "id": f"cmpl-{random.getrandbits(96):024x}",
+        "id": f"cmpl-{os.urandom(12).hex()}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": served.name,

@@ -480,6 +480,8 @@ def respond(
         frames: the frames of a stream; None for a plain response.
         sink: what sends it; None for a response of text.
     """
+    if exchange.hides_cache and not served.backend.capabilities.own_caches:
+        plan.usage = partial(_without_cached, plan.usage)
     record = exchange.record
     if answer.store is not None or (record is not None and record.keeps):
         answer.keeps = True
@@ -592,6 +594,19 @@ def predicted_usage_of(finishes: Sequence[Finish], choices_per_prompt: int) -> U
     return usage
 
 
+def _without_cached(
+    usage: Callable[[Sequence[Finish], int], Usage], finishes: Sequence[Finish], choices: int
+) -> Usage:
+    """Return token counts without those in a prompt cache that has prompts of other API keys.
+
+    A client could guess such a prompt token by token: each right one would count.
+    """
+    found = usage(finishes, choices)
+    if "prompt_tokens_details" in found:
+        found["prompt_tokens_details"] = {**found["prompt_tokens_details"], "cached_tokens": 0}
+    return found
+
+
 async def pass_native(
     exchange: Exchange, served: ServedModel, job: Generation, stream: bool
 ) -> None:
@@ -600,6 +615,8 @@ async def pass_native(
     Raises:
         EngineError: the status is not a final HTTP status.
     """
+    # The response has the times and numbers of the cache.
+    job.reuses = not exchange.hides_cache
     if served.is_pooled:
         job.party = ticket_of(exchange, served, job.party)
     if exchange.record is not None:

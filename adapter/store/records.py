@@ -6,7 +6,7 @@ was deleted. A client that deletes objects while it lists them continues at the 
 
 from __future__ import annotations
 
-import random
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -305,7 +305,7 @@ def new_id(prefix: str, digits: int = _RANDOM) -> tuple[str, int]:
         digits: the number of random hexadecimal digits.
     """
     now = time.time_ns() // 1_000
-    return f"{prefix}{now:0{_TIME}x}{random.getrandbits(4 * digits):0{digits}x}", now
+    return f"{prefix}{now:0{_TIME}x}{os.urandom(digits // 2 + 1).hex()[:digits]}", now
 
 
 def time_of(id: str) -> int | None:  # noqa: A002

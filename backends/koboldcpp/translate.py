@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
+import secrets
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -152,7 +152,7 @@ def longest_call(context: int) -> int:
 
 def to_seed(seed: int | None) -> int:
     """Return a seed in 1 … 2**31 - 1; koboldcpp replaces zero and below by the clock's second."""
-    return random.randint(1, 2**31 - 1) if seed is None else seed % (2**31 - 1) + 1  # noqa: S311
+    return (secrets.randbits(31) if seed is None else seed) % (2**31 - 1) + 1
 
 
 def with_media(job: Generation, text: str) -> str:

@@ -80,6 +80,7 @@ CAPABILITIES = Capabilities(
         "oai_compat": "The in-process engine has no native response. Omit it.",
     },
     native=False,
+    own_caches=True,
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import random
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -142,7 +142,7 @@ class ChainSampler(Sampler):
         self._chain = llama_cpp.llama_sampler_chain_init(
             llama_cpp.llama_sampler_chain_default_params()
         )
-        seed = random.getrandbits(32) if seed is None else seed % (2**32 - 1)
+        seed = secrets.randbits(32) if seed is None else seed % (2**32 - 1)
         size = vocabulary.size
         sampling = replace(sampling, extras=sampling.extras_within(context))
         extras = sampling.extras

@@ -221,7 +221,8 @@ def uniform(seed: int | None) -> Callable[[], float]:
     llama.cpp's `dist` sampler uses.
     """
     if seed is None:
-        return random.random
+        # A generator of its own: tokens show something of its state.
+        return random.Random().random  # noqa: S311
     bits = np.random.MT19937()
     bits._legacy_seeding(seed % (2**32 - 1))  # the seeding of `mt19937`
 

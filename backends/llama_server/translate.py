@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 import re
 from base64 import b64encode
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -317,10 +317,11 @@ def own_fields(
         "prompt": prompt,
         "n_predict": -1 if job.max_tokens is None else job.max_tokens,
         "stream": stream,
-        # The server takes 2**32 - 1 as "random".
-        "seed": random.getrandbits(31) if seed is None else seed % (2**32 - 1),
+        # The server takes 2**32 - 1 as "random". 0.56 µs; `random` takes 0.03 µs, but a client
+        # can compute its next values.
+        "seed": int.from_bytes(os.urandom(4)) >> 1 if seed is None else seed % (2**32 - 1),
         # A cached prefix changes the last digits of logits, but a seed must give the same answer.
-        "cache_prompt": seed is None or sampling.temperature == 0,
+        "cache_prompt": job.reuses and (seed is None or sampling.temperature == 0),
         "stop": () if job.stops.by_reader else job.stops.texts,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

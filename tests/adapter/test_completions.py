@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,16 @@ async def test_a_reply_is_openais_to_the_last_key(client: httpx2.AsyncClient) ->
     assert len(response.headers["x-request-id"]) == 36
     assert response.headers["openai-processing-ms"].isdigit()
     assert response.headers["openai-version"] == "2020-10-01"
+
+
+async def test_ids_cannot_be_computed(client: httpx2.AsyncClient) -> None:
+    """The ids of a request and of its reply do not follow from those that a client has seen."""
+    found = set[str]()
+    for _ in range(2):
+        random.seed(0)
+        reply = await client.post("/v1/completions", json={"prompt": COUNT, "temperature": 0})
+        found |= {reply.headers["x-request-id"], reply.json()["id"]}
+    assert len(found) == 4
 
 
 async def test_a_stream_has_openais_order(client: httpx2.AsyncClient) -> None:

@@ -26,6 +26,7 @@ from latimer.adapter.endpoints.spoken import not_streamed
 from latimer.adapter.errors import (
     LateRequest,
     LimitsUnavailable,
+    Overloaded,
     RateLimited,
     ReplicaEnded,
     ReplicaUnavailable,
@@ -93,6 +94,7 @@ OTHERS: tuple[LatimerError, ...] = (
     engine_not_found("big", ["small", "tiny"]),
     not_on_demand("small"),
     not_streamed("wav"),
+    Overloaded(),
     LateRequest(),
     ReplicaEnded(),
     ReplicaUnavailable(),
@@ -135,7 +137,8 @@ async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
         yield status, reply["error"]
     status, reply = unexpected()
     yield status, reply["error"]
-    yield await _long_head()
+    async for reply in _unserved():
+        yield reply
     app = OpenAIAdapter(LlamaCpp(), store="off")
     app.service.is_command = True
     async with client_of(app) as client:
@@ -221,15 +224,24 @@ def _of_frames() -> Iterator[LatimerError]:
             yield error
 
 
-async def _long_head() -> Reply:
-    """Return the error of a request with headers that are too long."""
+async def _unserved() -> AsyncIterator[Reply]:
+    """Yield the errors of requests that HTTP does not allow, or whose headers are too long."""
+    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: %b\r\n\r\n"
+    sent = (
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MOST_HEAD // 4),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
+        chunked % b"gzip, chunked",
+        chunked % b"chunked" + b"x\r\n",
+    )
     with serving(lambda: OpenAIAdapter(LlamaCpp())) as address:
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split(":")[2]))
-        writer.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MOST_HEAD // 4))
-        head = await reader.readuntil(b"\r\n\r\n")
-        body = await reader.read()
-        writer.close()
-    return int(head.split()[1]), json.loads(body)["error"]
+        for data in sent:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split(":")[2]))
+            writer.write(data)
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = await reader.read()
+            writer.close()
+            yield int(head.split()[1]), json.loads(body)["error"]
 
 
 # The position of the code among the arguments of the functions that make errors.

@@ -136,5 +136,24 @@ def test_what_is_public() -> None:
     """Only addresses of the public internet count as public."""
     assert is_public("93.184.216.34")
     assert is_public("2606:2800:220:1::1")
-    for private in ("192.168.1.1", "100.64.0.1", "224.0.0.1", "fe80::1%eth0", "::ffff:10.0.0.1"):
-        assert not is_public(private)
+    assert is_public("::ffff:93.184.216.34")
+    # NAT64, through which a network without IPv4 reaches it.
+    assert is_public("64:ff9b::93.184.216.34")
+    for private in (
+        "192.168.1.1", "100.64.0.1", "224.0.0.1", "192.0.0.8", "192.88.99.1", "fe80::1%eth0",
+        "ff02::1", "fec0::1", "3fff::1", "5f00::1", "2001:db8::1",
+    ):  # fmt: skip
+        assert not is_public(private), private
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        "::ffff:127.0.0.1", "::ffff:0:127.0.0.1", "::127.0.0.1", "64:ff9b::127.0.0.1",
+        "64:ff9b::10.0.0.1", "64:ff9b:1::10.0.0.1", "2002:7f00:1::", "2002:a00:1::1",
+        "2001:0:7f00:1::",
+    ],
+)  # fmt: skip
+def test_a_private_address_in_another_is_private(wrapped: str) -> None:
+    """No address of IPv6 leads to a private one of IPv4 that it contains."""
+    assert not is_public(wrapped)

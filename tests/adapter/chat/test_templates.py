@@ -129,6 +129,28 @@ def test_a_template_cannot_leave_its_sandbox(template: str) -> None:
         assert prompt_of(template, ("user", "Hi")) is None
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 10 ** (10 ** 7) > 1 }}",
+        "{% set n = namespace(x=3) %}{% for _ in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{{ ('a' * (3 * 10 ** 9))|length }}",
+        "{{ (10 ** 9 * 'a')|length }}",
+        "{{ ([0] * (10 ** 9))|length }}",
+    ],
+)
+def test_a_template_cannot_calculate_without_end(template: str) -> None:
+    """A template with a huge product or power only fails the request, and at once."""
+    with pytest.raises(RequestError, match="is too large"):
+        prompt_of(template, ("user", "Hi"))
+
+
+def test_a_template_can_multiply() -> None:
+    """Products and powers of usual sizes work in a template."""
+    template = "{{ '-' * 3 }}{{ 2 * '+' }}{{ [0] * 2 }}{{ 12 * 3.5 }}{{ 2 ** 10 }}{{ 2 ** -1 }}"
+    assert prompt_of(template, ("user", "Hi")) == "---++[0, 0]42.010240.5"
+
+
 def test_developers_are_systems_where_the_template_knows_none() -> None:
     """A developer message is a system message unless the template knows the developer role."""
     show = "{% for m in messages %}{{ m.role }};{% endfor %}"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from latimer.adapter import OpenAIAdapter
 from latimer.adapter.cli import timeouts
 from latimer.adapter.cli.protocol import MOST_HEAD, Protocol
 from latimer.adapter.errors import InvalidRequest, render
@@ -21,6 +22,7 @@ from latimer.adapter.proxies import ForwardedFor
 from latimer.adapter.request import PUSH, WHOLE
 from latimer.backends.errors import LatimerError
 from support.clocks import hurried, now
+from support.engines.echo import Echo
 from support.servers import begun, serving
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
@@ -103,6 +105,78 @@ async def test_requests_that_are_none_get_an_error_object() -> None:
         status, body = await answer(port, endless)
         assert status.startswith(b"HTTP/1.1 431")
         assert str(MOST_HEAD) in body["error"]["message"]
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: %b\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "named"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "no 'Host'"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400, "2 'Host'"),
+        (b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n", 400, "2 'Host'"),
+        (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505, "HTTP/2.0"),
+        (b"GET / HTTP/0.9\r\nHost: a\r\n\r\n", 505, "HTTP/0.9"),
+        (CHUNKED % b"gzip, chunked", 501, "'gzip, chunked'"),
+        (CHUNKED % b"gzip\r\nTransfer-Encoding: chunked", 501, "'gzip, chunked'"),
+        (CHUNKED % b"gzip", 400, "'gzip'"),
+        (CHUNKED % b"chunked\r\nContent-Length: 3", 400, "Invalid"),
+    ],
+)
+async def test_a_head_that_http_does_not_allow_is_refused(
+    head: bytes, status: int, named: str
+) -> None:
+    """A head that RFC 9112 does not allow gets an error object, also on a kept connection."""
+    app = Waiting()
+    with serving(lambda: app) as address:
+        line, body = await answer(port_of(address), head + b"0\r\n\r\n")
+        assert line.startswith(b"HTTP/1.1 %d " % status)
+        assert named in body["error"]["message"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+        writer.write(NOW)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+        writer.write(head)
+        assert (await reader.read()).startswith(b"HTTP/1.1 %d " % status)
+        writer.close()
+    assert app.begun == 1
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /now HTTP/1.0\r\n\r\n",
+        b"GET /now HTTP/1.1\r\nhOST:\r\n\r\n",
+        b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\nHost: b\r\n\r\n",
+    ],
+)
+async def test_heads_that_http_allows_are_served(request_: bytes) -> None:
+    """Old clients without a host, an empty host, and chunks with trailers are served."""
+    with serving(Waiting) as address:
+        for sent in (request_, NOW + request_):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+            writer.write(sent)
+            for _ in range(sent.count(b"/now")):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+            writer.close()
+
+
+@pytest.mark.parametrize("before", [b"", b"1\r\n{\r\n"], ids=["at once", "later"])
+@pytest.mark.parametrize("more", [b"", b"x" * 1_000_000], ids=["", "more"])
+async def test_a_body_with_invalid_chunks_gets_an_error_object(before: bytes, more: bytes) -> None:
+    """A chunk without a length is a 400, also if a part of the body has been read, and then the
+    connection closes."""
+    with serving(lambda: OpenAIAdapter(Echo())) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+        head = CHUNKED.replace(b" / ", b" /v1/completions ") % b"chunked"
+        writer.write(head + before)
+        await asyncio.sleep(0.1 if before else 0)
+        writer.write(b"x\r\n" + more)
+        reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 400")
+        assert b"chunk" in reply
+        assert reply.count(b"HTTP/1.1") == 1
+        writer.close()
 
 
 async def test_an_early_request_is_the_last_one_of_its_connection() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sqlite3
 import subprocess
 import sys
@@ -318,6 +319,15 @@ async def test_one_wrong_row_loses_only_itself(store: Store) -> None:
     keep(store, first, wrong, last)
     assert await listed(store) == [first.id, last.id]
     assert store.status()._asdict() == {"state": "ok", "waiting": 0, "lost": 1}
+
+
+def test_the_ids_of_objects_cannot_be_computed() -> None:
+    """The random part of an id does not follow from the ids that a client has seen."""
+    found = set[str]()
+    for _ in range(2):
+        random.seed(0)
+        found |= {new_id("resp_", digits)[0][-digits:] for digits in (10, 13, 32)}
+    assert sorted(map(len, found)) == [10, 10, 13, 13, 32, 32]
 
 
 async def test_an_unknown_object_is_not_found(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -184,6 +185,14 @@ def test_a_bias_is_an_object_of_at_most_512() -> None:
 def test_seeds_are_positive_and_31_bits(seed: int | None) -> None:
     """Every seed becomes a positive number of 31 bits, because others mean the clock."""
     assert 1 <= to_seed(seed) <= 2**31 - 1
+
+
+def test_without_a_seed_each_call_draws_one() -> None:
+    """Calls without a seed get seeds that nobody can compute."""
+    random.seed(0)
+    seed = to_seed(None)
+    random.seed(0)
+    assert seed != to_seed(None)
 
 
 def test_seeds_that_differ_stay_different() -> None:

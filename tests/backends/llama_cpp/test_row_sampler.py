@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from latimer.backends.base import Sampling
 from latimer.backends.llama_cpp.chain import ChainSampler
 from latimer.backends.llama_cpp.grammars import Candidates, Constraint
-from latimer.backends.llama_cpp.sampling import DeadEnd, RowSampler
+from latimer.backends.llama_cpp.sampling import DeadEnd, RowSampler, uniform
 from latimer.backends.llama_cpp.sampling import _sorted as sort
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from numpy.typing import NDArray
@@ -171,6 +172,14 @@ class Multiples(Constraint):
 
     def copy(self) -> Multiples:
         raise NotImplementedError
+
+
+def test_without_a_seed_nobody_can_compute_the_tokens() -> None:
+    """Requests without a seed share no random numbers, which the tokens of one would show."""
+    random.seed(0)
+    first, second = uniform(None), uniform(None)
+    random.seed(0)
+    assert len({first(), second(), uniform(None)(), random.random()}) == 4
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS[:6], ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,14 @@ def payload(**sampling: Any) -> dict[str, Any]:
     return dict(to_native(job, 0, "x", 2048))
 
 
+def test_a_job_can_refuse_the_prompt_cache() -> None:
+    """The server uses its prompt cache, unless the job must not."""
+    job = Generation(Prompt(Text("x")), 5)
+    assert to_native(job, 0, "x", 2048)["cache_prompt"] is True
+    job.reuses = False
+    assert to_native(job, 0, "x", 2048)["cache_prompt"] is False
+
+
 def test_neutral_values_are_sent_every_time() -> None:
     """Every request sends neutral values, so that the server's flags do not change the sampling."""
     sent = payload()
@@ -268,8 +277,12 @@ def test_seeds_fit_and_are_never_the_random_one(seed: int) -> None:
 
 
 def test_without_a_seed_each_call_draws_one() -> None:
-    """Calls without a seed get different seeds and can use the prompt cache."""
-    assert payload()["seed"] != payload()["seed"]
+    """Calls without a seed get seeds that nobody can compute, and can use the prompt cache."""
+    random.seed(0)
+    seed = payload()["seed"]
+    random.seed(0)
+    assert 0 <= seed < 2**31
+    assert seed != payload()["seed"]
     assert payload()["cache_prompt"] is True
 
 

@@ -256,7 +256,7 @@ def _without_stderr(where: str) -> Act:
                 await asyncio.sleep(0.1)
             found = []
             # A request that causes a log line.
-            await ask(port, b"POST /v1/completions HTTP/1.1\r\n\r\n", 2)
+            await ask(port, b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n", 2)
             for _ in range(3):
                 reply = await ask(port, post(COMPLETIONS, body), 5)
                 found += [] if reply.status == 200 else [f"a request fails: {reply}"]

@@ -1,0 +1,60 @@
+"""The request bodies that arrive in parts, which are in memory before anything else is known."""
+
+from __future__ import annotations
+
+from ..schemas import limits
+from .errors import Overloaded, RateLimited
+from .limits.leases import BUSY_SECONDS, Grant
+
+# The bytes of all of them, as a multiple of the largest body; one key may have half of them.
+TOGETHER = 16
+
+
+class Arrivals:
+    """The bodies of an app that are incomplete. Most arrive at once, and are not counted.
+
+    Args:
+        most: the bytes of the largest body.
+    """
+
+    def __init__(self, most: int = limits.BODY.maximum) -> None:
+        self.most = most
+        self._size = 0
+        # The bodies of each key, and their bytes.
+        self._of: dict[str, tuple[int, int]] = {}
+
+    def add(self, key: str, grant: Grant | None, size: int, is_first: bool) -> None:
+        """Count a part of a body.
+
+        Args:
+            key: the digest of the API key; empty without one.
+            is_first: True if no part of the body is counted yet.
+
+        Raises:
+            RateLimited: the key may not have so many requests at the same time.
+            Overloaded: the bodies have too many bytes.
+        """
+        bodies, size_of_key = self._of.get(key, (0, 0))
+        if is_first and grant is not None:
+            most = grant.rates.concurrent
+            if most is not None and bodies >= most:
+                raise RateLimited(
+                    "request bodies", grant.name, "concurrent requests", most, bodies, 1,
+                    BUSY_SECONDS,
+                )  # fmt: skip
+        together = TOGETHER * self.most
+        if self._size + size > together or (key and size_of_key + size > together // 2):
+            raise Overloaded
+        self._size += size
+        self._of[key] = bodies + is_first, size_of_key + size
+
+    def remove(self, key: str, size: int) -> None:
+        """Forget a body that is complete or has ended, of which some bytes are counted."""
+        self._size -= size
+        bodies, size_of_key = self._of.pop(key)
+        if bodies > 1:
+            self._of[key] = bodies - 1, size_of_key - size
+
+
+# Those of requests that no app has received.
+OTHERS = Arrivals()
