@@ -162,7 +162,8 @@ SCHEMA = Limit(
 )  # fmt: skip
 PROPERTIES = Limit(
     5_000, "properties", "a JSON schema, in process",
-    "OpenAI's limit; llguidance needs more than a second for this many.",
+    "OpenAI's limit; llguidance needs more than a second for this many. A required name without a "
+    "property counts as one.",
 )  # fmt: skip
 SCHEMA_VISITS = Limit(
     100_000, "schemas", "a JSON schema with its references resolved",
