@@ -233,6 +233,7 @@ class ErrorMiddleware:
             owner: str | None = ""
             if self._keys.needed:
                 owner = self._keys.find(scope["headers"], exchange.named)
+                offload.OWNER.set(owner or "")
             scope.setdefault("state", {})["key_digest"] = owner
             if owner:
                 exchange.key = owner

@@ -13,15 +13,17 @@ import asyncio
 import ctypes
 import sys
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from time import perf_counter
+from contextvars import ContextVar
+from queue import SimpleQueue
+from time import monotonic, perf_counter
 from types import coroutine
 from typing import Any, Generic, TypeVar
 
 from ..schemas import limits
-from .errors import TooComplex
+from .errors import Busy, TooComplex
 
 # Bytes or characters that all work here handles within about a millisecond.
 SMALL = 16_384
@@ -30,6 +32,12 @@ UNKNOWN = SMALL + 1
 # Larger inputs have a separate thread, so that smaller work never waits for them.
 LARGE = 262_144
 MOST_SECONDS = float(limits.SECONDS.maximum)
+# Seconds that work waits for a thread, and after which a client may send its request again.
+MOST_WAIT = 60.0
+_RETRY = 5.0
+
+# The owner of the current request's work, and of the tasks that it starts.
+OWNER: ContextVar[str] = ContextVar("latimer_owner", default="")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -135,7 +143,46 @@ def _look(loop: asyncio.AbstractEventLoop, since: float, turns: int) -> None:
             future.set_result(None)
 
 
-class DeepThreads(ThreadPoolExecutor):
+class _Turns(SimpleQueue[Any]):
+    """The queue of work for threads, in which each owner's next piece has its turn.
+
+    The usual queue keeps the number of pieces that wait, and the ends of threads, which are None.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, deque[Any]] = OrderedDict()
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if item is not None:
+            with self._lock:
+                self._waiting.setdefault(OWNER.get(), deque()).append(item)
+        super().put(item is not None)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        return self._next() if super().get(block, timeout) else None
+
+    def get_nowait(self) -> Any:
+        return self.get(False)
+
+    def _next(self) -> Any:
+        with self._lock:
+            owner, its = self._waiting.popitem(last=False)
+            item = its.popleft()
+            if its:
+                self._waiting[owner] = its
+            return item
+
+
+class FairThreads(ThreadPoolExecutor):
+    """Threads for which the owners of work take turns, also if one of them has much waiting."""
+
+    def __init__(self, count: int, name: str) -> None:
+        super().__init__(count, name)
+        self._work_queue = _Turns()
+
+
+class DeepThreads(FairThreads):
     """Threads with a stack of half a gigabyte, of which only the used part takes memory.
 
     With the usual 8 MiB, two inputs overflow the stack and end the process: a 60 KB chain of rules
@@ -175,7 +222,13 @@ def hide_ends_of_work() -> None:
 
 
 class _Work(Generic[T]):
-    """A call in a thread that another thread can end."""
+    """A call in a thread that another thread can end.
+
+    Attributes:
+        begun: the time (`monotonic`) at which a thread began it; None while it waits for one.
+    """
+
+    begun: float | None = None
 
     def __init__(self, call: Callable[..., T], arguments: tuple[object, ...] = ()) -> None:
         self._call = call
@@ -188,6 +241,7 @@ class _Work(Generic[T]):
         with self._lock:
             if self._is_left:
                 raise Abandoned
+            self.begun = monotonic()
             self._thread = threading.get_ident()
         try:
             return self._call(*self._arguments)
@@ -211,6 +265,29 @@ class _Work(Generic[T]):
         asyncio.get_running_loop().call_later(AGAIN, self.leave)
 
 
+async def _ended(future: asyncio.Future[T], work: _Work[T], seconds: float) -> None:
+    """Wait for the end of work; the time that it waits for a thread is not a part of its own.
+
+    Raises:
+        Busy: it waited for a thread for more than `MOST_WAIT`.
+        TooComplex: it took more than `seconds`.
+    """
+    since = monotonic()
+    left = min(MOST_WAIT, seconds)
+    while not (await asyncio.wait([future], timeout=left))[0]:
+        begun = work.begun
+        start, most = (since, MOST_WAIT) if begun is None else (begun, seconds)
+        left = start + most - monotonic()
+        if left <= 0 and begun is None:
+            raise Busy(
+                f"The server prepares other requests, for which this one waited {MOST_WAIT:g} s. "
+                "Send it again later.",
+                _RETRY,
+            )
+        if left <= 0:
+            raise TooComplex(seconds)
+
+
 async def run(
     size: int,
     work: Callable[..., T],
@@ -220,8 +297,8 @@ async def run(
 ) -> T:
     """Call a function, in a thread if its input is large, and return its result.
 
-    Cancelling the caller ends the work. Code that runs for every small request checks the size
-    itself, which saves a coroutine.
+    Cancelling the caller ends the work. Owners take turns (`FairThreads`). Code that runs for every
+    small request checks the size itself, which saves a coroutine.
 
     Args:
         size: bytes or characters of the input. Up to `SMALL` the function is called directly,
@@ -229,7 +306,7 @@ async def run(
         threads: the executor of work that only waits; by default that of its size.
 
     Raises:
-        TooComplex: the function took more than `seconds`.
+        Busy, TooComplex: see `_ended`.
     """
     if size <= SMALL:
         return work(*arguments)
@@ -238,17 +315,13 @@ async def run(
         threads = _threads if size <= LARGE else _large
     waiting = asyncio.get_running_loop().run_in_executor(threads, piece)
     try:
-        async with asyncio.timeout(seconds):
-            return await waiting
-    except TimeoutError:
-        if not waiting.cancelled():
-            # The function itself raised it.
-            raise
-        piece.leave()
-        raise TooComplex(seconds) from None
-    except asyncio.CancelledError:
+        await _ended(waiting, piece, seconds)
+    except BaseException:
+        waiting.cancel()
         piece.leave()
         raise
+    try:
+        return waiting.result()
     finally:
         # The error of the work refers to this frame: without this, its input would stay in memory
         # until the next collection of garbage.
@@ -266,12 +339,12 @@ class _Shared(Generic[V]):
 
     def __init__(self, work: Callable[[], V], threads: Executor) -> None:
         self.waiting = 0
-        self._work = _Work(work)
-        self.future: Future[V] = threads.submit(self._work)
+        self.work = _Work(work)
+        self.future: Future[V] = threads.submit(self.work)
 
     def leave(self) -> None:
         self.future.cancel()
-        self._work.leave()
+        self.work.leave()
 
 
 class Memo(Generic[K, V]):
@@ -284,7 +357,7 @@ class Memo(Generic[K, V]):
         most_bytes: the largest sum of sizes; the least recently used result is evicted first.
         size: returns the bytes that an argument and its result take.
         threads: the executor of the function.
-        seconds: the time that a call may wait for its result; None for no limit.
+        seconds: the time that the function may take.
     """
 
     def __init__(
@@ -292,7 +365,7 @@ class Memo(Generic[K, V]):
         most_bytes: int,
         size: Callable[[K, V], int],
         threads: Executor = _threads,
-        seconds: float | None = MOST_SECONDS,
+        seconds: float = MOST_SECONDS,
     ) -> None:
         self._seconds = seconds
         self._most_bytes = most_bytes
@@ -309,7 +382,7 @@ class Memo(Generic[K, V]):
         """Return the result for an argument; `work` computes it if it is not cached.
 
         Raises:
-            TooComplex: the work took more than the limit.
+            Busy, TooComplex: see `_ended`.
         """
         found = self.known(key)
         if found is not None:
@@ -322,13 +395,13 @@ class Memo(Generic[K, V]):
         waiting = asyncio.wrap_future(shared.future)
         waiting.add_done_callback(_retrieved)
         try:
-            async with asyncio.timeout(self._seconds):
-                # A cancelled caller must not cancel the work for the others.
-                value = await asyncio.shield(waiting)
-        except TimeoutError:
-            raise TooComplex(self._seconds or MOST_SECONDS) from None
+            # A cancelled caller does not cancel the work for the others.
+            await _ended(waiting, shared.work, self._seconds)
         finally:
             self._left(key, shared)
+        try:
+            value = waiting.result()
+        finally:
             # As in `run`: an error and this frame would be a reference cycle.
             del waiting, shared
         self._keep(key, value)

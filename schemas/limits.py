@@ -95,6 +95,20 @@ IMAGES = Limit(
 PIXELS = Limit(
     100_000_000, "pixels", "an image", "A file of 1 MB can decompress to gigabytes in an engine."
 )
+ALL_PIXELS = Limit(
+    500_000_000, "pixels", "all images of a request",
+    "A file of 34 bytes can have 100 million. Usual images in a body have fewer together.",
+)  # fmt: skip
+WEBP_PIXELS = Limit(
+    50_000_000, "pixels", "a WebP image",
+    "Latimer converts it to PNG, which takes 16 bytes for each pixel.",
+)  # fmt: skip
+WEBP_SECONDS = Limit(
+    20, "seconds of CPU time",
+    "converting a WebP image of more than 4 million pixels, in a separate process",
+    "A small file can have many pixels.",
+)  # fmt: skip
+WEBP_MEMORY = Limit(1_024, "MiB", "the same", "A small file can take gigabytes.")
 SCANS = Limit(100, "scans", "a progressive JPEG", "Each scan visits all pixels; ten are usual.")
 SOUND = Limit(
     3_600, "seconds", "an audio file", "A file of 100 bytes can declare gigabytes of samples."
@@ -162,7 +176,8 @@ SCHEMA = Limit(
 )  # fmt: skip
 PROPERTIES = Limit(
     5_000, "properties", "a JSON schema, in process",
-    "OpenAI's limit; llguidance needs more than a second for this many.",
+    "OpenAI's limit; llguidance needs more than a second for this many. A required name without a "
+    "property counts as one.",
 )  # fmt: skip
 SCHEMA_VISITS = Limit(
     100_000, "schemas", "a JSON schema with its references resolved",

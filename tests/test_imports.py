@@ -77,7 +77,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         f"adapter/chat/{name}.py"
         for name in (
             "__init__", "conversation", "fetch", "folding", "instruct", "media",
-            "message", "prepare", "profile", "special_tokens", "templates", "tools",
+            "message", "prepare", "profile", "special_tokens", "templates", "tools", "webp",
         )
     ),
     # Speech: voices, sentences, audio formats, spoken answers.

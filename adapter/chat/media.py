@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import io
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
 
-from ...backends import offload
+from ...backends import offload, sandbox
 from ...backends.base import Media, MediaKind
 from ...backends.errors import UnreadableMedia, Unsupported
+from ...backends.offload import FairThreads
 from ...schemas import limits
+from ...schemas.limits import WEBP_MEMORY, WEBP_PIXELS, WEBP_SECONDS
 from ...schemas.openai.messages import (
     AudioPart,
     ImagePart,
@@ -19,8 +24,9 @@ from ...schemas.openai.messages import (
     ToolMessage,
 )
 from .. import data_urls
-from ..errors import InvalidRequest, wrong_value
+from ..errors import InvalidRequest, unsupported, wrong_value
 from ..model_entry import ServedModel
+from . import webp
 
 # Formats that llama.cpp reads (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC. WebP is
 # converted.
@@ -30,6 +36,11 @@ _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
 }
 # The lowest sample rate in use, in Hz.
 LOWEST_RATE = 4_000
+# The pixels of a WebP image that a thread converts, and the seconds that a process may take, since
+# others use the CPU as well. The processes run two at a time, and the threads only wait for them.
+_SMALL = 1 << 22
+_WAIT = 2.0 * WEBP_SECONDS.maximum
+_threads = FairThreads(2, "latimer-webp")
 # Parts processed in one turn of the event loop.
 PARTS = 500
 _NAMES = {"image": "images", "audio": "audio"}
@@ -93,6 +104,8 @@ async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Me
         Unsupported: the model does not accept a part, or the server does not fetch its URL.
     """
     found: list[Media] = []
+    # The pixels of all images, and of each WebP image by its place.
+    pixels, unread = 0, dict[int, int]()
     for index, message in enumerate(messages):
         if not isinstance(message.content, list):
             continue
@@ -126,11 +139,20 @@ async def media_of(messages: Sequence[Message], served: ServedModel) -> tuple[Me
             # koboldcpp drops files that it cannot read, without an error.
             if not data.startswith(_BEGINNINGS[kind]) and not is_webp:
                 raise UnreadableMedia(param)
-            check = _check_pixels if kind == "image" else _check_length
-            await offload.run(len(data), check, data, param)
-            if is_webp:
-                data = await offload.run(offload.UNKNOWN, _as_png, data, param)
+            if kind == "audio":
+                await offload.run(len(data), _check_length, data, param)
+            else:
+                its = await offload.run(len(data), _check_pixels, data, param)
+                pixels += its
+                if pixels > limits.ALL_PIXELS.maximum:
+                    raise _too_many_pixels(param)
+                if is_webp:
+                    unread[len(found)] = its
             found.append(Media(kind, data, param))
+    # All are checked before the first one is converted.
+    for place, its in unread.items():
+        _, data, param = found[place]
+        found[place] = Media("image", await _as_png(data, its, param), param)
     return tuple(found)
 
 
@@ -159,25 +181,52 @@ def _inline(url: str, param: str) -> bytes:
     return _decoded(data_urls.decode, url, param)
 
 
-def _as_png(data: bytes, param: str) -> bytes:
-    """Return a WebP file, which no engine reads, as PNG; of an animation, the first picture."""
-    # Few images are of this kind, and the library takes 5 MB.
-    from PIL import Image
+async def _as_png(data: bytes, pixels: int, param: str) -> bytes:
+    """Return a WebP file, which no engine reads, as PNG.
 
-    out = io.BytesIO()
+    Most images take milliseconds, and a process a tenth of a second, so that only large ones have
+    one.
+    """
+    if pixels <= _SMALL:
+        return await offload.run(offload.UNKNOWN, _in_thread, data, param)
+    run = partial(offload.run, offload.UNKNOWN, threads=_threads, seconds=inf)
+    return await run(_in_process, data, param)
+
+
+def _in_thread(data: bytes, param: str) -> bytes:
     try:
-        with Image.open(io.BytesIO(data), formats=("WEBP",)) as picture:
-            mode = "RGBA" if picture.has_transparency_data else "RGB"
-            # Time matters more than size, because the engine has the file for a moment only.
-            picture.convert(mode).save(out, "PNG", compress_level=1)
-    except Exception:
-        # The library does not document its exceptions for broken files.
+        return webp.as_png(data, _SMALL)
+    except (ValueError, MemoryError):
         raise UnreadableMedia(param) from None
-    return out.getvalue()
 
 
-def _check_pixels(data: bytes, param: str) -> None:
-    """Reject an image that would take too much memory when decoded."""
+def _in_process(data: bytes, param: str) -> bytes:
+    # Through a pipe the parts would be joined, which holds the interpreter for long.
+    with tempfile.TemporaryFile(buffering=0) as png:
+        try:
+            ended = sandbox.run(
+                webp.__file__, data, str(WEBP_PIXELS.maximum), cpu=WEBP_SECONDS.maximum,
+                memory=WEBP_MEMORY.maximum << 20, wait=_WAIT, output=png,
+            )  # fmt: skip
+        except OSError:
+            hint = "This server cannot start a converter of WebP images. Send PNG or JPEG."
+            raise unsupported(param, hint) from None
+        if ended.status == webp.BROKEN:
+            raise UnreadableMedia(param)
+        if ended.status != 0:
+            raise wrong_value(
+                param,
+                f"the WebP image takes more than {WEBP_SECONDS.maximum} s or "
+                f"{WEBP_MEMORY.maximum} MiB to convert. Send a smaller image, or PNG or JPEG.",
+                "image_too_large",
+            )
+        size = png.seek(0, 2)
+        png.seek(0)
+        return png.read(size) or b""
+
+
+def _check_pixels(data: bytes, param: str) -> int:
+    """Return the pixels of an image; reject one that would take too much memory when decoded."""
     # Few servers get images: the parsers of both kinds of media are imported on use.
     import imagesize
 
@@ -195,13 +244,24 @@ def _check_pixels(data: bytes, param: str) -> None:
             "allowed. Save it with fewer scans.",
             "image_too_large",
         )
-    if width * height > limits.PIXELS.maximum:
+    most = (WEBP_PIXELS if data.startswith(b"RIFF") else limits.PIXELS).maximum
+    if width * height > most:
         raise wrong_value(
             param,
-            f"the image has {width} x {height} pixels; at most {limits.PIXELS.maximum} are "
-            "allowed. Send a smaller image.",
+            f"the image has {width} x {height} pixels; at most {most} are allowed. Send a smaller "
+            "image.",
             "image_too_large",
         )
+    return int(width * height)
+
+
+def _too_many_pixels(param: str) -> InvalidRequest:
+    return wrong_value(
+        param,
+        f"the images up to this one have more than {limits.ALL_PIXELS.maximum} pixels. Send fewer "
+        "or smaller images.",
+        "image_too_large",
+    )
 
 
 def _check_length(data: bytes, param: str) -> None:

@@ -98,8 +98,8 @@ def refusals() -> Iterator[None]:
     except ConversationTooLarge:
         raise wrong_value(
             "items",
-            "the conversation would be larger than the store. Delete items, or start the server "
-            "with a larger --store-size.",
+            "the store has no room for the conversation. Delete items or other conversations, or "
+            "start the server with a larger --store-size.",
         ) from None
 
 

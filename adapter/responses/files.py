@@ -11,16 +11,16 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from encodings import normalize_encoding
 from encodings.aliases import aliases
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from ...backends import offload, sandbox
-from ...backends.offload import Memo
+from ...backends.offload import FairThreads, Memo
 from ...schemas import limits
 from ...schemas.limits import PDF_MEMORY, PDF_PAGES, PDF_SECONDS, PDF_TEXT
 from ...schemas.openai.messages import File, FilePart, Message, TextPart
@@ -216,8 +216,8 @@ _REASONS = {
 _texts: Memo[tuple[str, bytes], str] = Memo(
     2 * PDF_TEXT.maximum,
     lambda _, text: len(text),
-    ThreadPoolExecutor(AT_ONCE, "latimer-pdf"),
-    seconds=None,
+    FairThreads(AT_ONCE, "latimer-pdf"),
+    seconds=inf,
 )
 
 

@@ -342,12 +342,20 @@ class Files:
     Attributes:
         unused: the hashes of media whose bytes can be deleted after the transaction.
         has_evicted: True after objects were deleted to make room, until a checkpoint is planned.
+        shares: the bytes of each owner with objects, as far as this process knows.
+        shares_until: the time (`time.monotonic`) until which these are used.
     """
 
     def __init__(self, blobs: Blobs | None) -> None:
         self.blobs = blobs
         self.unused: set[str] = set()
         self.has_evicted = False
+        self.shares: dict[str, int] = {}
+        self.shares_until = 0.0
+
+    def grow(self, owner: str, size: int) -> None:
+        """Add to the share of an owner."""
+        self.shares[owner] = self.shares.get(owner, 0) + size
 
     def add(self, connection: Connection, found: Sequence[tuple[str, Medium]]) -> int:
         """Store the media of objects; return the bytes that were not stored before."""

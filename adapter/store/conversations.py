@@ -66,6 +66,9 @@ def write(
             use(connection, record.created_at, chain=record.chain)
     kept = [record for record in records if record.is_kept]
     size = insert(connection, files, kept)
+    if most is not None:
+        for record in kept:
+            files.grow(record.owner, bytes_of(record))
     if locked:
         size += append_all(connection, files, records, locked)
     count(connection, len(kept), size)
@@ -154,6 +157,7 @@ def append(
     later = case((objects.c.used_at < now, now), else_=objects.c.used_at)
     values = {"size": objects.c.size + size, "used_at": later}
     connection.execute(change.values(**values, **({"media": _PLACES} if media else {})))
+    files.grow(row.owner, size + added)
     return size + added
 
 

@@ -1,17 +1,20 @@
 """Delete objects by age and by size, those first that were not used for the longest time.
 
+A store that is full makes room with the objects of the owner that has most of it.
+
 An object is used when it is created, and when another one continues it. A chain is deleted whole.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, func, or_, select
+from sqlalchemy import Connection, Row, func, or_, select, union_all
 
 from .blobs import MANY, Files
 from .database import Database
@@ -23,6 +26,9 @@ from .schema import media, objects, uses
 BYTES = 32 << 20
 # Seconds after which bytes without a row are not those of a request that is being stored.
 AGE = 3600.0
+
+# The shares of owners are added up for one part of the time in this many.
+_SELDOM = 50
 
 _NAMES = ("id", "owner", "kind", "created_at", "chain", "metadata", "size")
 _COLUMNS = [*(objects.c[name] for name in _NAMES), objects.c.media.is_not(None).label("has_media")]
@@ -53,13 +59,60 @@ class Limits:
 def make_room(connection: Connection, files: Files, most: int | None) -> bool:
     """Delete objects until the store has at most this many bytes; return True if any was deleted.
 
+    The owner with the most bytes loses its oldest objects first, so that nobody makes others lose
+    theirs while it has more.
+
     Args:
         most: None for no limit.
     """
-    evicted = False
-    while most is not None and _remove_oldest(connection, files, Limits(most=most)):
+    if most is None or total(connection, "bytes") <= most:
+        return False
+    evicted, shares = False, _shares(connection, files)
+    while (excess := (size := total(connection, "bytes")) - most) > 0:
+        ranked = sorted(shares, key=shares.__getitem__, reverse=True)
+        owner, step = ranked[0] if ranked else None, excess
+        if len(ranked) > 1:
+            # With equal shares, the owners lose some in turn.
+            step = min(excess, max(shares[ranked[0]] - shares[ranked[1]], excess // 4 + 1))
+        limits = Limits(Selection(owner=owner), most=size - step)
+        freed = _remove_oldest(connection, files, limits)
+        if freed is None:
+            if owner is None:
+                break
+            # Others have deleted its objects, or are deleting them.
+            del shares[owner]
+            continue
+        if owner is not None:
+            files.grow(owner, -freed.bytes)
         files.has_evicted = evicted = True
     return evicted
+
+
+def _shares(connection: Connection, files: Files) -> dict[str, int]:
+    """Return the bytes of each owner; an image counts once for each owner that has it.
+
+    In a large store this takes long, and is done for a small part of the time only.
+    """
+    began = time.monotonic()
+    if began < files.shares_until:
+        return files.shares
+    images = (
+        select(objects.c.owner, uses.c.hash)
+        .join(objects, objects.c.id == uses.c.id)
+        .distinct()
+        .subquery()
+    )
+    sizes = union_all(
+        select(objects.c.owner, func.sum(objects.c.size).label("size")).group_by(objects.c.owner),
+        select(images.c.owner, func.sum(media.c.size))
+        .join(media, media.c.hash == images.c.hash)
+        .group_by(images.c.owner),
+    ).subquery()
+    rows = connection.execute(select(sizes.c.owner, func.sum(sizes.c.size)).group_by(sizes.c.owner))
+    files.shares = {owner: int(size) for owner, size in rows}
+    ended = time.monotonic()
+    files.shares_until = ended + _SELDOM * (ended - began)
+    return files.shares
 
 
 def _remove_oldest(connection: Connection, files: Files, limits: Limits) -> Freed | None:

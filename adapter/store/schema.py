@@ -58,6 +58,11 @@ objects = Table(
     Index("latimer_objects_by_chain", "chain", sqlite_where=_CHAINED, postgresql_where=_CHAINED),
 )
 
+# With the sizes, which are added up without the rows.
+_BY_OWNER = Index(
+    "latimer_objects_by_owner", *(objects.c[name] for name in ("owner", "used_at", "id", "size"))
+)
+
 # One row for each item of a conversation, in their order. The size of a conversation contains those
 # of its items. A deleted item is an empty text, so that a list can still continue after it.
 items = Table(
@@ -117,9 +122,14 @@ totals = Table(
 # The number of the last migration.
 versions = Table("latimer_schema", schema, Column("version", Integer, nullable=False))
 
+
+def _with_order_of_owners(connection: Connection) -> None:
+    _BY_OWNER.create(connection)
+
+
 # The changes from each version to the next, from version 1. A released migration never changes. An
 # empty database gets the tables above, which are those of the newest version.
-MIGRATIONS: Sequence[Callable[[Connection], None]] = ()
+MIGRATIONS: Sequence[Callable[[Connection], None]] = (_with_order_of_owners,)
 # The key of PostgreSQL's advisory lock: "latimer" in ASCII.
 _LOCK = int.from_bytes(b"latimer", "big")
 

@@ -10,7 +10,6 @@ import ctypes
 import json
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from math import lcm
 from pathlib import Path
@@ -31,7 +30,7 @@ from ..grammar.dialects import NAMED, VALUES
 from ..grammar.gbnf import UnsupportedSchema
 from ..grammar.regex import repetitions
 from ..grammar.schema import path_to, target_of
-from ..offload import DeepThreads, Memo
+from ..offload import DeepThreads, FairThreads, Memo
 from .grammar_trial import STACK
 from .vocabulary import Vocabulary
 
@@ -226,7 +225,7 @@ class GrammarTrials:
         self._limits = json.dumps(limits)
         self._seconds = seconds
         # These threads only wait for processes.
-        self._threads = ThreadPoolExecutor(AT_ONCE, "latimer-grammar-trials")
+        self._threads = FairThreads(AT_ONCE, "latimer-grammar-trials")
         self._tried: Memo[str, bool] = Memo(_KEPT, lambda text, _: 64 + len(text), self._threads)
 
     async def check(self, text: str) -> None:
@@ -381,11 +380,13 @@ def _check_schema(schema: Any) -> None:
         if isinstance(value, list):
             todo += [(inner, (*path, place)) for place, inner in enumerate(value)]
         elif isinstance(value, dict):
-            own = value.get("properties")
-            properties += len(own) if isinstance(own, dict) else 0
+            own, others = value.get("properties"), _unlisted(value)
+            properties += (len(own) if isinstance(own, dict) else 0) + others
             if properties > PROPERTIES.maximum:
                 reason = f"the schema has more than {PROPERTIES.maximum} properties"
-                raise UnsupportedSchema(reason, (*path, "properties"))
+                if others:
+                    reason += ", with the names that only 'required' has; use fewer"
+                raise UnsupportedSchema(reason, (*path, "required" if others else "properties"))
             expression = value.get("pattern")
             if isinstance(expression, str):
                 parts += repetitions(expression)
@@ -399,6 +400,15 @@ def _check_schema(schema: Any) -> None:
                     reason = f"'multipleOf' is enforced up to {MULTIPLE.maximum}"
                     raise UnsupportedSchema(reason, (*path, "multipleOf"))
             todo += [(inner, (*path, key)) for key, inner in value.items()]
+
+
+def _unlisted(schema: dict[str, Any]) -> int:
+    """Return the number of required names without a property, which llguidance compiles as one."""
+    names, own = schema.get("required"), schema.get("properties")
+    if not isinstance(names, list):
+        return 0
+    listed = own if isinstance(own, dict) else {}
+    return sum(isinstance(name, str) and name not in listed for name in names)
 
 
 def _check_copies(schema: Any) -> bool:
@@ -436,7 +446,7 @@ def _copies(schema: Any, all_in_copies: bool) -> int:
             todo += [(one, is_copy, merges, around) for one in value]
         if not isinstance(value, dict):
             continue
-        count += is_copy
+        count += 1 + _unlisted(value) if is_copy else 0
         merges = merges or len(value.keys() - _ANNOTATIONS) > 1
         target = value.get("$ref")
         if isinstance(target, str):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -14,8 +15,8 @@ from typing import NoReturn
 
 import pytest
 from latimer.backends import offload
-from latimer.backends.errors import TooComplex
-from latimer.backends.offload import LARGE, SMALL, Memo
+from latimer.backends.errors import Busy, TooComplex
+from latimer.backends.offload import LARGE, SMALL, FairThreads, Memo
 
 
 async def test_only_large_work_leaves_the_loop() -> None:
@@ -168,6 +169,41 @@ async def test_work_that_takes_too_long_is_refused() -> None:
         await Memo[str, str](100, lambda _key, value: len(value), seconds=0.05).get("key", forever)
     async with asyncio.timeout(5):
         assert await offload.run(SMALL + 1, divmod, 7, 4) == (1, 3)
+
+
+async def test_owners_take_turns() -> None:
+    """Work of an owner waits for one piece of work of each other owner at most."""
+    threads, may_go, done = FairThreads(1, "fair"), threading.Event(), list[str]()
+    first = threads.submit(may_go.wait, 10)
+    for owner in "aaaabbc":
+        token = offload.OWNER.set(owner)
+        threads.submit(done.append, owner)
+        offload.OWNER.reset(token)
+    may_go.set()
+    await asyncio.to_thread(threads.shutdown)
+    assert first.result()
+    assert "".join(done) == "abcabaa"
+
+
+async def test_a_wait_for_others_is_not_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of work begins when a thread begins it; before, `Busy` ends a wait that is too
+    long, and the work never begins."""
+    threads, begun = FairThreads(1, "one"), list[str]()
+    kept = Memo[str, None](100, lambda _key, _value: 1, threads, seconds=0.1)
+    first = threads.submit(time.sleep, 0.3)
+    await offload.run(SMALL + 1, begun.append, "run", threads=threads, seconds=0.1)
+    second = threads.submit(time.sleep, 0.3)
+    await kept.get("key", lambda: begun.append("memo"))
+    monkeypatch.setattr(offload, "MOST_WAIT", 0.1)
+    third = threads.submit(time.sleep, 0.3)
+    with pytest.raises(Busy) as error:
+        await offload.run(SMALL + 1, begun.append, "never", threads=threads)
+    assert error.value.retry_after
+    with pytest.raises(Busy):
+        await kept.get("other", lambda: begun.append("never"))
+    threads.shutdown()
+    assert begun == ["run", "memo"]
+    assert all(one.done() for one in (first, second, third))
 
 
 async def test_shared_work_ends_with_the_last_who_waits() -> None:

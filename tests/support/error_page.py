@@ -137,8 +137,8 @@ async def others(client_of: Client, folder: Path) -> AsyncIterator[Reply]:
         yield status, reply["error"]
     status, reply = unexpected()
     yield status, reply["error"]
-    async for reply in _unserved():
-        yield reply
+    async for unserved in _unserved():
+        yield unserved
     app = OpenAIAdapter(LlamaCpp(), store="off")
     app.service.is_command = True
     async with client_of(app) as client:

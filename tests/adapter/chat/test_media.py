@@ -12,10 +12,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter.chat import media
 from latimer.backends.base import Backend
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from latimer.schemas import limits
 from PIL import Image
 from support import gguf_files, mrope
 from support.clients import adapting
@@ -416,6 +418,60 @@ async def test_pictures_that_unfold_too_far(client: httpx2.AsyncClient) -> None:
     error = (await post(client, HELLO, image(url=url))).json()["error"]
     assert error["code"] == "image_too_large"
     assert "40000 x 40000" in error["message"]
+
+
+def black(width: int, height: int, end: int | None = None) -> dict[str, Any]:
+    """Return a content part with a black image as WebP, of which 34 bytes have any size."""
+    out = io.BytesIO()
+    Image.new("RGB", (width, height)).save(out, "WEBP", lossless=True, method=0, quality=0)
+    data = base64.b64encode(out.getvalue()[:end]).decode()
+    return image(url=f"data:image/webp;base64,{data}")
+
+
+async def test_large_webp_is_converted_elsewhere(client: httpx2.AsyncClient) -> None:
+    """A large WebP image is the PNG that a small one is, and a broken one is a 400."""
+    wide = 2_049
+    data = io.BytesIO()
+    Image.new("RGB", (wide, wide)).save(data, "PNG")
+    same = image(url="data:image/png;base64," + base64.b64encode(data.getvalue()).decode())
+    assert await answer(client, HELLO, black(wide, wide)) == await answer(client, HELLO, same)
+    error = (await post(client, HELLO, black(wide, wide, -6))).json()["error"]
+    assert error["code"] == "image_parse_error"
+
+
+async def test_a_conversion_has_limits(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversion that takes too long is a 400 that names the limits."""
+    monkeypatch.setattr(media, "_WAIT", 0.01)
+    error = (await post(client, HELLO, black(2_049, 2_049))).json()["error"]
+    assert error["code"] == "image_too_large"
+    assert error["message"].endswith(
+        "takes more than 20 s or 1024 MiB to convert. Send a smaller image, or PNG or JPEG."
+    )
+
+
+async def test_webp_has_fewer_pixels(client: httpx2.AsyncClient) -> None:
+    """A WebP image of 34 bytes with more pixels than are converted is rejected at once."""
+    error = (await post(client, HELLO, black(10_001, 5_000))).json()["error"]
+    assert error["code"] == "image_too_large"
+    assert "10001 x 5000 pixels; at most 50000000 are allowed" in error["message"]
+
+
+async def test_images_have_a_sum_of_pixels(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The images of a request may have a number of pixels together, and the error names the first
+    one beyond it."""
+    most = limits.ALL_PIXELS._replace(maximum=2 * 16 * 16)
+    monkeypatch.setattr(limits, "ALL_PIXELS", most)
+    parts = [black(16, 16)] * 3
+    assert (await post(client, *parts[:2], HELLO)).status_code == 200
+    error = (await post(client, *parts, HELLO)).json()["error"]
+    assert (error["code"], error["param"]) == (
+        "image_too_large", "messages[0].content[2].image_url.url",
+    )  # fmt: skip
+    assert "more than 512 pixels. Send fewer or smaller images" in error["message"]
 
 
 async def test_pictures_that_are_drawn_too_often(client: httpx2.AsyncClient) -> None:

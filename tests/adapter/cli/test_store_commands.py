@@ -105,9 +105,9 @@ def test_settings_come_from_the_environment_and_the_file(
     settings = tmp_path / "latimer.toml"
     settings.write_text(f"store = '{target}'\nport = 8080\n")
     run("migrate", "--config", str(settings))
-    assert "version 1" in run("stats", "--config", str(settings)).stdout
+    assert "version 2" in run("stats", "--config", str(settings)).stdout
     monkeypatch.setenv("LATIMER_STORE", target)
-    assert "version 1" in run("stats").stdout
+    assert "version 2" in run("stats").stdout
 
 
 @pytest.mark.parametrize("command", ["stats", "export", "prune"])
@@ -130,10 +130,10 @@ def test_a_password_is_not_shown() -> None:
 def test_migrate_says_the_versions(target: str) -> None:
     """The first call makes the schema and the second one finds it; a dry run changes nothing."""
     place = ("--store", target)
-    assert "Version 1 would be made" in run("migrate", "--dry-run", *place).stderr
+    assert "Version 2 would be made" in run("migrate", "--dry-run", *place).stderr
     run("stats", *place, code=3)
-    assert "had version 0, and now has version 1" in run("migrate", *place).stderr
-    assert "version 1, the newest" in run("migrate", *place).stderr
+    assert "had version 0, and now has version 2" in run("migrate", *place).stderr
+    assert "version 2, the newest" in run("migrate", *place).stderr
     assert run("stats", *place).stdout
 
 

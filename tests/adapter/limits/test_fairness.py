@@ -13,6 +13,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.model_entry import ModelEntry
+from latimer.backends import offload
 from latimer.backends.base import Batch, Generation
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -118,3 +119,32 @@ async def test_a_heavier_key_gets_more() -> None:
         finished.pop()
     # Until the heavier key has nothing more to ask for, both compete.
     assert 22 <= finished.count("polite") <= 40
+
+
+class Owned(Echo):
+    """An engine that notes whose work it would leave to a thread."""
+
+    def __init__(self) -> None:
+        super().__init__("a word.")
+        self.owners: list[str] = []
+
+    @asynccontextmanager
+    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """Run a job."""
+        self.owners.append(offload.OWNER.get())
+        async with super().open(job) as batches:
+            yield batches
+
+
+async def test_work_in_threads_has_the_owner_of_the_key() -> None:
+    """The work of a request belongs to its key, so that keys take turns in threads."""
+    engine = Owned()
+    app = OpenAIAdapter(engine, keys=KEYS)
+    async with client_of(app) as client:
+        for key in ("greedy", "polite", "greedy"):
+            await ask(client, key)
+    await app.aclose()
+    first, second, third = engine.owners
+    assert first == third
+    assert "" not in (first, second)
+    assert first != second

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 from urllib.parse import quote
@@ -19,10 +20,11 @@ import httpx2
 import orjson
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.errors import InvalidRequest
+from latimer.adapter.errors import InvalidRequest, render
 from latimer.adapter.responses import files as reading
 from latimer.adapter.responses.files import AT_ONCE, Pdf, read_pdfs
-from latimer.backends import sandbox
+from latimer.backends import offload, sandbox
+from latimer.backends.errors import Busy
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.schemas import limits
 from openai import AsyncOpenAI
@@ -413,6 +415,36 @@ async def test_few_readers_at_once(started: list[subprocess.Popen[bytes]]) -> No
         {url: name} for url, name in zip(urls, names, strict=True)
     ]
     assert most == AT_ONCE
+
+
+async def test_keys_take_turns_with_readers(
+    started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file waits for one turn of another key's files, and a wait that is too long is a 429."""
+
+    def reading_of(key: str, number: int) -> asyncio.Task[dict[str, str]]:
+        token = offload.OWNER.set(key)
+        url = pdf_url(endless()) if key == "greedy" else pdf_url(pdf("Polite"))
+        task = asyncio.create_task(read_pdfs([Pdf("a", url)], f"{key} {number}", 0.6))
+        offload.OWNER.reset(token)
+        return task
+
+    greedy = [reading_of("greedy", number) for number in range(6)]
+    await asyncio.sleep(0.1)
+    with suppress(InvalidRequest):
+        # On a busy machine this short file can take longer as well.
+        await reading_of("polite", 0)
+    assert len(started) <= 2 * AT_ONCE
+    monkeypatch.setattr(offload, "MOST_WAIT", 0.1)
+    with pytest.raises(Busy) as error:
+        await reading_of("greedy", 6)
+    assert render(error.value)[0] == 429
+    for task in greedy:
+        task.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
+    async with asyncio.timeout(10):
+        while None in [process.returncode for process in started]:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_text_is_kept_for_its_owner(started: list[subprocess.Popen[bytes]]) -> None:

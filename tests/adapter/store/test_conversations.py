@@ -369,6 +369,17 @@ async def test_a_conversation_that_is_larger_than_the_store_is_refused(opened: O
         assert await rows(store, "SELECT id FROM latimer_objects") == [(kept,)]
 
 
+async def test_a_conversation_makes_no_room_in_the_share_of_others(opened: Opened) -> None:
+    """A conversation that fits into the store is refused if owners with less have the room."""
+    async with opened(size=1) as store:
+        kept = await made(store, item("msg_0", "x" * 300_000))
+        large = [item("msg_0", "x" * 900_000)]
+        with pytest.raises(ConversationTooLarge):
+            await store.create_conversation("bob", "req_1", {}, large)
+        assert await store.create_conversation("bob", "req_1", {}, [item("msg_0", "x" * 600_000)])
+        assert await ids(store, kept) == ["msg_0"]
+
+
 async def test_items_outlive_the_process(opened: Opened, target: str) -> None:
     """A store that is opened again has the items, and appends after them."""
     if target == "memory":

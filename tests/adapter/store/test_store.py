@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter.store.conftest import Opened
+from adapter.store.conftest import Opened, miscounted
 from latimer.adapter.store import database as databases
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.records import Query, Record, new_id
@@ -194,6 +194,27 @@ async def test_a_store_keeps_at_most_its_size(opened: Opened) -> None:
         found = await listed(store, limit=100)
         assert found == ids[-len(found) :]
         assert 3 <= len(found) <= 6
+
+
+async def test_the_owner_with_the_most_makes_room(opened: Opened) -> None:
+    """An owner that fills the store deletes its own oldest objects, and none of an owner with
+    less; owners with much lose some in turn."""
+    async with opened(size=1) as store:
+        few = keep(store, *(record("x" * 50_000, "alice") for _ in range(3)))
+        many: list[str] = []
+        for _ in range(4):
+            many += keep(store, *(record("x" * 40_000, "bob") for _ in range(10)))
+            found = await listed(store, "bob", limit=100)
+            assert found == many[-len(found) :]
+            assert await listed(store, "alice", limit=100) == few
+        keep(store, *(record("x" * 40_000, "carol") for _ in range(30)))
+        assert await listed(store, "alice", limit=100) == few
+        counts = [len(await listed(store, name, limit=100)) for name in ("bob", "carol")]
+        assert 2 <= min(counts) <= max(counts) <= min(counts) + 4
+        image = f"{PIXEL.partition(',')[0]},{b64encode(bytes(900_000)).decode()}"
+        keep(store, record(owner="dave", image=image))
+        assert await listed(store, "alice", limit=100) == few
+        assert await miscounted(await store.open()) == (0, 0)
 
 
 async def test_media_make_room_with_their_objects(opened: Opened) -> None:

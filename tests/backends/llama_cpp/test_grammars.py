@@ -314,6 +314,31 @@ async def test_copies_of_definitions_are_counted_before(
     assert time.monotonic() - start < 1
 
 
+@pytest.mark.parametrize("copies", [0, 3])
+async def test_required_names_count_as_properties(backend: LlamaCpp, copies: int) -> None:
+    """Names that only `required` has count as properties, also in the copies of a definition."""
+    names = [f"a{number}" for number in range(5_001)]
+
+    async def opened(count: int, copies: int) -> None:
+        schema: dict[str, Any] = {"required": names[:count]}
+        schema["properties"] = {name: {"type": "null"} for name in names[:count:2]}
+        if copies:
+            part = {"$ref": "#/$defs/d", "minProperties": 0}
+            definition = {"type": "object", "required": names[:count]}
+            parts = {f"b{number}": part for number in range(copies)}
+            schema = {"properties": parts, "$defs": {"d": definition}}
+        text = json.dumps({"type": "object", **schema})
+        async with backend.open(job_of(Grammar("json_schema", text, "schema"))):
+            pass
+
+    await opened(4_990, min(copies, 1))
+    start = time.monotonic()
+    with pytest.raises(InvalidGrammar, match=r"'required' has|10000 copies") as error:
+        await opened(4_990 if copies else 5_001, copies)
+    assert error.value.param == ("schema" if copies else "schema.required")
+    assert time.monotonic() - start < 1
+
+
 async def test_references_alone_are_not_copied(backend: LlamaCpp) -> None:
     """Definitions that refer to the next twice are cheap."""
     definitions: dict[str, Any] = {"d26": {"type": "string", "maxLength": 1}}
