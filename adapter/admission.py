@@ -208,18 +208,18 @@ def _refused(refusal: Refusal, model: str, grant: Grant) -> LatimerError:
     return RateLimited(model, grant.name, _UNITS[kind], limit, used, requested, wait, headers)
 
 
-def ticket_of(exchange: Exchange, served: ServedModel, party: Ticket | None = None) -> Ticket:
+def ticket_of(exchange: Exchange, served: ServedModel, ticket: Ticket | None = None) -> Ticket:
     """Return the request as the queue of its model knows it.
 
     Args:
-        party: the same, as far as it is known already.
+        ticket: the same, as far as it is known already.
     """
-    party = party or Ticket()
+    ticket = ticket or Ticket()
     if served.is_pooled:
-        exchange.party = party
-        party.key = exchange.key
+        exchange.ticket = ticket
+        ticket.key = exchange.key
         if exchange.grant is not None:
-            party.weight = exchange.grant.weight
+            ticket.weight = exchange.grant.weight
         session = exchange.cache_key
         if not session:
             headers = exchange.named
@@ -227,7 +227,7 @@ def ticket_of(exchange: Exchange, served: ServedModel, party: Ticket | None = No
                 name = next(name for name in SESSION_HEADERS if name in headers)
                 session = str(headers[name], "latin-1")
         if session:
-            party.session = session[:_MOST]
+            ticket.session = session[:_MOST]
         if served.replaces:
             exchange.response_headers.append((MODEL, header_value(served.name)))
-    return party
+    return ticket

@@ -118,7 +118,7 @@ class Series:
 
     def add(self, record: Record, prompt: int) -> None:
         """Add a request that has succeeded, with the tokens of its prompts; see `fold`."""
-        finished, party = self.finished, record.party
+        finished, ticket = self.finished, record.ticket
         generated, longest = record.completion_tokens, 0
         for finish, reason in zip(record.finishes, record.reasons, strict=True):
             finished[reason or "stop"] += 1
@@ -129,8 +129,8 @@ class Series:
                 self.accepted += finish.accepted_tokens
         if record.reasoning_tokens:
             self.reasoning += record.reasoning_tokens
-        if party is not None and party.affinity:
-            self.affinity[party.affinity] = self.affinity.get(party.affinity, 0) + 1
+        if ticket is not None and ticket.affinity:
+            self.affinity[ticket.affinity] = self.affinity.get(ticket.affinity, 0) + 1
         begun_at, queued = record.begun_at, record.queued
         # Before `begun`, the request waited for a load.
         on_engine = record.begun + queued - record.loading
@@ -269,9 +269,9 @@ class Metrics(Observer):
             prompt, generated = record.partial
             series.prompt += prompt
             series.generated += generated
-            if record.party is not None:
-                series.looked_up += record.party.looked_up
-                series.cached += record.party.cached
+            if record.ticket is not None:
+                series.looked_up += record.ticket.looked_up
+                series.cached += record.ticket.cached
             series.add_gaps(record)
             # Clients leave slow engines and long queues, which must not look fast by that. Those
             # that did not wait count, too, or the engines would look slow.
@@ -334,7 +334,7 @@ def _streams(service: Service) -> Iterator[tuple[tuple[str, str], Record]]:
     for exchange in service.observers.running:
         record = exchange.record
         if record is not None and record.arrivals:
-            name = record.party.engine if record.party is not None else ""
+            name = record.ticket.engine if record.ticket is not None else ""
             yield (exchange.model, name or engine_name(record.engine)), record
 
 

@@ -190,12 +190,12 @@ def _completed(one: _Ended, is_fleet: bool) -> Record | None:
         record.key = ""
     else:
         record.key = in_log(key) if grant is None else grant.name
-    loading, last, party = record.loading, record.last, record.party
+    loading, last, ticket = record.loading, record.last, record.ticket
     record.queued = loading
-    if party is not None:
-        record.queued += party.waited
-        if party.tries:
-            record.tries += party.tries
+    if ticket is not None:
+        record.queued += ticket.waited
+        if ticket.tries:
+            record.tries += ticket.tries
     finishes = record.finishes
     if len(finishes) == 1:
         record.cached_tokens = finishes[0].cached_tokens
@@ -206,8 +206,8 @@ def _completed(one: _Ended, is_fleet: bool) -> Record | None:
     record.overhead = 0.0
     if last:
         record.overhead = record.begun - record.begun_at - loading + record.ended - last
-    if party is not None and party.engine:
-        record.engine = party.engine
+    if ticket is not None and ticket.engine:
+        record.engine = ticket.engine
     elif record.engine:
         record.engine = NO_ENGINE if is_fleet else engine_name(record.engine)
     return record

@@ -107,7 +107,7 @@ class Record(_Facts):
         model: the first name of its model; `OTHER` without one.
         asked: the name of the model in the request; empty if the request got to none.
         engine: the name of its engine in a fleet, or `NO_ENGINE`; without a fleet, its kind.
-        party: the request as the queue of its engine knows it.
+        ticket: the request as the queue of its engine knows it.
         tries: the engines that have not served it before; see `Ticket`.
         key: the name of its API key's table, or a hash of the key; empty without a key.
         end_user: the end user that it names.
@@ -148,7 +148,7 @@ class Record(_Facts):
     # Most requests leave most of these values as they are.
     keeps = is_stream = is_detached = False
     asked = engine = error_code = limit = param = ""
-    party: Ticket | None = None
+    ticket: Ticket | None = None
     loads_at = loading = begun = last = 0.0
     arrivals: list[float] | None = None
     failed = max_tokens = completion_tokens = counted = 0
@@ -162,9 +162,9 @@ class Record(_Facts):
     forwarded: Mapping[str, str] | None = None
     tries: tuple[Try, ...] = ()
 
-    def begin(self, asked: str, engine: str, party: Ticket | None) -> None:
+    def begin(self, asked: str, engine: str, ticket: Ticket | None) -> None:
         """Note that the engine gets the request's jobs now."""
-        self.asked, self.engine, self.party, self.begun = asked, engine, party, perf_counter()
+        self.asked, self.engine, self.ticket, self.begun = asked, engine, ticket, perf_counter()
 
     def succeed(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Note the tokens of a request without choices, whose engine has finished now."""
@@ -183,10 +183,10 @@ class Record(_Facts):
         Args:
             is_pooled: True if its model has several engines.
         """
-        party, self.party = self.party, None
+        ticket, self.ticket = self.ticket, None
         engine, earlier = "", tuple[Try, ...]()
-        if party is not None and party.engine:
-            engine, earlier = party.engine, party.tries
+        if ticket is not None and ticket.engine:
+            engine, earlier = ticket.engine, ticket.tries
         elif self.engine:
             engine = NO_ENGINE if is_pooled else engine_name(self.engine)
         if engine:
@@ -200,8 +200,8 @@ class Record(_Facts):
 
         Tokens that arrive together have one time, so an engine knows better how many there are.
         """
-        party, arrived = self.party, len(self.arrivals or ())
-        return (0, arrived) if party is None else (party.prompt, max(party.generated, arrived))
+        ticket, arrived = self.ticket, len(self.arrivals or ())
+        return (0, arrived) if ticket is None else (ticket.prompt, max(ticket.generated, arrived))
 
     def fail(self, error: Exception) -> None:
         """Note the error that ended the request; the error itself would keep all of it."""

@@ -140,7 +140,7 @@ class Exchange(Request):
         wants_stream: True if the request asks for a stream.
         keepalive: seconds between the comments of a stream that waits for an engine; 0 sends none.
         has_waited: True if the head of the response was sent because the request waits.
-        party: the request as the queue of its model knows it, which learns the engine; None for a
+        ticket: the request as the queue of its model knows it, which learns the engine; None for a
             model without such a queue.
         write: sends a part of the body as `chunk` does, but without a message, for a frame of a
             WebSocket whose response passes through no middleware; None for other requests.
@@ -157,7 +157,7 @@ class Exchange(Request):
     # Most requests leave these values as they are.
     grant: Grant | None = None
     lease: Lease | None = None
-    party: Ticket | None = None
+    ticket: Ticket | None = None
     record: Record | None = None
     trace: Trace | None = None
     write: Callable[..., Awaitable[None]] | None = None
@@ -498,9 +498,9 @@ class Exchange(Request):
         ]
         if self.is_named:
             del head[1]
-        party = self.party
-        if party is not None and party.engine:
-            head += _engine_headers(party.engine, party.affinity)
+        ticket = self.ticket
+        if ticket is not None and ticket.engine:
+            head += _engine_headers(ticket.engine, ticket.affinity)
         if content_type is not JSON:
             self.streams = content_type.startswith(b"text/event-stream")
             if content_type == EVENT_STREAM:

@@ -338,8 +338,8 @@ def event_of(record: Record, offset: float) -> dict[str, Any]:
             event["finish_reason"] = record.reasons[0]
     elif record.begun and any(record.partial):
         event["prompt_tokens"], event["completion_tokens"] = record.partial
-        if record.party is not None and record.party.looked_up:
-            event["cached_tokens"] = record.party.cached
+        if record.ticket is not None and record.ticket.looked_up:
+            event["cached_tokens"] = record.ticket.cached
     if failed or record.error_code:
         event.update(_failure_of(record))
     if record.is_left:

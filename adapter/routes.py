@@ -256,10 +256,10 @@ async def _repeated(exchange: Exchange, service: Service, endpoint: Endpoint) ->
         if not service.may_repeat(error, name, exchange.grant):
             raise
         if exchange.record is not None:
-            exchange.record.repeat(error, exchange.party is not None)
+            exchange.record.repeat(error, exchange.ticket is not None)
         # The request keeps its lease, so that it counts once.
         exchange.response_headers[:] = headers
-        exchange.draft = exchange.to_store = exchange.party = None
+        exchange.draft = exchange.to_store = exchange.ticket = None
         await endpoint(exchange, service)
 
 

@@ -142,8 +142,8 @@ def attributes_of(record: Record) -> Attributes:
             found["gen_ai.request.stream"] = True
         if record.choices_per_prompt != 1:
             found["gen_ai.request.choice.count"] = record.choices_per_prompt
-        if record.party is not None and record.party.affinity:
-            found["latimer.affinity"] = record.party.affinity
+        if record.ticket is not None and record.ticket.affinity:
+            found["latimer.affinity"] = record.ticket.affinity
         if record.arrivals:
             found["gen_ai.response.time_to_first_chunk"] = record.arrivals[0] - record.begun_at
     if record.prompt_tokens is not None:
@@ -182,7 +182,7 @@ def phases_of(record: Record) -> Iterator[tuple[str, float, float]]:
     end = record.arrivals[0] if record.arrivals else record.last
     if not record.begun or not end:
         return
-    waited = 0.0 if record.party is None else record.party.waited
+    waited = 0.0 if record.ticket is None else record.ticket.waited
     placed = record.begun
     if waited >= _SHORTEST:
         # Of several calls, another one may have waited until later.

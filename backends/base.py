@@ -183,7 +183,7 @@ class Generation:
             tokens.
         owner: the owner of the prompt cache entries; owners do not share entries.
         grammar: the grammar that each choice must match, or None.
-        party: the request that the job belongs to; None if the request has no other job.
+        ticket: the request that the job belongs to; None if the request has no other job.
         fingerprint: the model that the job was made for. The backend rejects the job if the engine
             serves another model. Empty if any model will do.
         streamed: False if nobody needs the text before its end; an engine may then yield it whole.
@@ -204,7 +204,7 @@ class Generation:
     owner: str = ""
     grammar: Grammar | None = None
     preserved_tokens: tuple[str, ...] = ()
-    party: Ticket | None = None
+    ticket: Ticket | None = None
     fingerprint: str = ""
     streamed: bool = True
     is_joined: bool = False
@@ -219,11 +219,11 @@ class Embedding:
 
     Args:
         inputs: texts, which get the model's special tokens, or token ids, which are not changed.
-        party, fingerprint: as in `Generation`.
+        ticket, fingerprint: as in `Generation`.
     """
 
     inputs: Sequence[Content]
-    party: Ticket | None = None
+    ticket: Ticket | None = None
     fingerprint: str = ""
 
 
@@ -243,7 +243,7 @@ class Ranking:
 
     query: str
     documents: Sequence[str]
-    party: Ticket | None = None
+    ticket: Ticket | None = None
     fingerprint: str = ""
 
 
@@ -562,7 +562,7 @@ class Backend(Protocol):
         - It raises `ContextExceeded` if the prompt and `max_tokens` exceed the context. With
           `clips`, or without `max_tokens`, the context ends the choice.
         - `max_tokens` is never exceeded; 0 needs no call (`streams.end_at_once`).
-        - `party.input` is set before the first event, for the usage at the start of a stream.
+        - `ticket.input` is set before the first event, for the usage at the start of a stream.
         - No batch is empty. The last event of each choice is its only `Finish`.
         - It sends `stops.for_engine` to the engine. Text from a stop sequence on may be yielded,
           since the adapter cuts it, but its tokens are not counted (`stops.TokenCut`). It ends
@@ -570,7 +570,7 @@ class Backend(Protocol):
         - Logprobs, those of the prompt, a suffix, media, sampling, seeds, a grammar and what
           precedes it, and `preserved_tokens` are obeyed, or else refused: in `Capabilities` if the
           field is always refused, here with `Unsupported` otherwise.
-        - Calls that the engine has no place for wait, in turns of their `party`
+        - Calls that the engine has no place for wait, in turns of their `ticket`
           (`queue.AdmissionQueue`).
         """
         ...

@@ -130,7 +130,7 @@ class Waiting(Protocol):
     turn: int
 
     @property
-    def party(self) -> Ticket:
+    def ticket(self) -> Ticket:
         """The request that it belongs to."""
         ...
 
@@ -169,8 +169,8 @@ class FairQueue(Generic[W]):
 
     def add(self, call: W) -> None:
         """Queue a call for its request's next turn."""
-        tier = call.party.tier
-        calls = self.requests.setdefault(call.party, [])
+        tier = call.ticket.tier
+        calls = self.requests.setdefault(call.ticket, [])
         call.turn = max(calls[-1].turn if calls else 0, self._served[tier]) + 1
         calls.append(call)
         insort(self._waiting.setdefault(tier, []), call, key=_TURN)
@@ -192,15 +192,15 @@ class FairQueue(Generic[W]):
 
     def take(self, call: W) -> None:
         """Remove a call from the queue and count its turn as served."""
-        tier = call.party.tier
+        tier = call.ticket.tier
         self.remove(call)
         self._served[tier] = max(self._served[tier], call.turn)
         self._order.count(tier, self._waiting)
 
     def remove(self, call: W) -> None:
         """Remove a call from the queue."""
-        _remove(self.requests, call.party, call)
-        _remove(self._waiting, call.party.tier, call)
+        _remove(self.requests, call.ticket, call)
+        _remove(self._waiting, call.ticket.tier, call)
 
     def clear(self) -> None:
         """Remove all calls from the queue."""
@@ -215,13 +215,13 @@ def _remove(lists: dict[K, list[W]], key: K, call: W) -> None:
         del lists[key]
 
 
-def check_room(waiting: int, limit: int, party: Ticket | None, wait: float) -> None:
+def check_room(waiting: int, limit: int, ticket: Ticket | None, wait: float) -> None:
     """Raise `Busy` if as many requests wait as may, unless the request was admitted before.
 
     Args:
         wait: the seconds after which a client should send the request again.
     """
-    if waiting >= limit and not (party is not None and party.admitted):
+    if waiting >= limit and not (ticket is not None and ticket.admitted):
         raise Busy(
             f"{waiting} requests are already waiting for the engine. Send the request again later.",
             wait,
@@ -231,10 +231,10 @@ def check_room(waiting: int, limit: int, party: Ticket | None, wait: float) -> N
 class _Call:
     """A call that waits for a place."""
 
-    __slots__ = ("party", "place", "since", "turn")
+    __slots__ = ("place", "since", "ticket", "turn")
 
-    def __init__(self, party: Ticket) -> None:
-        self.party = party
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
         self.place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn = 0
         self.since = time.monotonic()
@@ -276,48 +276,48 @@ class AdmissionQueue:
         """True if a call has to wait for a place."""
         return self.taken >= self._places or bool(self._waiting.requests)
 
-    def check(self, party: Ticket | None = None) -> None:
+    def check(self, ticket: Ticket | None = None) -> None:
         """Raise `Busy` if the queue is full, unless the request was admitted before."""
         if self._limit is None or self.taken < self._places:
             return
         waiting = len(self._waiting.requests)
         # OpenAI's clients do not retry after a delay of more than two minutes (contract 1.5).
-        check_room(waiting, self._limit, party, min(max(self._seconds * waiting / 2, 0.1), 60.0))
+        check_room(waiting, self._limit, ticket, min(max(self._seconds * waiting / 2, 0.1), 60.0))
 
-    def try_take(self, party: Ticket | None = None) -> bool:
+    def try_take(self, ticket: Ticket | None = None) -> bool:
         """Take a place if one is free and no request waits; return True if taken."""
         if self.taken >= self._places or self._waiting.requests:
             return False
         self.taken += 1
-        if party is not None:
-            party.admitted = True
+        if ticket is not None:
+            ticket.admitted = True
         return True
 
-    async def take(self, party: Ticket | None = None) -> None:
+    async def take(self, ticket: Ticket | None = None) -> None:
         """Wait for a place; `release` gives it back.
 
         Args:
-            party: the request of the call; by default the call is a separate request.
+            ticket: the request of the call; by default the call is a separate request.
 
         Raises:
             Busy: the queue is full and the request was not admitted before.
         """
-        if self.try_take(party):
+        if self.try_take(ticket):
             return
-        self.check(party)
-        call = _Call(party or Ticket())
-        call.party.admitted = True
+        self.check(ticket)
+        call = _Call(ticket or Ticket())
+        call.ticket.admitted = True
         if not self._waiting.requests:
             self._moved = call.since
         self._waiting.add(call)
         try:
             await call.place
         except asyncio.CancelledError:
-            call.party.note_wait(call.since)
+            call.ticket.note_wait(call.since)
             if not call.place.cancelled():
                 # The place was already given to this call.
                 self.release()
-            elif call in self._waiting.requests.get(call.party, ()):
+            elif call in self._waiting.requests.get(call.ticket, ()):
                 self._waiting.remove(call)
             raise
 
@@ -344,7 +344,7 @@ class AdmissionQueue:
             now = time.monotonic()
             self._seconds = 0.8 * self._seconds + 0.2 * (now - self._moved)
             self._moved = now
-            call.party.note_wait(call.since)
+            call.ticket.note_wait(call.since)
             call.place.set_result(None)
             return
         self.taken -= 1

@@ -125,7 +125,7 @@ class AudioModel(Transcriber):
         for samples in cut(recording.samples, PIECE):
             head, text = Head(), ""
             chat = await self._prepared(samples, recording)
-            chat.job.party = recording.party
+            chat.job.ticket = recording.ticket
             async for part in self._written(chat):
                 if isinstance(part, Finish):
                     rest = head.end()

@@ -68,13 +68,13 @@ class AudioOutput:
     """The speaker of a response, its voice, and the format of its audio.
 
     Args:
-        party: the request as the queue of the speaker knows it.
+        ticket: the request as the queue of the speaker knows it.
     """
 
     speaker: Speaker
     voice: ChosenVoice
     form: AudioFormat
-    party: Ticket
+    ticket: Ticket
 
 
 class Listener(Protocol):
@@ -227,7 +227,7 @@ class Speech:
 
     async def _say(self, index: int, sentence: str, listener: Listener) -> None:
         line, data, output = self._lines[index], b"", self._output
-        utterance = Utterance(sentence, output.voice.name, party=output.party)
+        utterance = Utterance(sentence, output.voice.name, ticket=output.ticket)
         async with aclosing(pieces_of(output.speaker, utterance, line.rate)) as pieces:
             async for piece in pieces:
                 self.size += len(piece.samples)

@@ -27,7 +27,7 @@ class Chosen(NamedTuple):
     Args:
         served: the model whose rules and limits apply.
         engine: the name of what transcribes, for messages and metrics.
-        party: the request, as the queue of an engine knows it.
+        ticket: the request, as the queue of an engine knows it.
         is_exact: False if it stands for one of OpenAI's models.
     """
 
@@ -35,7 +35,7 @@ class Chosen(NamedTuple):
     facts: TranscriberFacts
     served: ServedModel
     engine: str
-    party: Ticket
+    ticket: Ticket
     is_exact: bool
 
 
@@ -53,16 +53,16 @@ async def transcriber_for(exchange: Exchange, service: Service, name: str) -> Ch
     own = service.transcriber
     if own is not None:
         facts = await own.facts()
-        party = Ticket()
-        party.engine = facts.name
-        return Chosen(own, facts, served, facts.name, party, is_exact)
-    party = ticket_of(exchange, served)
+        ticket = Ticket()
+        ticket.engine = facts.name
+        return Chosen(own, facts, served, facts.name, ticket, is_exact)
+    ticket = ticket_of(exchange, served)
     found = await served.backend.transcriber()
     if found is None and "audio" in served.model.media:
         found = AudioModel(served, exchange.owner)
     if found is None:
         raise _nothing(exchange.place)
-    return Chosen(found, await found.facts(), served, engine, party, is_exact)
+    return Chosen(found, await found.facts(), served, engine, ticket, is_exact)
 
 
 def _nothing(path: str) -> InvalidRequest:

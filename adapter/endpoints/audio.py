@@ -68,19 +68,19 @@ async def create_speech(exchange: Exchange, service: Service) -> None:
     await _note(exchange, request, served, facts, replaced)
     size = offload.UNKNOWN if len(request.input) > LONGEST_PIECE else 0
     sentences = await offload.run(size, _sentences, request.input)
-    party = Ticket()
+    ticket = Ticket()
     if service.speaker is None:
-        ticket_of(exchange, served, party)
+        ticket_of(exchange, served, ticket)
     else:
-        party.engine = facts.name
+        ticket.engine = facts.name
     utterance = Utterance(
         "",
         chosen.name,
         (request.instructions or "") if facts.takes_instructions else "",
-        party,
+        ticket,
     )
     if exchange.record is not None:
-        exchange.record.begin(served.name, served.capabilities.engine, party)
+        exchange.record.begin(served.name, served.capabilities.engine, ticket)
     is_whole = len(sentences) <= 1 and form in _SIZED
     output = _Output(exchange, form, is_whole, speed if has_encoders() else 1.0)
     try:

@@ -178,8 +178,8 @@ async def _run(
             if not service.may_repeat(error, request.model, exchange.grant):
                 raise
             if exchange.record is not None:
-                exchange.record.repeat(error, exchange.party is not None)
-            exchange.draft = exchange.party = None
+                exchange.record.repeat(error, exchange.ticket is not None)
+            exchange.draft = exchange.ticket = None
             work = await again(exchange)
             frames = BackgroundEncoder(work.draft)
             job.fault = _once(frames.error)

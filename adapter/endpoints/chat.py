@@ -51,7 +51,7 @@ from ..validation import (
     seeds_of,
     stops_of,
 )
-from .common import check_store, chosen_format, name_of, opening_of, party_of, store_reply
+from .common import check_store, chosen_format, name_of, opening_of, store_reply, ticket_of_tier
 
 _REQUEST = TypeAdapter(ChatRequest)
 
@@ -168,7 +168,7 @@ async def _with_files(turn: ChatTurn) -> tuple[ChatTurn, Sequence[str]]:
 def _pass_on(exchange: Exchange, request: ChatRequest, job: Generation) -> None:
     """Pass on the fields of `_FOR_ENGINE`."""
     if request.service_tier is not None:
-        job.party = party_of(request.service_tier)
+        job.ticket = ticket_of_tier(request.service_tier)
     if request.prompt_cache_key is not None:
         exchange.cache_key = request.prompt_cache_key
     if request.prediction is not None:
@@ -237,7 +237,7 @@ def _answer(
 ) -> Awaitable[None]:
     job = chat.job
     usage_of = predicted_usage_of if job.prediction else detailed_usage_of
-    plan = Plan([job], len(job.seeds), usage_of, (chat.echo,), chat.form, in_chat, job.party)
+    plan = Plan([job], len(job.seeds), usage_of, (chat.echo,), chat.form, in_chat, job.ticket)
     id_, created_at = new_id("chatcmpl-")
     head: dict[str, Any] = {
         "id": id_,

@@ -44,7 +44,7 @@ SAMPLE, _PIECES = 2_000_000, 16
 _FITS, _CUT = 8, 64
 
 
-def party_of(tier: str | None) -> Ticket | None:
+def ticket_of_tier(tier: str | None) -> Ticket | None:
     """Return the request as engines know it; None if it has the default place."""
     place = _PLACES.get(tier)
     return None if place is None else Ticket.of(place)

@@ -96,7 +96,7 @@ async def create_embeddings(exchange: Exchange, service: Service) -> None:
 def _begin(exchange: Exchange, served: ServedModel, job: Embedding | Ranking) -> None:
     """Note that the engine gets a job now."""
     if exchange.record is not None:
-        exchange.record.begin(served.name, served.capabilities.engine, job.party)
+        exchange.record.begin(served.name, served.capabilities.engine, job.ticket)
 
 
 def _end(exchange: Exchange, tokens: int) -> None:

@@ -60,7 +60,7 @@ from ..validation import (
     stops_of,
 )
 from .background import Work, begin
-from .common import chosen_format, name_of, opening_of, party_of, prompt_tokens
+from .common import chosen_format, name_of, opening_of, prompt_tokens, ticket_of_tier
 from .response_state import (
     NO_STATE,
     State,
@@ -225,7 +225,7 @@ async def _drafted(
             [name for name in _HARMLESS if getattr(request, name) is not None],
         )
     if request.service_tier is not None:
-        chat.job.party = party_of(request.service_tier)
+        chat.job.ticket = ticket_of_tier(request.service_tier)
     seal = None
     if "reasoning.encrypted_content" in (request.include or ()):
         await service.seal.load()
@@ -557,7 +557,7 @@ def _work(
     names = drafted.names
     translate = partial(in_responses, names=names) if names else in_responses
     form = drafted.chat.form
-    plan = Plan([job], 1, detailed_usage_of, form=form, translate=translate, party=job.party)
+    plan = Plan([job], 1, detailed_usage_of, form=form, translate=translate, ticket=job.ticket)
     conversation = request.conversation.id if request.conversation is not None else None
     exchange.cache_key = request.prompt_cache_key or conversation or drafted.state.chain or place[0]
     start = begun(request, place, served.name, drafted.tools, drafted.stored)

@@ -25,7 +25,7 @@ from ..model_entry import ServedModel
 from ..request import Exchange
 from ..service import Service
 from ..store.transcripts import audio_id, origin_of
-from .common import party_of
+from .common import ticket_of_tier
 
 VOICE = "audio.voice"
 _COMPLETION = "chat.completion"
@@ -60,10 +60,10 @@ async def audio_output_of(
     check_format(audio.format, FIELD)
     facts, strict = await speaker.facts(), served.policy.strict
     voice = voice_for(facts, audio.voice, VOICE, strict)
-    party = party_of(request.service_tier) or Ticket()
+    ticket = ticket_of_tier(request.service_tier) or Ticket()
     # What follows an answer is not rejected as busy.
-    party.admitted = True
-    return AudioOutput(speaker, voice, audio.format, party)
+    ticket.admitted = True
+    return AudioOutput(speaker, voice, audio.format, ticket)
 
 
 def not_streamed(form: str) -> InvalidRequest:

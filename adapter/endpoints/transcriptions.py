@@ -99,7 +99,7 @@ async def _answer(
     streams = own is not None and bool(own.stream) and form_name not in _TIMED
     exchange.wants_stream = streams
     granularities = (own and own.timestamp_granularities) or ["segment"]
-    await service.recordings.take(chosen.party)
+    await service.recordings.take(chosen.ticket)
     kept: list[object] = []
     try:
         recording = Recording(
@@ -109,11 +109,11 @@ async def _answer(
             request.temperature or 0.0,
             "word" in granularities,
             own is None,
-            chosen.party,
+            chosen.ticket,
         )
         kept.append(recording)
         if exchange.record is not None:
-            exchange.record.begin(chosen.served.name, chosen.engine, chosen.party)
+            exchange.record.begin(chosen.served.name, chosen.engine, chosen.ticket)
         send = _stream if streams else _reply
         found = await send(exchange, chosen, recording, form_name, granularities)
         del recording

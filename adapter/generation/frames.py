@@ -45,7 +45,7 @@ class ChunkEncoder:
         keeps: True if the frames make the response object of the stream from deltas that they keep.
         is_plain: True if a delta of content without tokens is one frame of `texts`.
         choices: the choices of the stream, before its first frame.
-        party: the request as engines know it, which learns the size of the prompt.
+        ticket: the request as engines know it, which learns the size of the prompt.
         comment: the frame that is sent in silence.
         begins_early: True if `start` may be sent before the first delta, and returns nothing then.
     """
@@ -53,7 +53,7 @@ class ChunkEncoder:
     keeps = False
     is_plain = False
     choices: Sequence[Choice] = ()
-    party: Ticket | None = None
+    ticket: Ticket | None = None
     comment = COMMENT
     begins_early = False
 

@@ -39,14 +39,14 @@ class KeepAlive:
     Attributes:
         idle: the number of ticks since the last frame; `SENDING` while a frame is being sent.
         writing: the task that sends a comment, or None. `settle` must precede the next frame.
-        party: the request's jobs; one of them is admitted after the context check.
+        ticket: the request's jobs; one of them is admitted after the context check.
         first: returns the first events of a response, unless they are made already; they are sent
             instead of comments. None to send comments.
     """
 
     __slots__ = (
         "__weakref__", "_backend", "_exchange", "_frames", "_is_sending", "_streams", "first",
-        "idle", "party", "writing",
+        "idle", "ticket", "writing",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, backend: Backend, frames: ChunkEncoder) -> None:
@@ -57,7 +57,7 @@ class KeepAlive:
         self._streams: _Streams = set()
         self.idle = 0
         self.writing: asyncio.Task[None] | None = None
-        self.party = Ticket()
+        self.ticket = Ticket()
         self.first: Callable[[], bytes] | None = None
 
     def begin(self, seconds: float) -> None:
@@ -109,7 +109,7 @@ class KeepAlive:
         """Return the first events or a comment; nothing while the head must not be sent yet."""
         is_started = self._exchange.started
         if not is_started:
-            if not self.party.admitted:
+            if not self.ticket.admitted:
                 return b""
             # A stream that waits for its model may send a comment meanwhile.
             await self._backend.health()

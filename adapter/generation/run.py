@@ -45,8 +45,8 @@ class Plan:
         echoes: the echo of each job's choices; empty if no choice needs one.
         form: how to split a choice into parts; None if all of it is content.
         translate: turns an error of the jobs into the endpoint's error.
-        party: the request as engines know it; None to make one if there are several jobs.
-        lease: what the request has of the limits of its key, and then a party; None if there are no
+        ticket: the request as engines know it; None to make one if there are several jobs.
+        lease: what the request has of the limits of its key, and then a ticket; None without
             limits.
     """
 
@@ -56,7 +56,7 @@ class Plan:
     echoes: Sequence[Echo] = ()
     form: MessageFormat | None = None
     translate: Callable[[LatimerError], LatimerError] = lambda error: error
-    party: Ticket | None = None
+    ticket: Ticket | None = None
     lease: Lease | None = None
 
 
@@ -132,7 +132,7 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             if len(choices) > 1:
                 record.count, record.choices_per_prompt = len(choices), plan.choices
         if is_one:
-            job.party = plan.party
+            job.ticket = plan.ticket
             stream = backend.open(job)
         else:
             stream = _merged(backend, plan)
@@ -181,8 +181,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             if record.keeps:
                 record.reply = reply
     except BaseException as error:
-        if plan.party is not None:
-            _note_tokens(plan.party, plan, choices)
+        if plan.ticket is not None:
+            _note_tokens(plan.ticket, plan, choices)
         if not isinstance(error, LatimerError):
             raise
         if await sink.fail(plan.translate(error)):
@@ -201,16 +201,16 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
         lease.settle(usage["total_tokens"])
 
 
-def _note_tokens(party: Ticket, plan: Plan, choices: Sequence[Choice]) -> None:
+def _note_tokens(ticket: Ticket, plan: Plan, choices: Sequence[Choice]) -> None:
     """Note the tokens of a request that was cut, as far as its engine has counted them."""
     lease, ends = plan.lease, [*filter(None, map(_FINISH, choices))]
     if plan.choices == 1:
         # Engines note the tokens of the jobs that were cut, and the others have ended.
-        party.prompt += sum(end.prompt_tokens for end in ends)
-        party.generated += sum(end.completion_tokens for end in ends)
+        ticket.prompt += sum(end.prompt_tokens for end in ends)
+        ticket.generated += sum(end.completion_tokens for end in ends)
     if lease is not None:
-        lease.generated = max(party.generated, lease.generated - len(ends))
-        lease.prompt = party.prompt or (len(plan.jobs) == 1 and party.input) or lease.prompt
+        lease.generated = max(ticket.generated, lease.generated - len(ends))
+        lease.prompt = ticket.prompt or (len(plan.jobs) == 1 and ticket.input) or lease.prompt
 
 
 def _more(event: Event) -> int:
@@ -269,9 +269,9 @@ def _read(batch: Batch, choices: Sequence[Choice], plan: Plan) -> None:
 
 def _merged(backend: Backend, plan: Plan) -> Stream:
     """Return the streams of several jobs as one."""
-    party = plan.party or Ticket()
+    ticket = plan.ticket or Ticket()
     return merge_streams(
-        _shifted(backend.open(replace(job, party=party)), i * plan.choices)
+        _shifted(backend.open(replace(job, ticket=ticket)), i * plan.choices)
         for i, job in enumerate(plan.jobs)
     )
 

@@ -487,9 +487,9 @@ def respond(
         answer.keeps = True
     if exchange.lease is not None:
         plan.lease = exchange.lease
-        plan.party = plan.party or Ticket()
+        plan.ticket = plan.ticket or Ticket()
     if served.is_pooled:
-        plan.party = ticket_of(exchange, served, plan.party)
+        plan.ticket = ticket_of(exchange, served, plan.ticket)
     # To check the class of an instance of a protocol is a call.
     made: Any = sink
     if frames is None:
@@ -499,11 +499,11 @@ def respond(
         exchange.fault = frames.error
         made = made or StreamSink(exchange, served, answer, frames)
         joins = made.at_once
-        if plan.party is None:
-            plan.party = made.comments.party
+        if plan.ticket is None:
+            plan.ticket = made.comments.ticket
         else:
-            made.comments.party = plan.party
-        frames.party = plan.party
+            made.comments.ticket = plan.ticket
+        frames.ticket = plan.ticket
     if joins:
         # The engine may yield texts whole, because the response is sent at the end.
         is_joined = plan.form is None
@@ -511,7 +511,7 @@ def respond(
             job.streamed, job.is_joined = False, is_joined
     if record is not None:
         record.asked, record.engine = served.name, served.backend.capabilities.engine
-        record.party = plan.party = plan.party or Ticket()
+        record.ticket = plan.ticket = plan.ticket or Ticket()
         streams = frames is not None and (exchange.wants_stream or not exchange.is_detached)
         if streams and not made.at_once and plan.jobs[0].prompt.logprobs is None:
             # A plain response may get its tokens together, and the tokens of a prompt are others.
@@ -618,9 +618,9 @@ async def pass_native(
     # The response has the times and numbers of the cache.
     job.reuses = not exchange.hides_cache
     if served.is_pooled:
-        job.party = ticket_of(exchange, served, job.party)
+        job.ticket = ticket_of(exchange, served, job.ticket)
     if exchange.record is not None:
-        exchange.record.begin(served.name, served.capabilities.engine, job.party)
+        exchange.record.begin(served.name, served.capabilities.engine, job.ticket)
         exchange.record.is_stream = stream
     async with served.backend.native(job, stream) as reply:
         if exchange.lease is not None:

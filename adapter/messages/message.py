@@ -113,7 +113,7 @@ class MessageEncoder(ChunkEncoder):
     def start(self, index: int) -> bytes:
         """The engine has read the prompt by then, and most engines say its size."""
         self.comment = PING
-        tokens = 0 if self.party is None else self.party.input
+        tokens = 0 if self.ticket is None else self.ticket.input
         return Event("message_start", {"message": self._draft.begun(tokens)}).framed()
 
     @override

@@ -31,7 +31,7 @@ class Place:
         affinity: how its engine is chosen.
 
     Attributes:
-        party: its request.
+        ticket: its request.
         width: the places that it takes: one for each choice.
         tokens: the approximate number of tokens in its prompt.
         blocks: the hashes of its prompt.
@@ -65,12 +65,12 @@ class Place:
     future: asyncio.Future[Replica] | None = None
 
     def __init__(self, job: Job | None, name: str, affinity: Affinity) -> None:
-        self.party = party = (job and job.party) or Ticket()
+        self.ticket = ticket = (job and job.ticket) or Ticket()
         if job is None:
             return
         self.fingerprint = job.fingerprint
-        if affinity != "none" and party.session:
-            self.session = party.key, party.session
+        if affinity != "none" and ticket.session:
+            self.session = ticket.key, ticket.session
         if isinstance(job, Generation):
             content = job.prompt.content
             self.width = len(job.seeds)

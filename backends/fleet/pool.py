@@ -345,21 +345,21 @@ class Pool(Speaking):
             Busy: too many requests wait.
             EngineUnavailable: no engine can run the call.
         """
-        party, replica = place.party, None
+        ticket, replica = place.ticket, None
         if not self._line.requests and not self._parked:
             replica = self._choose(place)
         if replica is None:
             replica = await self._wait(place)
-        elif party.key:
-            self._shares.enter(party.key, place.charged, party.weight)
+        elif ticket.key:
+            self._shares.enter(ticket.key, place.charged, ticket.weight)
         if job is not None:
             model = replica.model
             if model is not None and job.fingerprint not in ("", model.fingerprint):
                 self._fit(place, job, model)
-            party.engine, affinity = replica.name, "none"
+            ticket.engine, affinity = replica.name, "none"
             if self._affinity != "none":
                 affinity = "hit" if place.matched else "miss"
-            party.affinity = affinity
+            ticket.affinity = affinity
         return replica
 
     def _fit(self, place: Place, job: Job, model: Model) -> None:
@@ -384,12 +384,12 @@ class Pool(Speaking):
             Busy: too many requests wait.
             EngineUnavailable: no engine can run the call.
         """
-        party = place.party
+        ticket = place.ticket
         if not self._can_wait(place):
             await self._revive()
             if not self._can_wait(place):
                 raise self.unavailable()
-        if not party.admitted and party not in self._line and self.waiting >= self.queue:
+        if not ticket.admitted and ticket not in self._line and self.waiting >= self.queue:
             call_seconds = max(one.call_seconds for one in self.replicas) or 1.0
             seconds = min(max(call_seconds * self.waiting / max(self.places, 1), 0.1), 60)
             raise Busy(
@@ -397,11 +397,11 @@ class Pool(Speaking):
                 "again later.",
                 seconds,
             )
-        party.admitted = True
+        ticket.admitted = True
         place.since = time.monotonic()
         place.future = asyncio.get_running_loop().create_future()
-        if party.key:
-            self._shares.enter(party.key)
+        if ticket.key:
+            self._shares.enter(ticket.key)
         self._line.push(place)
         self.grant()
         try:
@@ -412,14 +412,14 @@ class Pool(Speaking):
             if place.replica is None:
                 if not self._line.remove(place) and place in self._parked:
                     self._parked.remove(place)
-                if party.key:
-                    self._shares.leave(party.key)
+                if ticket.key:
+                    self._shares.leave(ticket.key)
             else:
                 # The place was already given to this call.
                 self.release(place)
             raise
         finally:
-            party.note_wait(place.since)
+            ticket.note_wait(place.since)
 
     async def _wait_for_load(self, place: Place) -> None:
         """Wait for a place on an engine that is loaded.
@@ -548,9 +548,9 @@ class Pool(Speaking):
 
     def _give(self, place: Place, replica: Replica) -> None:
         assert place.future is not None
-        party = place.party
-        if party.key:
-            self._shares.charge(party.key, place.charged, party.weight)
+        ticket = place.ticket
+        if ticket.key:
+            self._shares.charge(ticket.key, place.charged, ticket.weight)
         place.future.set_result(replica)
 
     def _set_timer(self, now: float) -> None:
@@ -565,7 +565,7 @@ class Pool(Speaking):
 
     def release(self, place: Place) -> None:
         """Give a place back, and correct what was estimated about a call that has ended."""
-        replica, party, finishes, cost = place.replica, place.party, place.finishes, 0.0
+        replica, ticket, finishes, cost = place.replica, place.ticket, place.finishes, 0.0
         if replica is None:
             return
         place.replica = None
@@ -588,8 +588,8 @@ class Pool(Speaking):
                 )
                 if place.matched and place.blocks:
                     replica.compare(first, place.matched / len(place.blocks))
-        if party.key:
-            self._shares.leave(party.key, cost, party.weight)
+        if ticket.key:
+            self._shares.leave(ticket.key, cost, ticket.weight)
         if replica.listeners != self._own_listeners:
             replica.tell()
         elif self._line.requests or self._parked:
@@ -751,7 +751,7 @@ class Pool(Speaking):
                 raise error
         tried = Try(replica.name, reason_label(error), place.begun, ended)
         self.retries[tried[:2]] += 1
-        place.party.tries += (tried,)
+        place.ticket.tries += (tried,)
 
     async def _revive_for(self, place: Place, error: LatimerError) -> None:
         """Wait for another engine that does not answer, if there is one."""

@@ -13,9 +13,9 @@ PROMPT, COMPLETION = 1.0, 2.0
 
 
 class Waiting(Protocol):
-    """A call that waits; `party` is its request."""
+    """A call that waits; `ticket` is its request."""
 
-    party: Ticket
+    ticket: Ticket
 
 
 W = TypeVar("W", bound=Waiting)
@@ -88,17 +88,17 @@ class Line(Generic[W]):
                 for calls in requests.values():
                     yield from calls
 
-    def __contains__(self, party: Ticket) -> bool:
-        return party in self._tiers.get(party.tier, {}).get(party.key, ())
+    def __contains__(self, ticket: Ticket) -> bool:
+        return ticket in self._tiers.get(ticket.tier, {}).get(ticket.key, ())
 
     def push(self, call: W) -> None:
         """Add a call after the others of its request."""
-        party = call.party
-        keys = self._tiers.setdefault(party.tier, {})
-        requests = keys.setdefault(party.key, OrderedDict())
-        calls = requests.get(party)
+        ticket = call.ticket
+        keys = self._tiers.setdefault(ticket.tier, {})
+        requests = keys.setdefault(ticket.key, OrderedDict())
+        calls = requests.get(ticket)
         if calls is None:
-            calls = requests[party] = deque()
+            calls = requests[ticket] = deque()
             self.requests += 1
         calls.append(call)
 
@@ -109,30 +109,32 @@ class Line(Generic[W]):
         tier = self._order.next(self._tiers)
         keys = self._tiers[tier]
         key = min(keys, key=self._shares.used) if len(keys) > 1 else next(iter(keys))
-        party, calls = next(iter(keys[key].items()))
+        ticket, calls = next(iter(keys[key].items()))
         call = calls.popleft()
         if calls:
-            keys[key].move_to_end(party)
+            keys[key].move_to_end(ticket)
         else:
-            self._drop(party)
+            self._drop(ticket)
         self._order.count(tier, self._tiers)
         return call
 
     def remove(self, call: W) -> bool:
         """Remove a call that waits no longer; return False if it does not wait here."""
-        party = call.party
-        if party not in self or call not in (calls := self._tiers[party.tier][party.key][party]):
+        ticket = call.ticket
+        if ticket not in self or call not in (
+            calls := self._tiers[ticket.tier][ticket.key][ticket]
+        ):
             return False
         calls.remove(call)
         if not calls:
-            self._drop(party)
+            self._drop(ticket)
         return True
 
-    def _drop(self, party: Ticket) -> None:
-        keys = self._tiers[party.tier]
-        del keys[party.key][party]
+    def _drop(self, ticket: Ticket) -> None:
+        keys = self._tiers[ticket.tier]
+        del keys[ticket.key][ticket]
         self.requests -= 1
-        if not keys[party.key]:
-            del keys[party.key]
+        if not keys[ticket.key]:
+            del keys[ticket.key]
             if not keys:
-                del self._tiers[party.tier]
+                del self._tiers[ticket.tier]

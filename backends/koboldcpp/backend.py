@@ -90,7 +90,7 @@ class KoboldCpp(Backend):
         tokens_of.check(job)
         if job.prompt.suffix is not None:
             raise Unsupported("suffix", ENGINE, CAPABILITIES.refused["suffix"])
-        server.turns.check(job.party)
+        server.turns.check(job.ticket)
         model = await server.monitor.get_for(job)
         if job.logprobs is not None and not server.reports_tokens:
             raise Unsupported(
@@ -118,7 +118,7 @@ class KoboldCpp(Backend):
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         server = self.server
-        server.turns.check(job.party)
+        server.turns.check(job.ticket)
         model = await server.monitor.get_for(job)
         with read_from(ENGINE, "its tokenizer"):
             prompt, count, _tokens = await counted(server, job, model)
@@ -129,7 +129,7 @@ class KoboldCpp(Backend):
             raise Unsupported("oai_compat", ENGINE, f"A native response has at most {cap} tokens.")
         call, most = Call(server), min(room, cap)
         payload = await payload_of(job, 0, prompt, most, model.context, call.genkey)
-        await server.turns.take(job.party)
+        await server.turns.take(job.ticket)
         try:
             if stream and not server.reports_tokens:
                 # The number of generations before the call proves its end.

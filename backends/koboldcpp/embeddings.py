@@ -95,10 +95,10 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
         NotServed: the engine has no embedding model.
         Refused: the engine did not embed an input, but does embed short ones.
     """
-    server.turns.check(job.party)
+    server.turns.check(job.ticket)
     model = await server.monitor.get_for(job)
-    party = job.party or Ticket()
-    facts = await _embedder(server, model, party)
+    ticket = job.ticket or Ticket()
+    facts = await _embedder(server, model, ticket)
     if facts.hint:
         raise NotServed("embed", ENGINE, facts.hint)
     texts = _texts(job.inputs)
@@ -109,10 +109,10 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
         start, most = len(vectors), server.embeds_at_once
         first = next(grouped(sizes[start : start + most], most, most * CHARACTERS))
         group = range(start, start + len(first))
-        found, tokens = await _call(server, model, texts[group.start : group.stop], party)
+        found, tokens = await _call(server, model, texts[group.start : group.stop], ticket)
         for index, vector in zip(group, found, strict=True):
             if vector is None:
-                raise await _failed(server, model, field_of(index, len(texts)), party)
+                raise await _failed(server, model, field_of(index, len(texts)), ticket)
             if len(vector) != facts.dimensions:
                 raise EngineError(f"{ENGINE} sent vectors of different lengths.")
             vectors.append(vector)
@@ -145,13 +145,13 @@ def _texts(inputs: Sequence[Content]) -> list[str]:
     return texts
 
 
-async def _embedder(server: Server, model: Model, party: Ticket) -> Embedder:
+async def _embedder(server: Server, model: Model, ticket: Ticket) -> Embedder:
     """Return the facts about the embedding model; the first call embeds two short texts."""
     if not server.embeds:
         return Embedder(hint=NOT_STARTED)
 
     async def learn() -> Embedder:
-        one, other = (await _call(server, model, TEST, party))[0]
+        one, other = (await _call(server, model, TEST, ticket))[0]
         server.monitor.check_is(model)
         if one is None or other is None or is_memory(one):
             return Embedder(hint=NO_VECTORS)
@@ -160,19 +160,19 @@ async def _embedder(server: Server, model: Model, party: Ticket) -> Embedder:
     return server.embedder.value or await server.embedder.get(learn)
 
 
-async def _failed(server: Server, model: Model, param: str, party: Ticket) -> LatimerError:
+async def _failed(server: Server, model: Model, param: str, ticket: Ticket) -> LatimerError:
     """Return the error for an input without a vector; the engine reports no reason."""
-    short = (await _call(server, model, TEST[:1], party))[0][0]
+    short = (await _call(server, model, TEST[:1], ticket))[0][0]
     if short is None:
         return EngineError(f"{ENGINE} returned no vector for '{param}', nor for a short text.")
     return Refused(param, ENGINE, TOO_LONG)
 
 
 async def _call(
-    server: Server, model: Model, texts: Sequence[str], party: Ticket
+    server: Server, model: Model, texts: Sequence[str], ticket: Ticket
 ) -> tuple[list[array[float] | None], int]:
     """Embed texts with one call in a turn; return a vector or None for each, and the tokens."""
-    await server.turns.take(party)
+    await server.turns.take(ticket)
     # A cancelled caller does not end the call, so its turn lasts as long as the engine computes.
     reply = await asyncio.shield(server.background(_asked(server, model, texts)))
     with read_from(ENGINE, PATH):

@@ -203,8 +203,8 @@ class Run:
         self._generations = 0
         self._payload = b""
         self._kept: list[tuple[bytes, TokenIds]] = []
-        self._party = job.party or Ticket()
-        self._party.input = prompt_tokens or 0
+        self._ticket = job.ticket or Ticket()
+        self._ticket.input = prompt_tokens or 0
         self._has_turn = False
         # The choice that runs, and the tokens of those before it.
         self._stream: ChoiceStream | None = None
@@ -218,7 +218,7 @@ class Run:
         Raises:
             Busy: the queue is full and the request was not admitted before.
         """
-        await self.server.turns.take(self._party)
+        await self.server.turns.take(self._ticket)
         self._has_turn = True
 
     def leave(self) -> None:
@@ -234,11 +234,16 @@ class Run:
         The engine says the text of the call meanwhile. If it does not, four bytes of a stream count
         as a token, and an event at least as one.
         """
-        call, stream, party, prompt = self._call, self._stream, self._job.party, self._prompt_tokens
+        call, stream, ticket, prompt = (
+            self._call,
+            self._stream,
+            self._job.ticket,
+            self._prompt_tokens,
+        )
         self.leave()
         ended = self._tokens + (stream.tokens if stream is not None else 0)
         running = max(self._events or 0, 0 if stream is None else stream.unended // BYTES)
-        if party is None or not (ended or self._events is not None):
+        if ticket is None or not (ended or self._events is not None):
             return
         if stream is None and len(self._job.seeds) == 1:
             # The only choice has its end, which counts.
@@ -257,8 +262,8 @@ class Run:
             pass
         finally:
             if ended + running:
-                party.prompt += prompt or 0
-                party.generated += ended + running
+                ticket.prompt += prompt or 0
+                ticket.generated += ended + running
 
     async def _count(self, text: str) -> int:
         return len((await self.server.token_count(text, False))["ids"])

@@ -91,7 +91,7 @@ class KoboldSpeaker:
     async def speak(self, utterance: Utterance) -> AsyncIterator[AsyncIterator[Pcm]]:
         """See `Speaker.speak`; the audio is one piece."""
         server = self._server
-        await server.turns.take(utterance.party)
+        await server.turns.take(utterance.ticket)
         # A cancelled caller does not end the call, so its turn lasts as long as koboldcpp speaks.
         data = await asyncio.shield(server.background(self._asked(payload_of(utterance))))
         pcm = read_wav(data)

@@ -100,7 +100,7 @@ class KoboldTranscriber(Transcriber):
             "suppress_non_speech": False,
         }
         server = self._server
-        await server.turns.take(recording.party)
+        await server.turns.take(recording.ticket)
         # A cancelled caller does not end the call, so its turn lasts as long as the engine works.
         return await asyncio.shield(server.background(self._asked(payload, len(data))))
 

@@ -216,7 +216,7 @@ class LlamaCpp(Backend):
         if task.max_tokens == 0 and task.job.prompt.logprobs is None:
             yield end_at_once(job, task.prompt_tokens)
             return
-        with self._let_in(task.party):
+        with self._let_in(task.ticket):
             if generator.recall is not None:
                 await asyncio.to_thread(generator.recall, job.owner, prompt.ids)
             engine.loop.submit(generator.scheduler, task)
@@ -241,22 +241,22 @@ class LlamaCpp(Backend):
             await offload.run(offload.UNKNOWN, prepare, vocabulary, dry)
 
     @contextlib.contextmanager
-    def _let_in(self, party: Ticket) -> Iterator[None]:
+    def _let_in(self, ticket: Ticket) -> Iterator[None]:
         """Count a job of a request while it runs.
 
         Raises:
             Busy: too many requests wait. A request that was admitted before never gets this error.
         """
         waiting = self._requests - self._options.limit
-        check_room(waiting, self._max_waiting, party, 1.0)
-        party.admitted = True
-        self._requests += not party.jobs
-        party.jobs += 1
+        check_room(waiting, self._max_waiting, ticket, 1.0)
+        ticket.admitted = True
+        self._requests += not ticket.jobs
+        ticket.jobs += 1
         try:
             yield
         finally:
-            party.jobs -= 1
-            self._requests -= not party.jobs
+            ticket.jobs -= 1
+            self._requests -= not ticket.jobs
 
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
@@ -266,13 +266,13 @@ class LlamaCpp(Backend):
     async def embed(self, job: Embedding) -> Embeddings:
         """Inputs of several jobs are evaluated together."""
         engine = await self._engine()
-        with self._let_in(job.party or Ticket()):
+        with self._let_in(job.ticket or Ticket()):
             return await embed(engine, job)
 
     @override
     async def rank(self, job: Ranking) -> Scores:
         engine = await self._engine()
-        with self._let_in(job.party or Ticket()):
+        with self._let_in(job.ticket or Ticket()):
             return await rank(engine, job)
 
     @override
@@ -407,11 +407,11 @@ class LlamaCpp(Backend):
         }
         mailbox = Mailbox(asyncio.get_running_loop(), len(job.seeds))
         max_tokens = room if job.max_tokens is None else min(job.max_tokens, room)
-        party = job.party or Ticket()
-        party.input = count
+        ticket = job.ticket or Ticket()
+        ticket.input = count
         task = Task(
             job, prompt, count, shown, max_tokens, stop_tokens, preserved, mailbox, constraint,
-            chunks, party, not (job.streamed or job.stops.by_reader), prediction,
+            chunks, ticket, not (job.streamed or job.stops.by_reader), prediction,
         )  # fmt: skip
         return task, mailbox
 

@@ -272,7 +272,7 @@ class Scheduler:
             self._waiting.take(choice)
             if begun is None:
                 if not choice.index:
-                    task.party.note_wait(task.since)
+                    task.ticket.note_wait(task.since)
                 run = self._begun(choice, slot, history, wanted)
             else:
                 run, begun.slot, choice.begun = begun, slot, None

@@ -106,7 +106,7 @@ class Task:
         mailbox: the receiver of the events that the scheduler delivers.
         constraint: a constraint at the start of the job's grammar.
         chunks: the chunks of embeddings in the prompt, by the position where each begins.
-        party: the request that the task belongs to.
+        ticket: the request that the task belongs to.
         is_whole: True if nobody needs the events of a choice before its end. The scheduler then
             delivers them together, and does not wake the event loop for each token.
         prediction: the tokens that the answer is expected to repeat.
@@ -124,7 +124,7 @@ class Task:
     mailbox: Mailbox
     constraint: Constraint | None = None
     chunks: Mapping[int, Chunk] = field(default_factory=dict)
-    party: Ticket = field(default_factory=Ticket)
+    ticket: Ticket = field(default_factory=Ticket)
     is_whole: bool = False
     prediction: TokenIds = ()
     cancelled: bool = False
@@ -136,15 +136,15 @@ class Task:
 
         Of a task that has not begun, note the wait.
         """
-        party, runs = self.party, self.runs
+        ticket, runs = self.ticket, self.runs
         if not runs:
-            party.note_wait(self.since)
+            ticket.note_wait(self.since)
         evaluated = min(max((len(run.slot.tokens) for run in runs), default=0), self.prompt_tokens)
-        party.prompt += evaluated
-        party.looked_up += evaluated
+        ticket.prompt += evaluated
+        ticket.looked_up += evaluated
         # The choices of a prompt share what the first one has evaluated.
-        party.cached += min(runs[0].cached, evaluated) if runs else 0
-        party.generated += sum(run.sampled for run in runs)
+        ticket.cached += min(runs[0].cached, evaluated) if runs else 0
+        ticket.generated += sum(run.sampled for run in runs)
 
     @property
     def bos_count(self) -> int:
@@ -167,9 +167,9 @@ class TaskChoice:
     turn: int = 0
 
     @property
-    def party(self) -> Ticket:
+    def ticket(self) -> Ticket:
         """The request that it belongs to."""
-        return self.task.party
+        return self.task.ticket
 
 
 @dataclass(eq=False, slots=True)

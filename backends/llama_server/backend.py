@@ -95,8 +95,8 @@ class LlamaServer(Backend):
     @override
     def open(self, job: Generation) -> Stream:
         """Run each choice as a native call; the calls wait for free slots."""
-        if job.party is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):
-            job = replace(job, party=Ticket())
+        if job.ticket is None and (len(job.seeds) > 1 or job.prompt.logprobs is not None):
+            job = replace(job, ticket=Ticket())
         if job.prompt.logprobs is not None:
             return self._scored(job)
         if job.max_tokens == 0:
@@ -118,7 +118,7 @@ class LlamaServer(Backend):
     async def _scored(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
         """Run a job that scores its prompt before it generates."""
         server = self.server
-        server.turns.check(job.party)
+        server.turns.check(job.ticket)
         model = await server.monitor.get_for(job)
         ids, count = await prompt_ids(server, job, model)
         facts = await server.facts()
@@ -133,7 +133,7 @@ class LlamaServer(Backend):
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         server = self.server
-        server.turns.check(job.party)
+        server.turns.check(job.ticket)
         model = await server.monitor.get_for(job)
         if job.sampling.logit_bias:
             await check_biases(server, job)
@@ -141,7 +141,7 @@ class LlamaServer(Backend):
         payload = to_native(await with_gbnf(job), 0, prompt, model.context, stream)
         del payload["response_fields"]
         data = await offload.run(size_of(prompt), orjson.dumps, payload)
-        await server.turns.take(job.party)
+        await server.turns.take(job.ticket)
         try:
             server.monitor.check_is(model)
             async with await server.client.send("POST", "/completion", data) as response:

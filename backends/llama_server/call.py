@@ -77,7 +77,7 @@ class Call:
 
     async def __aenter__(self) -> Call:
         server, job = self._server, self._job
-        server.turns.check(job.party)
+        server.turns.check(job.ticket)
         monitor = server.monitor
         model = monitor.model
         if (
@@ -110,8 +110,8 @@ class Call:
             data = encoded(self._payload)
         else:
             data = await offload.run(size_of(prompt), encoded, self._payload)
-        if not server.turns.try_take(job.party):
-            await server.turns.take(job.party)
+        if not server.turns.try_take(job.ticket):
+            await server.turns.take(job.ticket)
         try:
             if monitor.model is not model:
                 raise monitor.changed()
@@ -153,8 +153,8 @@ class Call:
 
     def note_tokens(self) -> None:
         """Note the tokens of a call that has no end, or of one of several, as far as known."""
-        party, connection = self._job.party, self._connection
-        if party is None:
+        ticket, connection = self._job.ticket, self._connection
+        if ticket is None:
             return
         event = self._stream.event
         # Nobody has read what a plain response has sent.
@@ -163,13 +163,13 @@ class Call:
             if events := self._stream.parser.feed(data):
                 event = self._stream.parse(events)[-1]
             if event:
-                party.generated += whole_of(event["tokens_predicted"])
+                ticket.generated += whole_of(event["tokens_predicted"])
                 # The choices of a prompt share it.
                 prompt = 0 if self._choice else self._stream.prompt_tokens(event)
-                party.prompt += prompt
+                ticket.prompt += prompt
                 if prompt and "timings" in event:
-                    party.looked_up += prompt
-                    party.cached += min(whole_of(event["timings"]["cache_n"]), prompt)
+                    ticket.looked_up += prompt
+                    ticket.cached += min(whole_of(event["timings"]["cache_n"]), prompt)
 
     @property
     def is_over(self) -> bool:
@@ -204,8 +204,8 @@ class Call:
                     self._begun = True
                     if self._job.prompt.media:
                         self._begin(events[0])
-                    if self._job.party is not None:
-                        self._job.party.input = events[0]["tokens_evaluated"] - stream.bos_count
+                    if self._job.ticket is not None:
+                        self._job.ticket.input = events[0]["tokens_evaluated"] - stream.bos_count
                 batch = stream.feed(events) if self._read is None else await self._read(events)
                 if events[-1]["stop"]:
                     check_model(events[-1], self._names)

@@ -195,26 +195,26 @@ async def embed(server: Server, job: Embedding) -> Embeddings:
         NotServed: the server has no embeddings, or does not pool them.
         ContextExceeded: an input is longer than the context or the server's batch.
     """
-    server.turns.check(job.party)
+    server.turns.check(job.ticket)
     model = await server.monitor.get_for(job)
-    party = job.party or Ticket()
-    facts = await embedder(server, model, party)
+    ticket = job.ticket or Ticket()
+    facts = await embedder(server, model, ticket)
     if facts.hint:
         raise NotServed("embed", ENGINE, facts.hint)
     ids, count = await _input_ids(server, job.inputs, facts, model)
     most = min(max(REPLY // (NUMBER * facts.dimensions), 1), MOST_INPUTS)
     found = await map_concurrently(
-        _vectors(server, model, facts, ids, group, party)
+        _vectors(server, model, facts, ids, group, ticket)
         for group in grouped(map(len, ids), most, CALL_TOKENS)
     )
     return Embeddings([vector for part in found for vector in part], count)
 
 
-async def embedder(server: Server, model: Model, party: Ticket) -> Embedder:
+async def embedder(server: Server, model: Model, ticket: Ticket) -> Embedder:
     """Return the facts about the server's embeddings; the first call asks for them."""
 
     async def learn() -> Embedder:
-        facts = await _read_embedder(server, party)
+        facts = await _read_embedder(server, ticket)
         server.monitor.check_is(model)
         return facts
 
@@ -245,7 +245,7 @@ async def _served(server: Server) -> Embedder | None:
     return Embedder(hint=RANKS_ONLY, rank_hint="")
 
 
-async def _read_embedder(server: Server, party: Ticket) -> Embedder:
+async def _read_embedder(server: Server, ticket: Ticket) -> Embedder:
     facts = await _served(server)
     if facts is not None:
         return facts
@@ -254,7 +254,7 @@ async def _read_embedder(server: Server, party: Ticket) -> Embedder:
     with read_from(ENGINE, "its special tokens"):
         prefix, suffix = around(whole, plain)
     # Of two tokens at least, so that vectors that are not pooled show.
-    status, data = await _post(server, "/embedding", _payload([whole + whole]), party)
+    status, data = await _post(server, "/embedding", _payload([whole + whole]), ticket)
     if status != 200:
         raise _test_failed("embeddings", to_error(status, data))
     with read_from(ENGINE, "its embeddings"):
@@ -285,8 +285,8 @@ async def _generates(server: Server, model: Model) -> bool:
     return generates
 
 
-async def _post(server: Server, path: str, payload: Any, party: Ticket) -> tuple[int, bytes]:
-    return await server.call(path, orjson.dumps(payload), party)
+async def _post(server: Server, path: str, payload: Any, ticket: Ticket) -> tuple[int, bytes]:
+    return await server.call(path, orjson.dumps(payload), ticket)
 
 
 def _payload(ids: list[TokenIds]) -> EmbeddingPayload:
@@ -357,12 +357,12 @@ async def _vectors(
     facts: Embedder,
     ids: list[TokenIds],
     group: range,
-    party: Ticket,
+    ticket: Ticket,
 ) -> list[array[float]]:
     """Embed a group of inputs with one call."""
     own = ids[group.start : group.stop]
     data = await offload.run(6 * sum(map(len, own)), orjson.dumps, _payload(own))
-    status, body = await server.batch("/embedding", data, party, model)
+    status, body = await server.batch("/embedding", data, ticket, model)
     if status != 200:
         raise _named(_embedding_error(status, body), ids, group)
     with read_from(ENGINE, "/embedding"):
@@ -396,16 +396,16 @@ async def rank(server: Server, job: Ranking) -> Scores:
         NotServed: the model is not a reranker, or the server was not started for it.
         ContextExceeded: query and document are longer than the context or the server's batch.
     """
-    server.turns.check(job.party)
+    server.turns.check(job.ticket)
     model = await server.monitor.get_for(job)
-    party = job.party or Ticket()
-    facts = await embedder(server, model, party)
+    ticket = job.ticket or Ticket()
+    facts = await embedder(server, model, ticket)
     if not facts.ranks:
         raise NotServed("rank", ENGINE, facts.rank_hint)
     query = len(job.query.encode())
     sizes = [query + len(document.encode()) for document in job.documents]
     found = await map_concurrently(
-        _scores(server, model, job, list(group), sizes, party)
+        _scores(server, model, job, list(group), sizes, ticket)
         for group in grouped(sizes, MOST_DOCUMENTS, CALL_BYTES)
     )
     scores = {index: score for part, _ in found for index, score in part.items()}
@@ -419,7 +419,7 @@ async def _scores(
     job: Ranking,
     group: list[int],
     sizes: list[int],
-    party: Ticket,
+    ticket: Ticket,
 ) -> tuple[dict[int, float], int]:
     """Return the score of each document of a group, by its index, and the number of tokens."""
     payload: RerankPayload = {
@@ -427,7 +427,7 @@ async def _scores(
         "documents": [job.documents[index] for index in group],
     }
     data = await offload.run(sum(sizes[index] for index in group), orjson.dumps, payload)
-    status, body = await server.batch("/rerank", data, party, model)
+    status, body = await server.batch("/rerank", data, ticket, model)
     if status == 200:
         with read_from(ENGINE, "/rerank"):
             scores, tokens = await offload.run(len(body), read_scores, body, len(group))
@@ -444,7 +444,7 @@ async def _scores(
     scored: dict[int, float] = {}
     total = 0
     for index in sorted(group, key=lambda index: -sizes[index]):
-        one, tokens = await _scores(server, model, job, [index], sizes, party)
+        one, tokens = await _scores(server, model, job, [index], sizes, ticket)
         scored |= one
         total += tokens
     return scored, total

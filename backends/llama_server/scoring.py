@@ -215,7 +215,7 @@ async def prompt_tokens(
     own = ids[bos_count:]
     text = job.prompt.content.spelled.encode() if isinstance(job.prompt.content, Text) else None
     # The first token gets no score (contract 2.6.1), even if a BOS before it would allow one.
-    scores = await score(server, ids, bos_count + 1, job.prompt.logprobs or 0, job.party)
+    scores = await score(server, ids, bos_count + 1, job.prompt.logprobs or 0, job.ticket)
 
     def tokens() -> Sequence[Token]:
         return _tokens(own, vocabulary, text, scores)
@@ -224,18 +224,18 @@ async def prompt_tokens(
 
 
 async def score(
-    server: Server, ids: TokenIds, start: int, top: int, party: Ticket | None = None
+    server: Server, ids: TokenIds, start: int, top: int, ticket: Ticket | None = None
 ) -> list[Score]:
     """Return the log-probabilities of the tokens from `start` on, each given all earlier ones.
 
     Args:
-        party: the request of the calls; None inside a call that already has a place.
+        ticket: the request of the calls; None inside a call that already has a place.
     """
     facts = await server.facts()
     # Slots may share the cells of one context, which has no room for several long prompts.
     at_once = max(1, min(facts.slots, facts.model.context // (len(ids) + 1)))
     calls = plan(ids, start, facts.vocabulary, at_once)
-    work = (_score(server, call, ids, top, facts, party) for call in calls)
+    work = (_score(server, call, ids, top, facts, ticket) for call in calls)
     scores = await map_concurrently(work, at_once)
     return [score for part in scores for score in part]
 
@@ -246,7 +246,7 @@ async def _score(
     ids: TokenIds,
     top: int,
     facts: ServerInfo,
-    party: Ticket | None,
+    ticket: Ticket | None,
 ) -> list[Score]:
     scores: list[Score] = []
     calls = [call]
@@ -255,7 +255,7 @@ async def _score(
         native = to_native(call, ids, top, facts.vocabulary, facts.rolls_back)
         payload = await offload.run(6 * len(ids), orjson.dumps, native)
         server.monitor.check_is(facts.model)
-        status, body = await server.call("/completion", payload, party)
+        status, body = await server.call("/completion", payload, ticket)
         if status == 200:
             found, rest = await _read_scores(server, call, ids, top, body, facts)
         elif call.kind == "grammar" and status < 503 and _FULL not in body:

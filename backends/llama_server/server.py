@@ -270,17 +270,17 @@ class Server:
         self.generates: bool | None = None
 
     async def call(
-        self, path: str, payload: bytes, party: Ticket | None, model: Model | None = None
+        self, path: str, payload: bytes, ticket: Ticket | None, model: Model | None = None
     ) -> tuple[int, bytes]:
         """Wait for a place, make a call without streaming, and return its status and body.
 
         Args:
-            party: the request of the call; None inside a call that already has a place.
+            ticket: the request of the call; None inside a call that already has a place.
             model: the model that the call is for, if it must not reach another one.
         """
         turns = self.turns
-        if party is not None:
-            await turns.take(party)
+        if ticket is not None:
+            await turns.take(ticket)
         elif not turns.try_take():
             turns = self._asides
             await turns.take()
@@ -296,7 +296,7 @@ class Server:
             turns.release()
 
     async def batch(
-        self, path: str, payload: bytes, party: Ticket, model: Model
+        self, path: str, payload: bytes, ticket: Ticket, model: Model
     ) -> tuple[int, bytes]:
         """Make a call of many inputs; at most two run at a time, which keep the server busy.
 
@@ -304,9 +304,9 @@ class Server:
         inputs to embed, so it must run out of them.
         """
         batches = self._batches
-        await batches.take(party)
+        await batches.take(ticket)
         try:
-            return await self.call(path, payload, party, model)
+            return await self.call(path, payload, ticket, model)
         finally:
             are_alone = self.turns.taken < batches.taken and not self.turns.is_full
             batches.resize(self._most_batches if are_alone else 1)

@@ -52,14 +52,14 @@ class Utterance:
     Args:
         voice: the name of one of the speaker's voices.
         instructions: how to speak, for speakers that take instructions.
-        party: the request that it belongs to: once one of its utterances was admitted to a queue,
+        ticket: the request that it belongs to: once one of its utterances was admitted to a queue,
             none is rejected as busy.
     """
 
     text: str
     voice: str
     instructions: str = ""
-    party: Ticket = field(default_factory=Ticket, compare=False)
+    ticket: Ticket = field(default_factory=Ticket, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Recording:
         temperature: of sampling; 0 is greedy.
         words: True if the times of words are wanted.
         translate: True for English text, from any language.
-        party: the request that it belongs to: once it was admitted to a queue, none of its pieces
+        ticket: the request that it belongs to: once it was admitted to a queue, none of its pieces
             is rejected as busy.
     """
 
@@ -175,7 +175,7 @@ class Recording:
     temperature: float = 0.0
     words: bool = False
     translate: bool = False
-    party: Ticket = field(default_factory=Ticket, compare=False)
+    ticket: Ticket = field(default_factory=Ticket, compare=False)
 
     @property
     def seconds(self) -> float:

@@ -65,7 +65,7 @@ class LibraryTranscriber(Transcriber):
     @override
     @asynccontextmanager
     async def transcribe(self, recording: Recording) -> AsyncIterator[AsyncIterator[Segment]]:
-        await self._turns.take(recording.party)
+        await self._turns.take(recording.ticket)
         try:
             process = await self._started()
             # It is busy until its last message.

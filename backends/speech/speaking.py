@@ -62,7 +62,7 @@ class LibrarySpeaker(Speaker):
     @override
     @asynccontextmanager
     async def speak(self, utterance: Utterance) -> AsyncIterator[AsyncIterator[Pcm]]:
-        await self._turns.take(utterance.party)
+        await self._turns.take(utterance.ticket)
         reply: _Reply | None = None
         try:
             reply = _Reply(await self._started(), self._library)

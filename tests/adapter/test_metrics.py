@@ -497,7 +497,7 @@ async def test_the_sum_of_times_between_tokens_never_falls() -> None:
     service: Any = SimpleNamespace(observers=Observers([], str), store=None, limits=MemoryLimits())
     metrics = Metrics()
     metrics._series["m", "e"] = series
-    facts = {"count": 1, "counted": 0, "party": None, "engine": "e"}
+    facts = {"count": 1, "counted": 0, "ticket": None, "engine": "e"}
     for number in range(50):
         records: list[Any] = [
             SimpleNamespace(arrivals=[0.1 * n**2 / (number + 1) for n in range(size)], **facts)
@@ -519,7 +519,7 @@ async def test_a_scrape_during_long_streams_lets_others_run() -> None:
     metrics, series, turns = Metrics(), Series(), 0
     metrics._series["m", "e"] = series
     arrivals = [float(n) for n in range(20_000)]
-    facts = {"count": 1, "counted": 0, "party": None, "engine": "e"}
+    facts = {"count": 1, "counted": 0, "ticket": None, "engine": "e"}
     record: Any = SimpleNamespace(arrivals=arrivals[:15_000], **facts)
     observers: Any = Observers([], str)
     observers.running = [SimpleNamespace(record=record, model="m")]

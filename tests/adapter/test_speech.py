@@ -79,7 +79,9 @@ async def test_each_sentence_is_spoken_by_itself() -> None:
     speaker = Tone()
     await ask(app_of(speaker), input="One.  Two!\n\n---\nThree", voice="bela")
     assert [one.text for one in speaker.spoken] == ["One.", "Two!", "Three"]
-    assert {(one.voice, one.party) for one in speaker.spoken} == {("bela", speaker.spoken[0].party)}
+    assert {(one.voice, one.ticket) for one in speaker.spoken} == {
+        ("bela", speaker.spoken[0].ticket)
+    }
 
 
 async def test_a_short_wav_file_has_its_sizes() -> None:

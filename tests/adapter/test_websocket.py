@@ -469,7 +469,7 @@ def test_the_first_events_do_not_wait_for_the_first_token() -> None:
     class Admits(Echo):
         async def admit(self, job: Any) -> None:
             await super().admit(job)
-            job.party.admitted = True
+            job.ticket.admitted = True
 
     engine = Admits(pause=1.0)
     with adapting(engine) as socket:

@@ -141,14 +141,14 @@ async def test_requests_come_in_turn_not_calls() -> None:
     large, small = Ticket(), [Ticket(), Ticket()]
     await turns.take(large)
 
-    async def work(party: Ticket, name: str) -> None:
-        await turns.take(party)
+    async def work(ticket: Ticket, name: str) -> None:
+        await turns.take(ticket)
         order.append(name)
         turns.release()
 
     tasks = [asyncio.create_task(work(large, "large")) for _ in range(300)]
     await asyncio.sleep(0)
-    tasks += [asyncio.create_task(work(party, "small")) for party in small]
+    tasks += [asyncio.create_task(work(ticket, "small")) for ticket in small]
     await asyncio.sleep(0)
     turns.release()
     await asyncio.gather(*tasks)
@@ -188,9 +188,9 @@ async def test_no_place_is_lost_by_leaving() -> None:
     chance = random.Random(14)
     turns, running = AdmissionQueue(1_000, 3), 0
 
-    async def work(party: Ticket) -> None:
+    async def work(ticket: Ticket) -> None:
         nonlocal running
-        await turns.take(party)
+        await turns.take(ticket)
         running += 1
         try:
             assert running <= 3
@@ -199,10 +199,10 @@ async def test_no_place_is_lost_by_leaving() -> None:
             running -= 1
             turns.release()
 
-    parties = [Ticket.of(chance.choice([*Tier])) for _ in range(20)]
+    tickets = [Ticket.of(chance.choice([*Tier])) for _ in range(20)]
     tasks = []
     for _ in range(600):
-        tasks.append(asyncio.create_task(work(chance.choice(parties))))
+        tasks.append(asyncio.create_task(work(chance.choice(tickets))))
         if chance.random() < 0.7:
             await asyncio.sleep(0)
         for task in chance.sample(tasks, min(2, len(tasks))):

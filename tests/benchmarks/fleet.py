@@ -113,10 +113,10 @@ async def pool_over(addresses: Sequence[str], way: str) -> AsyncIterator[Ask]:
     await pool.ask_all()
 
     async def ask(text: str, session: str) -> float:
-        party = Ticket()
-        party.session = session
+        ticket = Ticket()
+        ticket.session = session
         sampling = Sampling(extras={"ignore_eos": True})
-        job = Generation(Prompt(Text(text)), ANSWER, sampling=sampling, party=party)
+        job = Generation(Prompt(Text(text)), ANSWER, sampling=sampling, ticket=ticket)
         start, first = time.perf_counter(), 0.0
         async with pool.open(job) as batches:
             async for batch in batches:

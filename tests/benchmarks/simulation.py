@@ -467,9 +467,9 @@ class Simulation:
     async def _ask(self, ids: tuple[int, ...], answer: int, session: str, had: int) -> bool:
         """Send a turn; return False if its answer was cut."""
         clock, result = asyncio.get_running_loop().time, self.result
-        party = Ticket()
-        party.session = session if self.way == "session" else ""
-        job = Generation(Prompt(ids), answer, party=party)
+        ticket = Ticket()
+        ticket.session = session if self.way == "session" else ""
+        job = Generation(Prompt(ids), answer, ticket=ticket)
         start, first, cached = clock(), 0.0, 0
         result.requests += 1
         try:

@@ -109,10 +109,10 @@ class Duties:
 
     async def test_the_prompt_is_counted_first(self, backend: Backend) -> None:
         """The number of prompt tokens is known at the first event, and is that of the end."""
-        job = replace(JOB, party=Ticket())
-        assert job.party is not None
+        job = replace(JOB, ticket=Ticket())
+        assert job.ticket is not None
         async with backend.open(job) as batches:
-            counts = [(job.party.input, batch) async for batch in batches]
+            counts = [(job.ticket.input, batch) async for batch in batches]
         finish = counts[-1][1][-1]
         assert isinstance(finish, Finish)
         assert {count for count, _ in counts} == {finish.prompt_tokens}

@@ -63,8 +63,8 @@ class Silent(Echo):
 
     async def admit(self, job: Generation) -> None:
         """Admit the job, and wait."""
-        if self.admits and job.party is not None:
-            job.party.admitted = True
+        if self.admits and job.ticket is not None:
+            job.ticket.admitted = True
         await asyncio.sleep(self.silence)
         if self.error is not None:
             raise self.error

@@ -434,9 +434,9 @@ async def test_the_ticket_has_the_key() -> None:
                     asked = {"model": "demo", **body, "stream": stream}
                     headers = {"authorization": f"Bearer {key}"}
                     await client.post(path, json=asked, headers=headers)
-                    party = engine.jobs[-1].party
-                    assert party is not None
-                    assert (party.key, party.weight) == (digest_of(key)[7:39], weight)
+                    ticket = engine.jobs[-1].ticket
+                    assert ticket is not None
+                    assert (ticket.key, ticket.weight) == (digest_of(key)[7:39], weight)
     await app.aclose()
 
 

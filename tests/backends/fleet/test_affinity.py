@@ -21,9 +21,9 @@ from support.jobs import run
 
 async def said(pool: Pool, text: str, owner: str = "", session: str = "") -> str:
     """Return the name of the engine that ran a prompt."""
-    party = Ticket()
-    party.session = session
-    texts, _ = await run(pool, replace(job(text, owner), party=party))
+    ticket = Ticket()
+    ticket.session = session
+    texts, _ = await run(pool, replace(job(text, owner), ticket=ticket))
     return texts[0].decode()
 
 
@@ -95,9 +95,9 @@ async def test_owners_share_no_prefixes() -> None:
     pool = await pool_of(Engine("one"), Engine("other"))
     notes: list[str] = []
     for owner in ("a", "b", "a"):
-        party = Ticket()
-        await run(pool, replace(job("x" * 500, owner), party=party))
-        notes.append(party.affinity)
+        ticket = Ticket()
+        await run(pool, replace(job("x" * 500, owner), ticket=ticket))
+        notes.append(ticket.affinity)
     assert notes == ["miss", "miss", "hit"]
 
 

@@ -309,8 +309,8 @@ async def test_a_request_may_have_more_calls_than_the_queue() -> None:
     one.gate.clear()
     first = asyncio.create_task(said(pool))
     await asyncio.sleep(0.01)
-    party = Ticket()
-    jobs = [replace(job(), party=party) for _ in range(5)]
+    ticket = Ticket()
+    jobs = [replace(job(), ticket=ticket) for _ in range(5)]
     tasks = [asyncio.create_task(said(pool, one)) for one in jobs]
     await asyncio.sleep(0.01)
     one.gate.set()
@@ -460,9 +460,9 @@ async def test_the_request_learns_its_engine() -> None:
     pool = await pool_of(one, other)
     notes: list[tuple[str, str]] = []
     for _ in range(2):
-        party = Ticket()
-        await said(pool, replace(job("once upon a time " * 50), party=party))
-        notes.append((party.engine, party.affinity))
+        ticket = Ticket()
+        await said(pool, replace(job("once upon a time " * 50), ticket=ticket))
+        notes.append((ticket.engine, ticket.affinity))
     assert notes[0][1] == "miss"
     assert notes[1] == (notes[0][0], "hit")
 

@@ -132,13 +132,15 @@ async def test_a_grammar_goes_on_over_several_calls(backend: KoboldCpp) -> None:
 
 async def test_a_job_that_has_ended_counts_once(backend: KoboldCpp) -> None:
     """A client that leaves after the end of its only choice adds no tokens to those of the end."""
-    party = Ticket()
+    ticket = Ticket()
     with pytest.raises(asyncio.CancelledError):
-        async with backend.open(Generation(Prompt(COUNT), 5, sampling=GREEDY, party=party)) as all_:
+        async with backend.open(
+            Generation(Prompt(COUNT), 5, sampling=GREEDY, ticket=ticket)
+        ) as all_:
             batches = [batch async for batch in all_]
             raise asyncio.CancelledError
     assert isinstance(batches[-1][-1], Finish)
-    assert (party.prompt, party.generated) == (0, 0)
+    assert (ticket.prompt, ticket.generated) == (0, 0)
 
 
 @pytest.mark.parametrize("text", ["root ::= !<[5]>", 'root ::= "x" | <[300]>', "root ::= <eos>"])

@@ -266,13 +266,13 @@ async def test_the_tokens_of_a_job_without_an_end(
     left, ended, waiting = Ticket(), Ticket(), Ticket()
     endless = replace(ENDLESS, streamed=streamed, seeds=(1, 2))
     three = replace(endless, prompt=Prompt(Text("count:3 slow:200")))
-    for job, party, begun, tokens in ((endless, left, 1, 20), (three, ended, 2, 1)):
+    for job, ticket, begun, tokens in ((endless, left, 1, 20), (three, ended, 2, 1)):
         before = fake._total
-        task = asyncio.create_task(run(backend, replace(job, party=party)))
+        task = asyncio.create_task(run(backend, replace(job, ticket=ticket)))
         async with asyncio.timeout(10):
             while fake._total == before:
                 await asyncio.sleep(0.005)
-            await leave(backend, replace(job, party=waiting), 0.05)
+            await leave(backend, replace(job, ticket=waiting), 0.05)
             while fake._total < before + begun or len(fake._last.tokens) < tokens:
                 await asyncio.sleep(0.005)
         task.cancel()
@@ -297,8 +297,8 @@ async def test_the_tokens_of_a_stream_that_breaks(
     has arrived, and waits for koboldcpp no longer than it may take to answer."""
     monkeypatch.setattr(koboldcpp_run, "NOTE_SECONDS", 0.2)
     monkeypatch.setattr(koboldcpp_run, "BYTES", size)
-    text, party, begin = f"echo:{'🎉' * 100} slow:20", Ticket(), 0.0
-    job, read = replace(ENDLESS, prompt=Prompt(Text(text)), party=party), 0
+    text, ticket, begin = f"echo:{'🎉' * 100} slow:20", Ticket(), 0.0
+    job, read = replace(ENDLESS, prompt=Prompt(Text(text)), ticket=ticket), 0
     with pytest.raises(EngineError):
         async with backend.open(job) as batches:
             async for _ in batches:
@@ -310,7 +310,7 @@ async def test_the_tokens_of_a_stream_that_breaks(
                         raise EngineError("a failure of the reader")
                     await fake.stop()
     assert time.monotonic() - begin < 2
-    assert (party.prompt, party.generated) == (len(text.encode()), tokens)
+    assert (ticket.prompt, ticket.generated) == (len(text.encode()), tokens)
 
 
 async def test_null_characters_are_refused(backend: KoboldCpp) -> None:

@@ -149,7 +149,7 @@ async def test_a_cancelled_text_keeps_its_turn(fake: FakeKoboldcpp, speaker: Spe
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    second = asyncio.create_task(spoken(speaker, Utterance("Second.", "kobo", party=Ticket())))
+    second = asyncio.create_task(spoken(speaker, Utterance("Second.", "kobo", ticket=Ticket())))
     await asyncio.sleep(0.05)
     assert len(fake.spoken) == 1
     fake.may_speak.set()

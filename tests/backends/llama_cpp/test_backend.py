@@ -72,7 +72,7 @@ async def test_too_many_jobs_are_busy() -> None:
     """A request beyond the running and the waiting ones is rejected."""
     backend = LlamaCpp(context=512, parallel=1, max_waiting=1)
     job = Generation(Prompt(COUNT), 400, sampling=ENDLESS)
-    async with backend.open(job) as batches, backend.open(replace(job, party=Ticket())) as _:
+    async with backend.open(job) as batches, backend.open(replace(job, ticket=Ticket())) as _:
         await anext(aiter(batches))
         with pytest.raises(Busy):
             await run(backend, Generation(Prompt(COUNT), 5))

@@ -22,7 +22,7 @@ class Box:
 
 def choices(count: int = 1, tier: Tier = Tier.DEFAULT) -> list[TaskChoice]:
     """Return the choices of one request."""
-    task = Task(Generation(Prompt((1,)), 1), (1,), 1, (), 1, {}, {}, Box(), party=Ticket.of(tier))  # type: ignore[arg-type]
+    task = Task(Generation(Prompt((1,)), 1), (1,), 1, (), 1, {}, {}, Box(), ticket=Ticket.of(tier))  # type: ignore[arg-type]
     return [TaskChoice(task, index) for index in range(count)]
 
 

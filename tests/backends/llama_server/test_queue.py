@@ -59,8 +59,8 @@ class Counted(ConnectionPool):
 
 async def test_choices_that_have_ended_count_with_those_that_are_cut(address: str) -> None:
     """The tokens of a request that is cut are those of all its choices, with one prompt."""
-    party, ends = Ticket(), list[Finish]()
-    job = replace(LONG, max_tokens=30, seeds=(1, 2, 3, 4, 5), party=party)
+    ticket, ends = Ticket(), list[Finish]()
+    job = replace(LONG, max_tokens=30, seeds=(1, 2, 3, 4, 5), ticket=ticket)
     backend = LlamaServer(address)
     async with backend.open(job) as batches:
         async for batch in batches:
@@ -69,8 +69,8 @@ async def test_choices_that_have_ended_count_with_those_that_are_cut(address: st
                 break
     await backend.aclose()
     assert len(ends) < len(job.seeds)
-    assert party.generated >= sum(end.completion_tokens for end in ends) >= 30 * SLOTS
-    assert party.prompt == ends[0].prompt_tokens
+    assert ticket.generated >= sum(end.completion_tokens for end in ends) >= 30 * SLOTS
+    assert ticket.prompt == ends[0].prompt_tokens
 
 
 async def test_hundreds_of_requests_open_few_connections(address: str) -> None:
@@ -110,12 +110,12 @@ async def test_a_full_queue_is_busy_and_empties(address: str) -> None:
 async def test_a_large_request_does_not_hold_up_small_ones(address: str) -> None:
     """A small request runs before the 300 prompts of a large one are finished."""
     backend = LlamaServer(address, max_waiting=2)
-    party = Ticket()
+    ticket = Ticket()
     done = 0
 
     async def large() -> None:
         nonlocal done
-        jobs = [replace(SHORT, party=party, max_tokens=16) for _ in range(300)]
+        jobs = [replace(SHORT, ticket=ticket, max_tokens=16) for _ in range(300)]
         async with merge_streams([backend.open(job) for job in jobs]) as batches:
             async for batch in batches:
                 done += sum(hasattr(event, "reason") for event in batch)

@@ -45,7 +45,7 @@ async def speaker(voices: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def spoken(speaker: LibrarySpeaker, text: str, voice: str = "anna") -> bytes:
     """Return the samples of a text."""
-    async with speaker.speak(Utterance(text, voice, party=Ticket())) as pieces:
+    async with speaker.speak(Utterance(text, voice, ticket=Ticket())) as pieces:
         return b"".join([piece.samples async for piece in pieces])
 
 

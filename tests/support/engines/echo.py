@@ -92,8 +92,8 @@ class Echo(Backend):
         ids = ids_of(job)
         if not ids:
             raise EmptyPrompt
-        if job.party is not None:
-            job.party.input = len(ids)
+        if job.ticket is not None:
+            job.ticket.input = len(ids)
         if len(ids) + (0 if job.clips else job.max_tokens or 0) > self.facts.context:
             raise ContextExceeded(self.facts.context, len(ids), job.max_tokens or 0)
 
