@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 
-from ...backends import offload, sandbox
+from ...backends import offload
 from ...backends.base import Media, MediaKind
 from ...backends.errors import UnreadableMedia, Unsupported
 from ...backends.offload import FairThreads
@@ -201,6 +201,9 @@ def _in_thread(data: bytes, param: str) -> bytes:
 
 
 def _in_process(data: bytes, param: str) -> bytes:
+    # Few servers need it.
+    from ...backends import sandbox
+
     # Through a pipe the parts would be joined, which holds the interpreter for long.
     with tempfile.TemporaryFile(buffering=0) as png:
         try:
