@@ -97,8 +97,11 @@ define run_tests
 		pytest $(1) --last-failed --last-failed-no-failures none -v; }
 endef
 
+# Three workers on two cores: a third of a worker's time it waits for other processes.
+WORKERS := $(shell echo $$(( ($(CMAKE_BUILD_PARALLEL_LEVEL) * 3 + 1) / 2 )))
+
 unit: $(VENV)/test
-	$(call run_tests,-m "not slow and not timed and not clients",-n auto --dist worksteal --durations 10)
+	$(call run_tests,-m "not slow and not timed and not clients",-n $(WORKERS) --dist worksteal --durations 10)
 
 # What `make test` leaves out. Tests that hold a limit of time run by themselves.
 test-all: types-all $(VENV)/browser $(VENV)/postgresql $(VENV)/redis

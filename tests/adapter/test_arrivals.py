@@ -116,5 +116,9 @@ async def test_a_key_sends_as_many_bodies_as_it_may_run_requests() -> None:
     assert await refused.send(b"{") == 429
     assert b"on concurrent requests: Limit 2, Used 2" in refused.body
     assert await uploads[0].send(b" ", more=False) == 200
-    assert await Upload(app, "a").send(b"{") == 0
+    another = Upload(app, "a")
+    assert await another.send(b"{") == 0
+    for one in (uploads[1], another):
+        one.leave()
+        await one.task
     await app.aclose()

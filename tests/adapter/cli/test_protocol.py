@@ -177,6 +177,7 @@ async def test_a_body_with_invalid_chunks_gets_an_error_object(before: bytes, mo
         assert b"chunk" in reply
         assert reply.count(b"HTTP/1.1") == 1
         writer.close()
+        await writer.wait_closed()
 
 
 async def test_an_early_request_is_the_last_one_of_its_connection() -> None:
