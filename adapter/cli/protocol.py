@@ -295,6 +295,7 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, _Unserved):
+                self.logger.warning(error.__context__)
                 self._refuse(error.__context__.error)
             else:
                 self._refuse_invalid()
@@ -455,8 +456,9 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             if name == b"host":
                 self._hosts += 1
             elif name == b"transfer-encoding":
-                self._codings += b", " + value
-            elif value.lower() == b"100-continue":
+                # The parser leaves the spaces after a value; it does not take a tab for one here.
+                self._codings += b", " + value.strip(b" ")
+            elif value.strip(b" \t").lower() == b"100-continue":
                 self.expect_100_continue = True
         self.headers.append((name, value))
 
@@ -625,7 +627,11 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             b"content-length: %d\r\n\r\n" % len(body),
         ]
         self.transport.write(b"".join(head) + body)
-        self._close()
+        # The client may still send a body.
+        _Discarding(self)
+        self.idle_until(math.inf)
+        if self.timeout_keep_alive_task is None:
+            self._begin_timer(self.timeout_keep_alive)
 
     def _close(self) -> None:
         """Close the connection when the client has read what was written."""

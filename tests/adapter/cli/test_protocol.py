@@ -91,6 +91,7 @@ async def answer(port: int, data: bytes) -> tuple[bytes, dict[str, dict[str, str
     head = await reader.readuntil(b"\r\n\r\n")
     body = await reader.read()
     writer.close()
+    await writer.wait_closed()
     return head.split(b"\r\n")[0], json.loads(body)
 
 
@@ -121,6 +122,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: %b\r\n\r\n"
         (CHUNKED % b"gzip, chunked", 501, "'gzip, chunked'"),
         (CHUNKED % b"gzip\r\nTransfer-Encoding: chunked", 501, "'gzip, chunked'"),
         (CHUNKED % b"gzip", 400, "'gzip'"),
+        (CHUNKED % b"chunked\t", 400, "'chunked"),
         (CHUNKED % b"chunked\r\nContent-Length: 3", 400, "Invalid"),
     ],
 )
@@ -139,7 +141,25 @@ async def test_a_head_that_http_does_not_allow_is_refused(
         writer.write(head)
         assert (await reader.read()).startswith(b"HTTP/1.1 %d " % status)
         writer.close()
+        await writer.wait_closed()
     assert app.begun == 1
+
+
+async def test_a_refused_head_is_logged_and_resets_no_client(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A client that sends a body to its end gets the error of its head, which the log has."""
+    head = b"POST / HTTP/1.1\r\nContent-Length: 5000000\r\n\r\n"
+    with serving(Waiting) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
+        for _ in range(50):
+            writer.write(head + b"x" * 100_000)
+            await writer.drain()
+            head = b""
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        await writer.wait_closed()
+    assert "no 'Host' headers" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -147,11 +167,12 @@ async def test_a_head_that_http_does_not_allow_is_refused(
     [
         b"GET /now HTTP/1.0\r\n\r\n",
         b"GET /now HTTP/1.1\r\nhOST:\r\n\r\n",
-        b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\nHost: b\r\n\r\n",
+        b"POST /now HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked \r\n\r\n0\r\nHost: b\r\n\r\n",
     ],
 )
 async def test_heads_that_http_allows_are_served(request_: bytes) -> None:
-    """Old clients without a host, an empty host, and chunks with trailers are served."""
+    """Old clients without a host, an empty host, chunks with trailers, and spaces after a value are
+    served."""
     with serving(Waiting) as address:
         for sent in (request_, NOW + request_):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
