@@ -59,15 +59,14 @@ def run(
     source = subprocess.PIPE if isinstance(data, bytes) else data
     target = subprocess.PIPE if output is None else output
     process = _start(source, target, str(script), str(cpu), str(memory), *arguments)
-    end = time.monotonic() + wait
-    writing = None
-    if isinstance(data, bytes):
-        # A second `communicate` would not write what the first one has left.
-        pipe, process.stdin = process.stdin, None
-        assert pipe is not None
-        writing = threading.Thread(target=_write, args=(pipe, data), daemon=True)
-        writing.start()
+    end, writing = time.monotonic() + wait, None
     try:
+        if isinstance(data, bytes):
+            # A second `communicate` would not write what the first one has left.
+            pipe, process.stdin = process.stdin, None
+            assert pipe is not None
+            writing = threading.Thread(target=_write, args=(pipe, data), daemon=True)
+            writing.start()
         while time.monotonic() < end:
             # If nobody waits for the result any more, `offload.Abandoned` is raised here.
             with suppress(subprocess.TimeoutExpired):
@@ -77,7 +76,7 @@ def run(
     finally:
         process.kill()
         process.wait()
-        if writing is not None:
+        if writing is not None and writing.ident is not None:
             writing.join()
         if process.stdout is not None:
             process.stdout.close()

@@ -627,11 +627,7 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             b"content-length: %d\r\n\r\n" % len(body),
         ]
         self.transport.write(b"".join(head) + body)
-        # The client may still send a body.
-        _Discarding(self)
-        self.idle_until(math.inf)
-        if self.timeout_keep_alive_task is None:
-            self._begin_timer(self.timeout_keep_alive)
+        self._close()
 
     def _close(self) -> None:
         """Close the connection when the client has read what was written."""

@@ -145,20 +145,10 @@ async def test_a_head_that_http_does_not_allow_is_refused(
     assert app.begun == 1
 
 
-async def test_a_refused_head_is_logged_and_resets_no_client(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """A client that sends a body to its end gets the error of its head, which the log has."""
-    head = b"POST / HTTP/1.1\r\nContent-Length: 5000000\r\n\r\n"
+async def test_a_refused_head_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    """The log says why a head was refused, for example that of a load balancer's check."""
     with serving(Waiting) as address:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address))
-        for _ in range(50):
-            writer.write(head + b"x" * 100_000)
-            await writer.drain()
-            head = b""
-        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
-        writer.close()
-        await writer.wait_closed()
+        await answer(port_of(address), b"GET / HTTP/1.1\r\n\r\n")
     assert "no 'Host' headers" in capfd.readouterr().err
 
 
