@@ -67,6 +67,10 @@ class Finding:
         return f"{self.kind}: {re.sub(r'[0-9]+', '#', self.what)[:120]} {where}"
 
 
+# An engine whose responses are edited can be one that does not answer, or that has another model.
+_OF_EDITS = (b"engine ", b"model ")
+
+
 class Findings:
     """The findings of a run, and the folder of their files."""
 
@@ -173,7 +177,8 @@ class Session:
         """Run a command, and return what the process has noted."""
         latimer = self.stage.latimer
         state = await latimer.command(command)
-        found = [_of_log(text) for text in latimer.fresh_problems(strict=True)]
+        also = _OF_EDITS if self.edits else ()
+        found = [_of_log(text) for text in latimer.fresh_problems(True, also)]
         if "failed" in state:
             found.append(Finding("log", f"a command failed: {state['failed']}"))
         for held in state["held"]:

@@ -123,17 +123,18 @@ class Latimer:
         """Return all output so far."""
         return self._ended or self.log.read_bytes()
 
-    def fresh_problems(self, strict: bool = False) -> list[str]:
+    def fresh_problems(self, strict: bool = False, also: tuple[bytes, ...] = ()) -> list[str]:
         """Return log lines since the last call that show an exception or a crash.
 
         Args:
             strict: True for all lines but those that a start and broken requests cause.
+            also: the beginnings of further lines that are expected then.
         """
         text = self.output()[self._read :]
         self._read += len(text)
         if strict:
             lines = [one for one in text.splitlines() if one.strip()]
-            other = [one for one in lines if not one.startswith(EXPECTED)]
+            other = [one for one in lines if not one.startswith((*EXPECTED, *also))]
             return [b"\n".join(other)[:20_000].decode(errors="replace")] if other else []
         found = BAD.search(text)
         if found is None:
