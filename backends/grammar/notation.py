@@ -203,7 +203,7 @@ def as_gemma(value: Any) -> str:
     return _as_json(value)
 
 
-def _is_gemma(value: Any) -> bool:
+def _gemma_can_write(value: Any) -> bool:
     """Return True if no string in a value contains the mark, which has no escape."""
     return MARK not in json.dumps(value, ensure_ascii=False).replace('\\"', '"')
 
@@ -212,7 +212,7 @@ GEMMA = Notation(
     "gemma-", literal(MARK), Encoding(_one_of_gemma, literal), f"{literal(MARK)} gemma-text",
     ("true", "false", "null"), '""', '""', tuple(complement(_BARE)),
     lambda name: literal(_gemma_name(name)), as_gemma,
-    is_sorted=True, can_write_name=_is_gemma, can_write=_is_gemma, end=MARK,
+    is_sorted=True, can_write_name=_gemma_can_write, can_write=_gemma_can_write, end=MARK,
 )  # fmt: skip
 
 

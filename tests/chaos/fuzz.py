@@ -68,7 +68,12 @@ class Finding:
 
 
 # An engine whose responses are edited can be one that does not answer, or that has another model.
-_OF_EDITS = (b"engine ", b"model ")
+_OF_EDITS = (
+    b"engine llama_server does not answer: ", b"engine llama_server answers again",
+    b"engine koboldcpp does not answer: ", b"engine koboldcpp answers again",
+    b"model demo.gguf: it serves another model (",
+    b"model koboldcpp/demo: it serves another model (",
+)  # fmt: skip
 
 
 class Findings:

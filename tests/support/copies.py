@@ -24,15 +24,10 @@ from typing import Any, AnyStr, NoReturn
 
 # What `latimer serve` imports before its first request, and after it.
 _MODULES = (
-    *("commands", "serve", "parent", "admin", "admin_socket", "check", "top", "models", "store"),
-    *(
-        "..routes",
-        "..fleet",
-        "..store.database",
-        "...backends.llama_server",
-        "...backends.llama_cpp",
-    ),
-)
+    ".commands", ".serve", ".parent", ".admin", ".admin_socket", ".check", ".top", ".models",
+    ".store", "..routes", "..fleet", "..store.database", "...backends.llama_server",
+    "...backends.llama_cpp",
+)  # fmt: skip
 _SUBREAPER = 36
 _lock = threading.Lock()
 
@@ -140,7 +135,7 @@ def _copy(channel: socket.socket) -> NoReturn:
     cli = import_module("latimer.adapter.cli")
     with cli.imports():
         for name in _MODULES:
-            import_module(name if name.startswith("..") else f".{name}", cli.__name__)
+            import_module(name, cli.__name__)
         import_module("latimer.adapter.routes").load_endpoints()
     while True:
         request, streams, _, _ = socket.recv_fds(channel, 1 << 20, 3)
