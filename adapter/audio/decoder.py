@@ -98,9 +98,11 @@ def read_plain(source: IO[bytes], most: int) -> bytes | None:
 def _av(av: Any, source: IO[bytes]) -> Iterator[bytes]:
     """Decode with FFmpeg, which skips what is damaged."""
     options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "pipe"}
+    # PyAV 19 always accepts tags that are not UTF-8.
+    lenient = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
     frames = damaged = 0
     try:
-        with av.open(source, options=options, metadata_errors="ignore") as container:
+        with av.open(source, options=options, **lenient) as container:
             if not container.streams.audio:
                 raise Failed("silent")
             stream = container.streams.audio[0]
