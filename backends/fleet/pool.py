@@ -34,6 +34,7 @@ from ..errors import (
     EngineSilent,
     EngineUnavailable,
     LatimerError,
+    ModelChanged,
     ModelLoading,
     RequestError,
     reason_label,
@@ -366,12 +367,12 @@ class Pool(Speaking):
         """Let a job be for the model of its engine.
 
         Raises:
-            EngineUnavailable: the engines have another model than that for which it was made.
+            ModelChanged: the engines have another model than that for which it was made.
         """
         if self.known is not None and place.fingerprint:
             if place.fingerprint != self.known.fingerprint:
                 self.release(place)
-                raise EngineUnavailable(
+                raise ModelChanged(
                     f"The engines of the model {self.name} have loaded another model. Send the "
                     "request again."
                 )

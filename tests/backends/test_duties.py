@@ -8,20 +8,34 @@ from typing import Any
 
 import pytest
 from latimer.backends.base import Backend
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
 from support.documents import blocks
 from support.duties import Duties
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+ENGINES = ["guide", "llama_cpp", "llama_server", "koboldcpp"]
 
 
-@pytest.fixture(scope="module", params=["guide", "llama_cpp", "llama_server"])
+@pytest.fixture(scope="module", params=[*ENGINES, "pool_of_one", "pool_of_two"])
 async def backend(
     request: pytest.FixtureRequest, make_backend: Callable[[str], Backend]
 ) -> AsyncIterator[Backend]:
-    """A backend of each engine."""
-    made = of_the_guide() if request.param == "guide" else make_backend(request.param)
+    """A backend of each engine, and models that one engine or two serve."""
+    if request.param == "guide":
+        engines = [of_the_guide()]
+    elif request.param in ENGINES:
+        engines = [make_backend(request.param)]
+    else:
+        count = 1 if request.param == "pool_of_one" else 2
+        engines = [make_backend("llama_server") for _ in range(count)]
+    made = engines[0]
+    if request.param not in ENGINES:
+        made = Pool("demo", [Replica(str(at), one) for at, one in enumerate(engines)])
+        await made.model()
     yield made
-    await made.aclose()
+    for one in {made, *engines}:
+        await one.aclose()
 
 
 class TestEngines(Duties):

@@ -148,7 +148,7 @@ class Duties:
             assert isinstance(events[0], PromptTokens)
         capabilities = backend.capabilities
         if "logit_bias" not in capabilities.refused:
-            (token,) = (await backend.tokenize("!", add_special=False, parse_special=False))[:1]
+            (token,) = (await backend.tokenize("!", add_special=False, parse_special=True))[:1]
             forced = replace(GREEDY, logit_bias=((token, 100.0),))
             text, _ = await answer_of(backend, replace(JOB, sampling=forced))
             assert set(text) == {ord("!")}

@@ -13,6 +13,7 @@ from latimer.backends.errors import (
     Busy,
     EngineError,
     EngineUnavailable,
+    ModelChanged,
     ModelLoading,
     Refused,
     RequestError,
@@ -251,7 +252,7 @@ async def test_another_model_is_noticed_before_it_answers(
     assert "another model (evil): its chat template" in pool.replicas[0].reason
     # It is the only one left: the pool serves its model from now on.
     other.fails = other.error = EngineUnavailable("It is gone.")
-    with pytest.raises(EngineUnavailable, match="have loaded another model"):
+    with pytest.raises(ModelChanged, match="have loaded another model"):
         await said(pool)
     assert {one.fingerprint for one in one.jobs} <= {"fp_echo"}
     assert await said(pool) == "one"
