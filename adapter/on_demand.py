@@ -293,7 +293,8 @@ def loader_of(
     client = HttpClient(url, headers)
     if _is_kobold(table):
         memory = {**(table.memory or {}), _KOBOLD + url: 1}
-        return KoboldModel(name, client, model, make(url), **{**options, "memory": memory})
+        options |= {"memory": memory, "place": url}
+        return KoboldModel(name, client, model, make(url), **options)
     return RouterModel(name, client, model, make(url), **options)
 
 

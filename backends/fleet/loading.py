@@ -114,6 +114,8 @@ class EngineLoader(ABC):
         is_pinned: True if it is never unloaded for another model, or because it is idle.
         memory: the bytes that it takes, by the names of the machine's memories; empty if unknown.
         is_only: True if the server ends when the first load has failed.
+        place: the server that has one model at a time, where a load unloads the model before it;
+            empty for none.
 
     Attributes:
         state: unloaded, loading, ready, or failed.
@@ -134,8 +136,10 @@ class EngineLoader(ABC):
         is_pinned: bool = False,
         memory: Mapping[str, int] | None = None,
         is_only: bool = False,
+        place: str = "",
     ) -> None:
         self.name = name
+        self.place = place
         self.idle = idle
         self.is_pinned = is_pinned
         self.memory: Mapping[str, int] = dict(memory or {})
@@ -239,6 +243,10 @@ class EngineLoader(ABC):
             self._enter("unloaded")
             await self._stop()
             self._failures, self._again = 0, 0.0
+
+    def leave(self) -> None:
+        """Note that the load of another engine unloads this one."""
+        self._enter("unloaded")
 
     async def reject(self, reason: str) -> None:
         """Unload an engine that is loaded and cannot be used, as after a load that fails."""

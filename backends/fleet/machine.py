@@ -262,6 +262,7 @@ class Member:
             load_seconds=self.load_seconds,
             name=self.name,
             is_missing=bool(self.loader.failure) and any(pool.waiting for pool in self._pools),
+            place=self.loader.place,
         )
 
     def _ends(self) -> list[float]:
@@ -432,7 +433,8 @@ class Machine:
             elif member.loader.pause:
                 member.refuse(member.loader.unavailable())
             elif member.key in made.load:
-                member.task = self._start(self._load(member))
+                if self._makes_way(made.replaced.get(member.key), member.name):
+                    member.task = self._start(self._load(member))
             elif member.key in made.unload and not member.is_used:
                 other = made.room_for.get(member.key)
                 reason = "it was idle" if other is None else f"room for {other}"
@@ -453,6 +455,22 @@ class Machine:
                 fields = {"engine": member.name, "reason": reason}
                 log.warning(message, extra={"event": "load_failed", "fields": fields})
             member.never = reason
+
+    def _makes_way(self, key: str | None, name: str) -> bool:
+        """Note that the load of an engine unloads another one, if it does.
+
+        Returns:
+            False if the operator has the other one unloaded now.
+        """
+        member = next((one for one in self.members if one.key == key), None)
+        if member in self._unloading:
+            return False
+        if member is not None:
+            member.loader.leave()
+            member.unloads += 1
+            words = "has unloaded %s in %.1f s"
+            self._note(member, "engine_unloaded", words, 0.0, f"room for {name}")
+        return True
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

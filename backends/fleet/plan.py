@@ -35,6 +35,7 @@ class View(NamedTuple):
         load_seconds: the seconds that it takes to load.
         name: its name in messages; by default the key.
         is_missing: True if it has failed, and requests wait that another engine may run, too.
+        place: as in `EngineLoader`.
     """
 
     key: str
@@ -50,6 +51,7 @@ class View(NamedTuple):
     load_seconds: float = FIRST_LOAD
     name: str = ""
     is_missing: bool = False
+    place: str = ""
 
     @property
     def is_free(self) -> bool:
@@ -63,6 +65,7 @@ class Plan:
 
     Args:
         load, unload: the keys of the members to load and to unload.
+        replaced: by the keys of members to load, those of the members that their load unloads.
         closed: the members that accept no more requests, because others have waited too long.
         room_for: the name of the member that each one of `closed` is unloaded for.
         never: the members that cannot be loaded, with the reason.
@@ -71,6 +74,7 @@ class Plan:
 
     load: list[str] = field(default_factory=list)
     unload: list[str] = field(default_factory=list)
+    replaced: dict[str, str] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     room_for: dict[str, str] = field(default_factory=dict)
     never: dict[str, str] = field(default_factory=dict)
@@ -110,8 +114,13 @@ def plan(
             _evict(view, victim, most_wait, made)
         taken = _sum([taken, need])
         victims += chosen
-        if not victims and (memory is None or _fits([taken], memory)):
+        if memory is not None and not _fits([taken], memory):
+            continue
+        if not victims:
             made.load.append(view.key)
+        elif victims == chosen[:1] and _replaces(view, chosen[0], made):
+            made.load.append(view.key)
+            made.replaced[view.key] = made.unload.pop()
     for view in views:
         # It takes the place of no other one, which would fail the requests of a model in turn.
         if view.is_missing and view.waited is None and not (view.is_loaded or victims):
@@ -142,6 +151,11 @@ def _evict(view: View, victim: View, most_wait: float, made: Plan) -> None:
     made.room_for[victim.key] = view.name or view.key
     if not victim.running:
         made.unload.append(victim.key)
+
+
+def _replaces(view: View, victim: View, made: Plan) -> bool:
+    """Return True if the load of a member unloads the only victim, which can be unloaded now."""
+    return view.place != "" and view.place == victim.place and made.unload == [victim.key]
 
 
 def _victims(

@@ -81,10 +81,18 @@ class RemoteModel(EngineLoader):
         self._looking = asyncio.create_task(self._look())
 
     @override
-    async def _stop(self) -> None:
+    def leave(self) -> None:
+        self._look_away()
+        super().leave()
+
+    def _look_away(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
+
+    @override
+    async def _stop(self) -> None:
+        self._look_away()
         # A server that has ended, or that does not know the model, has not loaded it.
         with contextlib.suppress(LatimerError, LoadFailed, TimeoutError):
             async with asyncio.timeout(UNLOAD):

@@ -51,6 +51,24 @@ def test_an_unused_engine_makes_room() -> None:
     assert (made.load, made.unload, made.closed) == ([], ["a"], {"a"})
 
 
+def test_a_load_replaces_the_model_of_its_place() -> None:
+    """A member is loaded in place of another one of its server if that alone is in its way."""
+    here = {"need": {"gpu": 14, "here": 1}, "place": "here"}
+    one, two = loaded("a", 14)._replace(**here), wanted("b", 14)._replace(**here)
+    memory = {**GPU, "here": 1}
+    made = plan([one, two], memory)
+    assert (made.load, made.unload, made.replaced) == (["b"], [], {"b": "a"})
+    assert made.closed == {"a"}
+    for views in (
+        [one._replace(running=1), two._replace(waited=1e6)],
+        [one._replace(place="there"), two],
+        [one, loaded("c", 10), two._replace(need={"gpu": 24, "here": 1})],
+    ):
+        made = plan(views, memory)
+        assert not made.load
+        assert not made.replaced
+
+
 def test_a_busy_engine_is_not_unloaded() -> None:
     """A member that runs requests is never unloaded, no matter how long others wait."""
     for waited in (0.0, 29.0, 31.0, 1e6):
@@ -167,12 +185,13 @@ def test_plans_are_safe(seed: int) -> None:
                 ready_for=chance.uniform(0, 60),
                 idle=chance.choice((None, 30.0)),
                 need={"gpu": chance.randrange(30)},
+                place=chance.choice(("", "here")),
             )
             for number in range(6)
         ]
         made = plan(views, GPU)
         known = {view.key: view for view in views}
-        for name in made.unload:
+        for name in (*made.unload, *made.replaced.values()):
             view = known[name]
             assert view.is_loaded
             assert view.is_settled
@@ -180,6 +199,7 @@ def test_plans_are_safe(seed: int) -> None:
             assert not view.is_pinned
         stays = [view for view in views if view.is_loaded]
         if made.load and sum((view.need or {})["gpu"] for view in stays) <= 24:
+            stays = [view for view in stays if view.key not in made.replaced.values()]
             total = sum((view.need or {})["gpu"] for view in stays)
             total += sum((known[name].need or {})["gpu"] for name in made.load)
             assert total <= 24

@@ -228,6 +228,7 @@ class Admin(FakeKoboldcpp):
     """A koboldcpp with `--admin`, which restarts with another model."""
 
     loaded: str = "unload_model"
+    restarts: int = 0
 
     async def _told_of(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/api/admin/reload_config":
@@ -244,6 +245,7 @@ class Admin(FakeKoboldcpp):
         await asyncio.sleep(0.05)
         await self.stop()
         await asyncio.sleep(0.2)
+        self.restarts += 1
         self.loaded = name
         self.model.name = f"koboldcpp/{name}"
         await self.start()
@@ -254,7 +256,14 @@ async def kobold_models() -> AsyncIterator[tuple[Admin, list[KoboldModel]]]:
     """Yield a koboldcpp that can load two models, and a third one that it does not have."""
     async with Admin() as engine:
         found = [
-            KoboldModel(name, HttpClient(engine.url), f"{name}.kcpps", KoboldCpp(engine.url))
+            KoboldModel(
+                name,
+                HttpClient(engine.url),
+                f"{name}.kcpps",
+                KoboldCpp(engine.url),
+                memory={"here": 1},
+                place=engine.url,
+            )
             for name in "abc"
         ]
         yield engine, found
@@ -271,6 +280,30 @@ async def test_koboldcpp_is_restarted_with_another_model() -> None:
             assert (await one.backend.model()).name == f"koboldcpp/{one.name}.kcpps"
             await one.unload()
             assert engine.loaded == "unload_model"
+
+
+async def test_koboldcpp_restarts_once_for_another_model() -> None:
+    """A model that takes the place of another one is loaded at once, and one that is refused leaves
+    koboldcpp without a model."""
+    async with kobold_models() as (engine, models):
+        machine = Machine("here", {"here": 1}, most_wait=0.0)
+        first, second, third = (Member(machine, one) for one in models)
+        try:
+            for member in (first, second, first):
+                member.load_seconds = 0.0
+                await member.load()
+                assert engine.loaded == f"{member.name}.kcpps"
+            assert engine.restarts == 3
+            third.load_seconds = first.load_seconds = 0.0
+            with pytest.raises(EngineUnavailable, match="refused to load"):
+                await third.load()
+            assert (engine.loaded, engine.restarts) == ("unload_model", 4)
+            assert [one.unloads for one in (first, second, third)] == [2, 1, 0]
+            await second.load()
+            assert engine.loaded == "b.kcpps"
+        finally:
+            await machine.aclose()
+        assert engine.loaded == "unload_model"
 
 
 async def test_a_model_that_koboldcpp_refuses_is_failed() -> None:
