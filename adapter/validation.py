@@ -233,7 +233,9 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
     extras: dict[str, Any] = {}
     for name in sorted(SAMPLING_EXTRAS.intersection(request.__pydantic_fields_set__)):
         value = getattr(request, name)
-        if value is None or (name == "min_tokens" and not value):
+        if value is None or _WITHOUT_EFFECT.get(name) == value:
+            continue
+        if name == "smoothing_curve" and not request.smoothing_factor:
             continue
         if name not in capabilities.extras:
             hint = "Omit it, or use an engine that supports it."
@@ -253,6 +255,10 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
     )
 
 
+# The values without effect of extras that clients send to every engine.
+_WITHOUT_EFFECT: Mapping[str, int] = {
+    "min_tokens": 0, "smoothing_curve": 1, "smoothing_factor": 0, "tfs": 1, "top_a": 0,
+}  # fmt: skip
 # The fields that have values without effect besides null, and whether a value is one.
 _NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(

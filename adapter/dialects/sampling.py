@@ -44,7 +44,8 @@ _PRIORITY = [
     "min_p",
     "xtc",
 ]
-# Samplers whose place has no effect: they can only be switched off, or replace the others.
+# Samplers whose place has no effect: they can only be switched off, or replace the others, or only
+# koboldcpp has them, which Latimer lets apply its samplers in its own order.
 _UNPLACED = frozenset(
     {
         "adaptive_p", "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "mirostat",
@@ -224,13 +225,13 @@ FIELDS: tuple[Field, ...] = (
     refused("no_repeat_ngram_size", _WORDS, "Send 'dry_multiplier'.", 3, 0),
     refused("repetition_detection", "vLLM", "Send 'dry_multiplier'.",
             {"max_pattern_size": 4, "min_count": 3}, {}),
-    refused("tfs", "koboldcpp", _NONE, 0.9, 1),
-    refused("tfs_z", "Ollama, text-generation-webui", _NONE, 0.9, 1),
-    refused("top_a", "koboldcpp, OpenRouter, text-generation-webui", _NONE, 0.2, 0),
+    same("tfs", _BOTH, 0.9),
+    mapped("tfs_z", "Ollama", "`tfs`", 0.9, None, 1),
+    same("top_a", "koboldcpp, OpenRouter, text-generation-webui", 0.2),
     refused("epsilon_cutoff", _WORDS, _NONE, 3, 0),
     refused("eta_cutoff", _WORDS, _NONE, 3, 0),
-    refused("smoothing_factor", _BOTH, _NONE, 0.3, 0),
-    ignored("smoothing_curve", _BOTH, "it only has an effect with `smoothing_factor`", 1.0),
+    same("smoothing_factor", _BOTH, 0.3),
+    same("smoothing_curve", _BOTH, 1.5),
     refused("penalty_alpha", _WORDS, "Omit it.", 0.6, 0),
     refused("guidance_scale", _BOTH, "Omit it.", 1.5, 1),
     ignored("negative_prompt", _BOTH, "it only has an effect with `guidance_scale`", "bad"),

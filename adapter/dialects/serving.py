@@ -58,7 +58,7 @@ FIELDS: tuple[Field, ...] = (
     mapped("options.num_predict", "Ollama", "`max_tokens`", 20, most_tokens),
     ignored("options.num_ctx", "Ollama", "a prompt is never cut: one that does not fit is a 400",
             2048),
-    refused("options.tfs_z", "Ollama", "Omit it, or use 'min_p' or 'top_p'.", 0.9, 1),
+    mapped("options.tfs_z", "Ollama", "`tfs`", 0.9, None, 1),
     refused("options.penalize_newline", "Ollama", "Omit it.", False, True),
     *(ignored(f"options.{name}", "Ollama", _LOADED, example) for name, example in _LOADING.items()),
 )  # fmt: skip

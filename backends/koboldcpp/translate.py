@@ -65,11 +65,13 @@ NEUTRAL: dict[str, Any] = {
     "logit_bias": {},
     "custom_token_bans": "",
     "banned_tokens": [],
-    # The default order with top-a and tail-free sampling swapped, which are both off. koboldcpp
+    # The default order with top-a and tail-free sampling swapped, unless both are on. koboldcpp
     # batches calls (`--parallelrequests`) only with its default order, and keeps no record of
     # batched calls to check them by.
     "sampler_order": [6, 0, 3, 1, 4, 2, 5],
 }
+# The default order. A call with one of the two samplers is not batched.
+ORDER = [6, 0, 1, 3, 4, 2, 5]
 
 # llama.cpp's defaults of DRY, for a request that enables it. koboldcpp has no breakers by default.
 DRY: dict[str, Any] = {
@@ -84,8 +86,12 @@ EXTRAS = {
     "min_p": "min_p",
     "typical_p": "typical",
     "top_n_sigma": "nsigma",
+    "top_a": "top_a",
+    "tfs": "tfs",
     "dynatemp_range": "dynatemp_range",
     "dynatemp_exponent": "dynatemp_exponent",
+    "smoothing_factor": "smoothing_factor",
+    "smoothing_curve": "smoothing_curve",
     "repeat_penalty": "rep_pen",
     "repeat_last_n": "rep_pen_range",
     "mirostat": "mirostat",
@@ -195,6 +201,10 @@ def to_native(
         payload["rep_pen"] = 1.0
     # koboldcpp takes the largest of its three spellings.
     payload["repeat_penalty"] = payload["repetition_penalty"] = payload["rep_pen"]
+    if payload["top_a"] and payload["tfs"] < 1:
+        payload["sampler_order"] = ORDER
+    if payload["smoothing_factor"]:
+        payload.setdefault("smoothing_curve", 1.0)
     if payload["dry_multiplier"]:
         payload = {**DRY, **payload}
     for media in job.prompt.media:

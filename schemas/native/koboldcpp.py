@@ -33,6 +33,7 @@ class GeneratePayload(TypedDict):
     dynatemp_range: float
     dynatemp_exponent: float
     smoothing_factor: float
+    smoothing_curve: NotRequired[float]
     mirostat: int
     mirostat_tau: float
     mirostat_eta: float

@@ -323,10 +323,14 @@ class EngineExtras(Request, defer_build=True):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_n_sigma: float | None = None
+    top_a: Annotated[float, Field(ge=0)] | None = None
+    tfs: Annotated[float, Field(ge=0, le=1)] | None = None
     xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     dynatemp_range: Annotated[float, Field(ge=0)] | None = None
     dynatemp_exponent: Annotated[float, Field(ge=0)] | None = None
+    smoothing_factor: Annotated[float, Field(ge=0, le=100)] | None = None
+    smoothing_curve: Annotated[float, Field(ge=0, le=100)] | None = None
     mirostat: Annotated[int, Field(ge=0, le=2), Whole] | None = None
     mirostat_tau: Annotated[float, Field(ge=0)] | None = None
     mirostat_eta: Annotated[float, Field(ge=0)] | None = None

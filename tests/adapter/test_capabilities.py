@@ -52,6 +52,10 @@ def ask(apps: Callable[[str], Any], client_of: Any) -> Ask:
         ("koboldcpp", {"dynatemp_range": 0.5, "seed": 3}, "dynatemp_range"),
         ("koboldcpp", {"mirostat": 2, "temperature": 0.5, "seed": 3}, "mirostat"),
         ("koboldcpp", {"mirostat": 2}, None),
+        ("koboldcpp", {"top_a": 0.2, "tfs": 0.9, "smoothing_factor": 0.3}, None),
+        ("koboldcpp", {"top_a": 0.2, "tfs": 0.9, "smoothing_factor": 0.3, "temperature": 1,
+                       "seed": 3}, None),
+        ("llama_cpp", {"top_a": 0, "tfs": 1.0, "smoothing_factor": 0, "smoothing_curve": 2}, None),
     ],
 )  # fmt: skip
 async def test_what_is_done_only_nearly_is_said(
@@ -71,6 +75,8 @@ async def test_what_is_done_only_nearly_is_said(
         ("koboldcpp", {"lark": "start: A"}, "Use one of: grammar, json_schema, regex."),
         ("koboldcpp", {"frequency_penalty": 0.5}, "presence_penalty, which is the most similar"),
         ("koboldcpp", {"min_tokens": 2}, "not supported by koboldcpp"),
+        ("llama_cpp", {"top_a": 0.2}, "not supported by llama.cpp in process"),
+        ("llama_server", {"smoothing_factor": 0.3}, "not supported by llama-server"),
         ("koboldcpp", {"parse_special": False}, "always parses control tokens"),
     ],
 )

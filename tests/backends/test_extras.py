@@ -13,7 +13,7 @@ from latimer.schemas.openai.common import SAMPLING_EXTRAS
 # They have no effect without another one, which is neutral.
 DEPENDENT = {
     "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers",
-    "dynatemp_exponent",
+    "dynatemp_exponent", "smoothing_curve",
 }  # fmt: skip
 
 

@@ -56,6 +56,8 @@ EQUAL: dict[str, dict[str, Any]] = {
     "grammar_string": {"grammar": GBNF},
     "typical": {"typical_p": 0.9},
     "nsigma": {"top_n_sigma": 1.0},
+    "tfs_z": {"tfs": 0.9},
+    "options.tfs_z": {"tfs": 0.9},
     "dynamic_temperature": {"temperature": 1.0, "dynatemp_range": 0.5},
     "dynatemp_low": {},
     "dynatemp_high": {},

@@ -89,10 +89,10 @@ def named(where: Where, *names: str) -> list[tuple[Where, Field]]:
 
 
 # The rows that engines answer; `test_table.py` has all others, without an engine.
-REFUSED = [*named("chat", "stop_token_ids"), *named("completions", "options.tfs_z")]
+REFUSED = [*named("chat", "stop_token_ids"), *named("completions", "options.penalize_newline")]
 MAPPED = [
     *named("chat", "structured_outputs", "rep_pen", "min_new_tokens", "thinking", "reasoning"),
-    *named("completions", "guided_choice", "sampler_seed", "n_probs", "n_cmpl", "options"),
+    *named("completions", "tfs_z", "guided_choice", "sampler_seed", "n_probs", "n_cmpl", "options"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -67,6 +68,19 @@ class Watched(AsyncConnectionInterface):
                 return Response(response.status, headers=response.headers, content=content)
         finally:
             self.running -= counted
+
+
+@pytest.mark.parametrize("extra", [{"top_a": 1e30}, {"tfs": 0.0}, {"smoothing_factor": 100.0}])
+async def test_koboldcpps_own_samplers_have_an_effect(
+    backend: KoboldCpp, extra: dict[str, float]
+) -> None:
+    """Top-a, tail-free sampling and smoothing can leave the most likely tokens only."""
+    job = Generation(Prompt(COUNT), 12, (3,), sampling=GREEDY)
+    wanted, _ = await run(backend, job)
+    for extras in ({}, extra):
+        sampling = Sampling(temperature=5.0, extras=extras)
+        found, _ = await run(backend, replace(job, sampling=sampling))
+        assert (found == wanted) == bool(extras)
 
 
 async def test_koboldcpp_tokenizes_one_text_at_a_time(

@@ -133,6 +133,17 @@ def test_extras_have_koboldcpps_names() -> None:
     assert sent["dynatemp_range"] == 0.5
 
 
+def test_samplers_of_koboldcpp_have_its_order_and_defaults() -> None:
+    """Top-a and tail-free sampling apply in koboldcpp's order, and smoothing is quadratic."""
+    both = payload(extras={"top_a": 0.2, "tfs": 0.9})
+    assert (both["top_a"], both["tfs"], both["sampler_order"]) == (0.2, 0.9, [6, 0, 1, 3, 4, 2, 5])
+    assert payload(extras={"top_a": 0.2, "tfs": 1})["sampler_order"] == NEUTRAL["sampler_order"]
+    smooth = payload(extras={"smoothing_factor": 0.3})
+    assert (smooth["smoothing_factor"], smooth["smoothing_curve"]) == (0.3, 1.0)
+    cubic = payload(extras={"smoothing_factor": 0.3, "smoothing_curve": 2.0})
+    assert cubic["smoothing_curve"] == 2.0
+
+
 @pytest.mark.parametrize("sent_by", [payload, llama_server_payload])
 @pytest.mark.parametrize(
     ("window", "sent"),
