@@ -8,6 +8,8 @@ from .limits.leases import BUSY_SECONDS, Grant
 
 # The bytes of all of them, as a multiple of the largest body; one key may have half of them.
 TOGETHER = 16
+# The bytes of a body that may arrive at once: asyncio reads as many.
+AT_ONCE = 262_144
 
 
 class Arrivals:
@@ -22,6 +24,17 @@ class Arrivals:
         self._size = 0
         # The bodies of each key, and their bytes.
         self._of: dict[str, tuple[int, int]] = {}
+
+    def check(self, key: str, size: int) -> None:
+        """Refuse bytes for which there is no room now; others may take the room meanwhile.
+
+        Raises:
+            Overloaded: the bodies would have too many bytes.
+        """
+        together = TOGETHER * self.most
+        of_key = self._of.get(key, (0, 0))[1] + size if key else 0
+        if self._size + size > together or of_key > together // 2:
+            raise Overloaded
 
     def add(self, key: str, grant: Grant | None, size: int, is_first: bool) -> None:
         """Count a part of a body.
@@ -42,9 +55,7 @@ class Arrivals:
                     "request bodies", grant.name, "concurrent requests", most, bodies, 1,
                     BUSY_SECONDS,
                 )  # fmt: skip
-        together = TOGETHER * self.most
-        if self._size + size > together or (key and size_of_key + size > together // 2):
-            raise Overloaded
+        self.check(key, size)
         self._size += size
         self._of[key] = bodies + is_first, size_of_key + size
 

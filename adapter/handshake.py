@@ -22,6 +22,9 @@ PARTS = "latimer.parts"
 # The frames of several texts in one message that sends them; and the extension of a server that
 # takes such messages, which it can write in one system call.
 FRAMES = "latimer.frames"
+# In that extension, from the app: the `Arrivals` that the server adds an incomplete message to, and
+# the key that it is counted for.
+ARRIVALS = "latimer.arrivals"
 # Before the key in the subprotocol of a browser, which cannot set headers; OpenAI's Realtime API
 # has introduced it.
 _KEY = "openai-insecure-api-key."

@@ -21,7 +21,7 @@ from ..backends.errors import LatimerError, RequestError
 from ..backends.http import FORWARDED
 from ..backends.queue import Ticket
 from ..schemas import limits
-from .arrivals import OTHERS, Arrivals
+from .arrivals import AT_ONCE, OTHERS, Arrivals
 from .dialects import Draft
 from .errors import Header, InvalidRequest, as_ascii, error_event, with_names
 from .limits.leases import Grant, Lease
@@ -239,9 +239,9 @@ class Exchange(Request):
             for key, value in headers:
                 if key == b"content-type":
                     _check_type(value)
-        length = found.get(b"content-length", b"")
-        if length.isdigit() and int(length[:20]) > self._arrivals.most:
-            raise _too_large(self._arrivals.most)
+        length = self._declared_length()
+        if length > AT_ONCE:
+            self._arrivals.check(self.key, length)
         if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
             self._forward(headers)
         parts: list[bytes] = []
@@ -279,9 +279,7 @@ class Exchange(Request):
         """
         self.is_once = True
         headers, found = self.scope["headers"], self.named
-        length = found.get(b"content-length", b"")
-        if length.isdigit() and int(length[:20]) > self._arrivals.most:
-            raise _too_large(self._arrivals.most)
+        self._declared_length()
         if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
             self._forward(headers)
         size, more = 0, True
@@ -300,6 +298,18 @@ class Exchange(Request):
                     await asyncio.sleep(0)
             more = message.get("more_body", False)
         self.watch()
+
+    def _declared_length(self) -> int:
+        """Return the length of the body, or 0 if it is not declared.
+
+        Raises:
+            InvalidRequest: 413 for more than `arrivals.most` bytes.
+        """
+        length = self.named.get(b"content-length", b"")
+        size = int(length[:20]) if length.isdigit() else 0
+        if size > self._arrivals.most:
+            raise _too_large(self._arrivals.most)
+        return size
 
     def _forward(self, headers: Sequence[Header]) -> None:
         """Let the calls of engines have the headers that trace the request, if they are valid."""

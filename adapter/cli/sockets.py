@@ -15,7 +15,9 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request
 from websockets.utils import apply_mask
 
-from ..handshake import FRAMES, PARTS
+from ..arrivals import Arrivals
+from ..errors import Overloaded
+from ..handshake import ARRIVALS, FRAMES, PARTS
 from ..request import PUSH
 from ..text_frames import LONG, SHORT, TEXT
 from .timeouts import ReadProtocol
@@ -26,6 +28,8 @@ _CLOSING = 2.0
 PIECE = 65_536
 # The pieces of what arrives that are parsed in one step: most frames are two, a head and a text.
 _PIECES = 64
+# The bytes that a fragment takes in memory, in addition to its text.
+_FRAGMENT = 64
 
 # The bits of a frame's first two bytes (RFC 6455, 5.2).
 _FIN, _OPCODE, _CONTROL, _MASKED, _LENGTH = 0x80, 0x0F, 0x08, 0x80, 0x7F
@@ -136,13 +140,17 @@ class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
         self._arrived: deque[Iterator[bytes]] = deque()
         # True while the client reads too slowly; a flag costs no call.
         self._is_full = False
+        # What the app adds to the offer of frames (`ARRIVALS`).
+        self._offer: dict[str, tuple[Arrivals, str]] = {}
+        # The fragments of an incomplete message that are counted, and their bytes.
+        self._seen = self._counted = 0
 
     @override
     def handle_connect(self, event: Request) -> None:
         """Offer the app to write the frames that it has made."""
         super().handle_connect(event)
         if not self.close_sent:
-            self.scope["extensions"][FRAMES] = {}
+            self.scope["extensions"][FRAMES] = self._offer
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -173,6 +181,8 @@ class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
             pieces = [*islice(self._arrived[0], _PIECES)]
             if self.conn.parser_exc is None:
                 super().data_received(b"".join(pieces))
+                if self.frames and ARRIVALS in self._offer:
+                    self._count()
             if len(pieces) < _PIECES:
                 self._arrived.popleft()
             if self._arrived and (self.close_sent or self.queue.empty()):
@@ -183,6 +193,28 @@ class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
             self._resume()
             if self.conn.parser_exc is not None and not self._splitter.is_in_frame:
                 self._end()
+
+    def _count(self) -> None:
+        """Count what has arrived of an incomplete message; without room, the connection ends."""
+        arrivals, key = self._offer[ARRIVALS]
+        new = self.frames[self._seen :]
+        size = sum(map(len, new)) + _FRAGMENT * len(new)
+        try:
+            arrivals.add(key, None, size, not self._counted)
+        except Overloaded as error:
+            self.conn.fail(CloseCode.TRY_AGAIN_LATER, error.message)
+            self.conn.parser_exc = error
+            self.handle_parser_exception()
+        else:
+            self._seen += len(new)
+            self._counted += size
+
+    def _forget(self) -> None:
+        """Make room for others: a message is complete, or its connection ends."""
+        if self._counted:
+            arrivals, key = self._offer[ARRIVALS]
+            arrivals.remove(key, self._counted)
+            self._seen = self._counted = 0
 
     def _end(self) -> None:
         """Have the client close the connection, whose answer to the end is not parsed."""
@@ -237,6 +269,8 @@ class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
         of an app that waits for it. `_parse` pauses if more arrives before the app takes it.
         """
         frames, self.frames = self.frames, []
+        if self._counted:
+            self._forget()
         if self.close_sent:
             return
         event: Any = {"type": "websocket.receive"}
@@ -259,6 +293,8 @@ class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
 
         A socket that is closed with unread data is reset, and its client loses the reason.
         """
+        self.frames = []
+        self._forget()
         end = self.conn.close_sent
         assert end is not None
         self.queue.put_nowait(
@@ -272,6 +308,8 @@ class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.end_reading()
+        self._arrived.clear()
+        self._forget()
         self._closed()
 
     @override

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from ...backends import offload
 from ...backends.errors import LatimerError
 from ..errors import Header, InvalidRequest, ShuttingDown, render, unexpected
-from ..handshake import FRAMES, PARTS, shared_scope, subprotocol_of
+from ..handshake import ARRIVALS, FRAMES, PARTS, shared_scope, subprotocol_of
 from ..request import FRAME, PUSH, object_of
 from ..responses.lanes import DEFAULT, Create, Lanes, create_of, lane_of
 from ..service import Service
@@ -82,7 +82,11 @@ async def serve_frames(
         receive, send: pass messages of the connection. Every frame and token takes this path, and
             the checks of `WebSocket` would be a coroutine more.
     """
-    await socket.accept(subprotocol_of(socket.scope))
+    scope = socket.scope
+    if FRAMES in (scope.get("extensions") or ()):
+        key = scope["state"]["key_digest"] or ""
+        scope["extensions"][FRAMES][ARRIVALS] = service.arrivals, key
+    await socket.accept(subprotocol_of(scope))
     await _Connection(socket, service, app, receive, send).run()
 
 

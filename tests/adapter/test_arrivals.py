@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.arrivals import TOGETHER
+from latimer.adapter.arrivals import AT_ONCE, TOGETHER
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from support.engines.echo import Echo
 
@@ -24,12 +24,15 @@ class Upload:
 
     Args:
         key: the name of its API key; empty for none.
+        length: the length that it declares; 0 for none.
     """
 
-    def __init__(self, app: OpenAIAdapter, key: str = "") -> None:
+    def __init__(self, app: OpenAIAdapter, key: str = "", length: int = 0) -> None:
         headers = [(b"host", b"a"), (b"content-type", b"application/json")]
         if key:
             headers.append((b"authorization", b"Bearer sk-" + key.encode()))
+        if length:
+            headers.append((b"content-length", b"%d" % length))
         self._scope = {
             "type": "http", "method": "POST", "path": "/v1/completions", "headers": headers,
             "query_string": b"", "root_path": "", "scheme": "http", "client": None, "server": None,
@@ -61,10 +64,10 @@ class Upload:
         return self.status
 
 
-def app_of(names: str = "", **limits: Any) -> OpenAIAdapter:
+def app_of(names: str = "", most: int = MOST, **limits: Any) -> OpenAIAdapter:
     """Return an app with keys of these names."""
     tables = {name: KeyConfig(digest=digest_of(f"sk-{name}"), **limits) for name in names.split()}
-    return OpenAIAdapter(Echo(), any_model=True, max_body=MOST, keys=tables)
+    return OpenAIAdapter(Echo(), any_model=True, max_body=most, keys=tables)
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["complete", "disconnected"])
@@ -102,6 +105,26 @@ async def test_one_key_leaves_room_for_others() -> None:
     other = Upload(app, "b")
     assert await other.send() == 0
     for one in (*uploads, other):
+        one.leave()
+        await one.task
+    await app.aclose()
+
+
+@pytest.mark.parametrize("names", ["", "a b"], ids=["all", "a key"])
+async def test_a_large_body_without_room_is_refused_before_it_is_sent(names: str) -> None:
+    """The declared length of a body that has no room is a 503 at once, and takes no room itself."""
+    most = 2 * AT_ONCE
+    app, key = app_of(names, most), "a" if names else ""
+    declared = [Upload(app, key, most) for _ in range(TOGETHER + 1)]
+    assert [await one.send(b"") for one in declared] == [0] * (TOGETHER + 1)
+    uploads = [Upload(app, key) for _ in range(TOGETHER // 2 if key else TOGETHER)]
+    assert [await one.send(b" " * (most - 1)) for one in uploads] == [0] * len(uploads)
+    refused = Upload(app, key, most)
+    await asyncio.wait_for(refused.task, 5)
+    assert refused.status == 503
+    waiting = [Upload(app, key, AT_ONCE), *([Upload(app, "b", most)] if key else [])]
+    assert [await one.send(b"") for one in waiting] == [0] * len(waiting)
+    for one in (*declared, *uploads, *waiting):
         one.leave()
         await one.task
     await app.aclose()

@@ -18,9 +18,10 @@ import pytest
 import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latimer.adapter.arrivals import TOGETHER, Arrivals
 from latimer.adapter.cli.protocol import Protocol
 from latimer.adapter.cli.sockets import PIECE, SocketProtocol, Splitter
-from latimer.adapter.handshake import FRAMES
+from latimer.adapter.handshake import ARRIVALS, FRAMES, PARTS
 from latimer.adapter.request import PUSH
 from latimer.adapter.text_frames import frames_of
 from support.frames import R, answered, create, is_last, text_of
@@ -195,6 +196,29 @@ def test_a_client_that_still_writes_learns_why_it_ends() -> None:
                 answer += received
         reason = answer[answer.index(b"\r\n\r\n") + 4 :]
         assert (reason[0], int.from_bytes(reason[2:4])) == (0x88, 1009)
+
+
+def test_incomplete_frames_of_a_key_have_a_limit() -> None:
+    """The frames of one key that have not arrived completely take half of the room of all."""
+    data = Frame(Opcode.TEXT, b"x" * (1 << 20)).serialize(mask=True)[:-1]
+    with (
+        begun("--max-body", str(1 << 20), "--api-key", "sk-a") as (_, address, _),
+        contextlib.ExitStack() as stack,
+    ):
+        host, port = address.removeprefix("http://").split(":")
+        answer = b""
+        for _ in range(TOGETHER // 2 + 1):
+            assert not answer
+            client = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            client.sendall(HANDSHAKE[:-2] + b"Authorization: Bearer sk-a\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 101"
+            while not client.recv(1024).endswith(b"\r\n\r\n"):
+                pass
+            client.sendall(data)
+            client.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                answer = client.recv(1024)
+        assert (answer[0], int.from_bytes(answer[2:4])) == (0x88, 1013)
 
 
 async def test_a_key_is_checked_in_the_handshake() -> None:
@@ -388,12 +412,14 @@ class Written(asyncio.Transport):
 
 
 @contextlib.asynccontextmanager
-async def held() -> AsyncIterator[tuple[SocketProtocol, Written]]:
+async def held(arrivals: Arrivals | None = None) -> AsyncIterator[tuple[SocketProtocol, Written]]:
     """Yield an open connection, of which only the caller reads and sends messages."""
     ended = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert FRAMES in scope["extensions"]
+        offer = scope["extensions"][FRAMES]
+        if arrivals is not None:
+            offer[ARRIVALS] = arrivals, ""
         assert (await receive())["type"] == "websocket.connect"
         await send({"type": "websocket.accept"})
         await ended.wait()
@@ -490,6 +516,39 @@ async def test_a_connection_ends_after_the_frame_that_is_refused() -> None:
         assert protocol.close_timer is not None
         protocol.connection_lost(None)
         assert protocol.close_timer is None
+
+
+async def test_incomplete_messages_have_a_limit_together() -> None:
+    """A WebSocket whose message has no room next to those of others closes with 1013, also if its
+    fragments are small, and a message that is complete or lost makes room."""
+    most = 4 * PIECE
+    arrivals = Arrivals(most)
+    part = Frame(Opcode.TEXT, b"x" * most).serialize(mask=True)[:-1]
+    async with contextlib.AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(held(arrivals)) for _ in range(TOGETHER + 2)]
+        (first, _), (second, _), *rest = found
+        for protocol, _ in found[:-2]:
+            protocol.data_received(part)
+        small = Frame(Opcode.CONT, b"x", fin=False).serialize(mask=True)
+        protocol, transport = rest[-1]
+        protocol.data_received(Frame(Opcode.TEXT, b"x", fin=False).serialize(mask=True))
+        protocol.data_received(small * (TOGETHER * PIECE // 64))
+        for _ in range(TOGETHER * PIECE // 64):
+            await asyncio.sleep(0)
+        assert (await protocol.receive())["code"] == 1013
+        assert transport.is_ended
+        first.data_received(b"x")
+        assert len((await first.receive())[PARTS]) == 4
+        second.connection_lost(None)
+        for protocol, transport in (rest[-2], (first, found[0][1])):
+            protocol.data_received(part)
+            protocol.data_received(b"x")
+            assert len((await protocol.receive())[PARTS]) == 4
+            assert not transport.is_ended
+        for protocol, _ in rest[:-2]:
+            protocol.connection_lost(None)
+        assert not arrivals._of
+        assert not arrivals._size
 
 
 async def test_reading_pauses_only_for_an_app_that_is_behind() -> None:
