@@ -299,14 +299,17 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
                 self._refuse(error.__context__.error)
             else:
                 self._refuse_invalid()
+            return
         except httptools.HttpParserUpgrade as upgrade:
             if self._opens_socket:
                 self.handle_websocket_upgrade()
                 return
             self._ignore_upgrade(data[upgrade.args[0] :])
+            return
         # These bytes are a head, trailers, or the header of a chunk.
         if self._unread > MOST_HEAD and not self.transport.is_closing():
             self._refuse(InvalidRequest(_LARGE, status=431))
+            return
         cycle = self.cycle
         if self._unread or cycle is None or cycle.more_body or cycle.response_complete:
             self._await_rest()
@@ -613,9 +616,10 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         if cycle.fault is None:
             cycle.fault, cycle.keep_alive = InvalidRequest(_CHUNKS), False
             cycle.message_event.set()
+        self._await_rest()
 
     def _refuse(self, error: InvalidRequest) -> None:
-        """Send an error object and close; only close if another response is incomplete."""
+        """Send an error object and discard the rest; only close if a response is incomplete."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._close()
             return
@@ -627,7 +631,15 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
             b"content-length: %d\r\n\r\n" % len(body),
         ]
         self.transport.write(b"".join(head) + body)
-        self._close()
+        if isinstance(error, LateRequest):
+            self._close()
+            return
+        # The client may still send a body.
+        self._late_since = math.inf
+        _Discarding(self)
+        self.idle_until(math.inf)
+        if self.timeout_keep_alive_task is None:
+            self._begin_timer(self.timeout_keep_alive)
 
     def _close(self) -> None:
         """Close the connection when the client has read what was written."""
