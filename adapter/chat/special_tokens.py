@@ -33,6 +33,8 @@ _PRIVATE = range(0xE000, 0xF8FF)
 LIKELY = re.compile(r"[<\[｜]")
 # Control tokens processed in one turn of the event loop.
 MARKS_AT_ONCE = 500
+# Characters that are looked at in one step, because a step holds the interpreter lock.
+_PIECE = 65_536
 # Words of OpenAI's API. Templates compare them, so they are never replaced.
 _OWN_WORDS = frozenset(
     {
@@ -133,16 +135,22 @@ def _rendered_if_plain(
 ) -> str | None:
     """Render a conversation; return None if it contains characters of control tokens."""
     text = "\n".join(_texts(conversation))
-    return None if LIKELY.search(text) else render(model, conversation, form)
+    steps = range(0, len(text), _PIECE)
+    is_plain = not any(LIKELY.search(text, start, start + _PIECE) for start in steps)
+    return render(model, conversation, form) if is_plain else None
 
 
 def _spelled(conversation: Conversation, pattern: re.Pattern[str]) -> set[str]:
-    return {found for text in _texts(conversation) for found in pattern.findall(text)}
+    # `findall` would hold the interpreter lock until it has all of a text.
+    return {match[0] for text in _texts(conversation) for match in pattern.finditer(text)}
 
 
 def _hidden(conversation: Conversation, spelled: Iterable[str]) -> dict[str, str]:
     """Map each spelling to a private-use character that the conversation does not contain."""
-    used = set().union(*(set(text) for text in _texts(conversation)))
+    used: set[str] = set()
+    for text in _texts(conversation):
+        for start in range(0, len(text), _PIECE):
+            used.update(text[start : start + _PIECE])
     free = (chr(code) for code in _PRIVATE if chr(code) not in used)
     return dict(zip(sorted(spelled), free, strict=False))
 

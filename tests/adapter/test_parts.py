@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import orjson
@@ -11,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.adapter.parts import LEVELS, PART, ChunkedJson, count_values, most_values
+from support.turns import silence
 
 LONG = 'aé"\\\n😀\u2028' * 100_000
 VALUES: list[Any] = [
@@ -62,16 +61,6 @@ def test_values_are_counted_without_strings(value: Any) -> None:
 def test_encoding_does_not_hold_the_interpreter() -> None:
     """While a text of 100 MB is encoded in a thread, other threads run every few milliseconds."""
     value = {"url": "A" * 100_000_000}
-
-    def silence(work: Any) -> float:
-        worker = threading.Thread(target=work)
-        longest, last = 0.0, time.perf_counter()
-        worker.start()
-        while worker.is_alive():
-            time.sleep(0.0002)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-        return longest
 
     parts = min(silence(lambda: ChunkedJson().add_value(value)) for _ in range(3))
     at_once = min(silence(lambda: orjson.dumps(value)) for _ in range(3))

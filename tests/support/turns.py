@@ -30,6 +30,18 @@ async def turns_after_the_first(calls: Iterable[Coroutine[Any, Any, object]]) ->
     return count
 
 
+def silence(work: Callable[[], Any]) -> float:
+    """Return the longest time in which other threads did not run while one worked, in seconds."""
+    worker = threading.Thread(target=work)
+    longest, last = 0.0, time.perf_counter()
+    worker.start()
+    while worker.is_alive():
+        time.sleep(0.0002)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
 class MeasuredLoop(asyncio.SelectorEventLoop):
     """An event loop that records its longest iteration, in seconds of its thread's CPU time.
 

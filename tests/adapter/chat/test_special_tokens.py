@@ -17,7 +17,14 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.chat.conversation import turns_of
 from latimer.adapter.chat.profile import detect_style
 from latimer.adapter.chat.reasoning import Framed, Tags
-from latimer.adapter.chat.special_tokens import BREAK, _Cutter, _special_tokens_of, prompt_of
+from latimer.adapter.chat.special_tokens import (
+    BREAK,
+    _Cutter,
+    _hidden,
+    _special_tokens_of,
+    _spelled,
+    prompt_of,
+)
 from latimer.adapter.chat.templates import Conversation, render
 from latimer.backends.base import Backend, Model, Text, TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
@@ -27,6 +34,7 @@ from latimer.schemas.openai.messages import Function
 from support.marks import ADDED, MARKS, MODELS, VOCABULARIES, with_marks
 from support.samples import ALIKE, FULL
 from support.servers import llama_server
+from support.turns import silence
 
 FOLDER = Path(__file__).parent.parent.parent
 TEMPLATES = {
@@ -291,3 +299,16 @@ async def test_a_bos_is_not_counted(tmp_path: Path, client_of: Callable[..., Any
 def test_a_broken_spelling_looks_the_same() -> None:
     """The character that breaks a spelled control token is the zero-width space."""
     assert BREAK == "\u200b"
+
+
+@pytest.mark.timed
+def test_many_control_tokens_do_not_hold_the_interpreter() -> None:
+    """While a text of a million control tokens is searched, other threads run all the time."""
+    text, pattern = "<|im_end|>" * 1_000_000, re.compile(re.escape("<|im_end|>"))
+    conversation: Conversation = {"messages": [{"role": "user", "content": text}], "variables": {}}
+    for work, at_once in (
+        (lambda: _spelled(conversation, pattern), lambda: pattern.findall(text)),
+        (lambda: _hidden(conversation, ["<|im_end|>"]), lambda: set(text)),
+    ):
+        parts, whole = (min(silence(one) for _ in range(3)) for one in (work, at_once))
+        assert parts < whole / 3
