@@ -239,9 +239,12 @@ class Exchange(Request):
             for key, value in headers:
                 if key == b"content-type":
                     _check_type(value)
-        length = self._declared_length()
-        if length > AT_ONCE:
-            self._arrivals.check(self.key, length)
+        length = found.get(b"content-length", b"")
+        declared = int(length[:20]) if length.isdigit() else 0
+        if declared > self._arrivals.most:
+            raise _too_large(self._arrivals.most)
+        if declared > AT_ONCE:
+            self._arrivals.check(self.key, declared)
         if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
             self._forward(headers)
         parts: list[bytes] = []
@@ -279,7 +282,9 @@ class Exchange(Request):
         """
         self.is_once = True
         headers, found = self.scope["headers"], self.named
-        self._declared_length()
+        length = found.get(b"content-length", b"")
+        if length.isdigit() and int(length[:20]) > self._arrivals.most:
+            raise _too_large(self._arrivals.most)
         if TRACE_PARENT in found or b"x-client-request-id" in found or self.trace is not None:
             self._forward(headers)
         size, more = 0, True
@@ -298,18 +303,6 @@ class Exchange(Request):
                     await asyncio.sleep(0)
             more = message.get("more_body", False)
         self.watch()
-
-    def _declared_length(self) -> int:
-        """Return the length of the body, or 0 if it is not declared.
-
-        Raises:
-            InvalidRequest: 413 for more than `arrivals.most` bytes.
-        """
-        length = self.named.get(b"content-length", b"")
-        size = int(length[:20]) if length.isdigit() else 0
-        if size > self._arrivals.most:
-            raise _too_large(self._arrivals.most)
-        return size
 
     def _forward(self, headers: Sequence[Header]) -> None:
         """Let the calls of engines have the headers that trace the request, if they are valid."""
