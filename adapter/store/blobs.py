@@ -7,6 +7,7 @@ import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -342,20 +343,23 @@ class Files:
     Attributes:
         unused: the hashes of media whose bytes can be deleted after the transaction.
         has_evicted: True after objects were deleted to make room, until a checkpoint is planned.
-        shares: the bytes of each owner with objects, as far as this process knows.
+        shares: the bytes of each owner with objects, as far as this process knows, without the
+            changes of the transaction that runs.
         shares_until: the time (`time.monotonic`) until which these are used.
+        changes: the bytes by which the transaction that writes has changed them.
     """
 
     def __init__(self, blobs: Blobs | None) -> None:
         self.blobs = blobs
         self.unused: set[str] = set()
         self.has_evicted = False
-        self.shares: dict[str, int] = {}
+        self.shares = Counter[str]()
         self.shares_until = 0.0
+        self.changes = Counter[str]()
 
     def grow(self, owner: str, size: int) -> None:
-        """Add to the share of an owner."""
-        self.shares[owner] = self.shares.get(owner, 0) + size
+        """Add to the share of an owner, if the transaction is committed."""
+        self.changes[owner] += size
 
     def add(self, connection: Connection, found: Sequence[tuple[str, Medium]]) -> int:
         """Store the media of objects; return the bytes that were not stored before."""

@@ -126,7 +126,7 @@ def append_new(
     size = append(connection, files, row, rows, time.time_ns() // 1_000)
     count(connection, 0, size)
     if retention.make_room(connection, files, most) and find(connection, key) is None:
-        # It was used last, so it is deleted last. The transaction now deletes nothing.
+        # Its owner has lost all else, and still had the most. The transaction now deletes nothing.
         raise ConversationTooLarge
     return stored_of(row, {})
 

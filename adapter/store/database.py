@@ -376,11 +376,16 @@ class Database:
                 with errors(), engine.connect() as connection:
                     connection = connection.execution_options(writes=writes)
                     with connection.begin():
-                        return work(connection)
+                        result = work(connection)
+                    if writes:
+                        self.files.shares.update(self.files.changes)
+                    return result
             except Deadlock:
                 if attempt == ATTEMPTS:
                     raise StoreUnavailable("other processes write the same rows") from None
             finally:
+                if writes:
+                    self.files.changes.clear()
                 if self._is_closed:
                     # A connection that was given back after the end would stay open.
                     pool.dispose()

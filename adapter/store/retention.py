@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -80,22 +81,29 @@ def make_room(connection: Connection, files: Files, most: int | None) -> bool:
             if owner is None:
                 break
             # Others have deleted its objects, or are deleting them.
-            del shares[owner]
+            files.grow(owner, -shares.pop(owner))
             continue
         if owner is not None:
+            shares[owner] -= freed.bytes
             files.grow(owner, -freed.bytes)
         files.has_evicted = evicted = True
     return evicted
 
 
-def _shares(connection: Connection, files: Files) -> dict[str, int]:
+def _shares(connection: Connection, files: Files) -> Counter[str]:
     """Return the bytes of each owner; an image counts once for each owner that has it.
 
-    In a large store this takes long, and is done for a small part of the time only.
+    In a large store the sum takes long, and is made for a small part of the time only.
     """
+    if time.monotonic() >= files.shares_until:
+        _add_up(connection, files)
+    shares = files.shares.copy()
+    shares.update(files.changes)
+    return shares
+
+
+def _add_up(connection: Connection, files: Files) -> None:
     began = time.monotonic()
-    if began < files.shares_until:
-        return files.shares
     images = (
         select(objects.c.owner, uses.c.hash)
         .join(objects, objects.c.id == uses.c.id)
@@ -109,10 +117,11 @@ def _shares(connection: Connection, files: Files) -> dict[str, int]:
         .group_by(images.c.owner),
     ).subquery()
     rows = connection.execute(select(sizes.c.owner, func.sum(sizes.c.size)).group_by(sizes.c.owner))
-    files.shares = {owner: int(size) for owner, size in rows}
+    files.shares = Counter({owner: int(size) for owner, size in rows})
+    # The rows have the changes of this transaction, which may be rolled back.
+    files.shares.subtract(files.changes)
     ended = time.monotonic()
     files.shares_until = ended + _SELDOM * (ended - began)
-    return files.shares
 
 
 def _remove_oldest(connection: Connection, files: Files, limits: Limits) -> Freed | None:

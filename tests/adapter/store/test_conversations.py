@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from adapter.store.conftest import Opened, miscounted
-from latimer.adapter.store.errors import ConversationTooLarge, DuplicateItem
+from latimer.adapter.store import conversations, retention
+from latimer.adapter.store.blobs import Files
+from latimer.adapter.store.errors import ConversationTooLarge, Deadlock, DuplicateItem, Withdrawn
 from latimer.adapter.store.records import CONVERSATION, Key
 from latimer.adapter.store.store import Store
-from support.stored import PIXEL, item, response
+from sqlalchemy import Connection
+from support.stored import PIXEL, item, record, response
 
 TESTS = Path(__file__).parents[2]
 NONE = "conv_0660e9ffc1636faff6bf09c7"
@@ -378,6 +381,51 @@ async def test_a_conversation_makes_no_room_in_the_share_of_others(opened: Opene
             await store.create_conversation("bob", "req_1", {}, large)
         assert await store.create_conversation("bob", "req_1", {}, [item("msg_0", "x" * 600_000)])
         assert await ids(store, kept) == ["msg_0"]
+
+
+async def test_a_refused_conversation_is_still_in_the_share_of_its_owner(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Items that do not fit delete nothing, and the owner with the most makes room afterwards."""
+    # The shares are added up once.
+    monkeypatch.setattr(retention, "_SELDOM", 1e9)
+    async with opened(size=1) as store:
+        # Until then, a store in memory only queues objects.
+        await store.open()
+        few, many = record("x" * 150_000, "alice"), [record("x" * 40_000, "bob") for _ in range(30)]
+        for one in (few, *many):
+            assert await store.commit(one)
+        name = await made(store, owner="bob")
+        names = "SELECT id FROM latimer_objects ORDER BY id"
+        before = await rows(store, names)
+        with pytest.raises(ConversationTooLarge):
+            await store.append("bob", name, [item("msg_0", "x" * 900_000)])
+        assert await rows(store, names) == before
+        for _ in range(5):
+            assert await store.commit(record("x" * 40_000, "carol"))
+        counts = "SELECT owner, count(*) FROM latimer_objects GROUP BY owner ORDER BY owner"
+        alice, (_, its), carol = await rows(store, counts)
+        assert (alice, carol) == (("alice", 1), ("carol", 5))
+        assert its < len(before)
+
+
+async def test_a_transaction_that_is_rolled_back_changes_no_share(store: Store) -> None:
+    """Objects count once, in the attempt of their transaction that the database commits."""
+    database = await store.open()
+    one, attempts = record("x" * 1_000, "alice"), list[int]()
+
+    def write(connection: Connection, files: Files, error: Exception, times: int) -> None:
+        conversations.write(connection, files, [one], 1 << 20)
+        attempts.append(files.changes["alice"])
+        if len(attempts) <= times:
+            raise error
+
+    with pytest.raises(Withdrawn):
+        await database.write(write, database.files, Withdrawn(), 1)
+    assert not database.files.shares
+    await database.write(write, database.files, Deadlock(), 2)
+    assert database.files.shares == {"alice": attempts[0]}
+    assert attempts == [attempts[0]] * 3
 
 
 async def test_items_outlive_the_process(opened: Opened, target: str) -> None:
