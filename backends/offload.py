@@ -273,8 +273,10 @@ async def _ended(future: asyncio.Future[T], work: _Work[T], seconds: float) -> N
         TooComplex: it took more than `seconds`.
     """
     since = monotonic()
-    left = min(MOST_WAIT, seconds)
-    while not (await asyncio.wait([future], timeout=left))[0]:
+    # Another caller may have had it begun long ago.
+    left = seconds if work.begun is None else work.begun + seconds - since
+    # It may begin during the wait.
+    while not (await asyncio.wait([future], timeout=min(left, seconds, MOST_WAIT)))[0]:
         begun = work.begun
         start, most = (since, MOST_WAIT) if begun is None else (begun, seconds)
         left = start + most - monotonic()

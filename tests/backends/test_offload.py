@@ -230,6 +230,39 @@ async def test_shared_work_ends_with_the_last_who_waits() -> None:
     assert await kept.get("key", lambda: "now") == "now"
 
 
+async def test_new_callers_do_not_prolong_shared_work() -> None:
+    """The limit of shared work counts from its beginning, also for callers that come later."""
+    kept = Memo[str, str](100, lambda _key, value: len(value), seconds=0.2)
+    began, ends = time.monotonic(), threading.Event()
+
+    def work() -> str:
+        try:
+            forever()
+        finally:
+            ends.set()
+        return ""
+
+    tasks = []
+    while not ends.is_set() and time.monotonic() < began + 3:
+        tasks.append(asyncio.create_task(kept.get("key", work)))
+        await asyncio.sleep(0.05)
+    has_ended = ends.is_set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert has_ended
+    assert {type(one) for one in found} == {TooComplex}
+
+
+async def test_work_that_begins_late_has_the_same_limit() -> None:
+    """Work that waited for a thread at first ends soon after its limit."""
+    threads = FairThreads(1, "one")
+    threads.submit(time.sleep, 0.2)
+    began = time.monotonic()
+    with pytest.raises(TooComplex):
+        await offload.run(SMALL + 1, forever, threads=threads, seconds=0.1)
+    assert time.monotonic() - began < 3
+    threads.shutdown()
+
+
 async def test_an_end_that_comes_with_the_result_harms_nobody() -> None:
     """Cancelling a caller at any moment never interrupts the thread's next work."""
     for turn in range(300):
