@@ -111,8 +111,8 @@ class Options(TypedDict, total=False):
             SQLite file, a URL `postgresql://…`, or `off`.
         store_age: the time that they are kept: a duration such as `24h`, or seconds; `forever`. By
             default 24 hours in memory, else for ever.
-        store_size: the MiB that all of them may take; the oldest are deleted. By default 64 in
-            memory, else there is no limit.
+        store_size: the MiB that all of them may take; the key with the most loses its oldest. By
+            default 64 in memory, else there is no limit.
         store_media: a folder or `s3://BUCKET/PREFIX` for their images and audio; by default a
             folder next to an SQLite file, else the database.
         store_required: reject a request that cannot be stored.
@@ -296,6 +296,8 @@ class ErrorMiddleware:
             owner: str | None = ""
             if self._keys.needed:
                 owner = self._keys.find(scope["headers"], dict(scope["headers"]))
+                # The large frames of the connection are parsed in threads.
+                offload.OWNER.set(owner or "")
             scope.setdefault("state", {})["key_digest"] = owner
         try:
             if self._service.is_draining or self._service.has_ended:

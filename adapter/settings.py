@@ -313,7 +313,7 @@ class FlatSettings(Checked):
     )
     store_size: int | None = store_setting(
         None,
-        "Size of all of them, media included; the oldest are deleted.",
+        "Size of all of them, media included; the key with the most loses its oldest.",
         needs="a store",
         metavar="MIB",
         default="in memory 64, else no limit",

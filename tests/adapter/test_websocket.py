@@ -21,7 +21,9 @@ from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.origins import LocalRules
 from latimer.adapter.request_log import RequestLog
 from latimer.adapter.responses import lanes
+from latimer.backends import offload
 from latimer.backends.errors import EngineError
+from latimer.backends.offload import FairThreads
 from starlette.middleware import Middleware
 from starlette.routing import Mount, Router
 from starlette.testclient import TestClient, WebSocketDenialResponse
@@ -128,6 +130,34 @@ def test_a_key_is_needed() -> None:
         assert (status, error["type"]) == (401, "invalid_request_error")
     with connected(app, headers=KEY) as socket:
         assert text_of(answer(socket)) == "Hi"
+
+
+class Noting(FairThreads):
+    """Threads that note the owner of each piece of work."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "noting")
+        self.owners: list[str] = []
+
+    def submit(self, *arguments: Any, **named: Any) -> Any:
+        self.owners.append(offload.OWNER.get())
+        return super().submit(*arguments, **named)
+
+
+def test_large_frames_have_the_owner_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of a connection's frames belongs to its key, so that keys take turns in threads."""
+    app = OpenAIAdapter(Echo(), any_model=True, api_keys=["sk-team", "sk-other"])
+    found = []
+    for headers in (KEY, {"authorization": "Bearer sk-other"}):
+        threads = Noting()
+        monkeypatch.setattr(offload, "_threads", threads)
+        with connected(app, headers=headers) as socket:
+            answer(socket, "x" * offload.UNKNOWN)
+        threads.shutdown()
+        found.append(set(threads.owners))
+    assert [len(owners) for owners in found] == [1, 1]
+    assert not {""} & (found[0] | found[1])
+    assert found[0] != found[1]
 
 
 def test_a_browser_sends_its_key_as_a_subprotocol() -> None:
