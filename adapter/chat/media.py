@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
+from typing import IO
 
 from ...backends import offload
 from ...backends.base import Media, MediaKind
@@ -204,28 +206,41 @@ def _in_process(data: bytes, param: str) -> bytes:
     # Few servers need it.
     from ...backends import sandbox
 
-    # Through a pipe the parts would be joined, which holds the interpreter for long.
-    with tempfile.TemporaryFile(buffering=0) as png:
-        try:
-            ended = sandbox.run(
+    converted = b""
+    try:
+        with _output() as png:
+            status, _ = sandbox.run(
                 webp.__file__, data, str(WEBP_PIXELS.maximum), cpu=WEBP_SECONDS.maximum,
                 memory=WEBP_MEMORY.maximum << 20, wait=_WAIT, output=png,
             )  # fmt: skip
-        except OSError:
-            hint = "This server cannot start a converter of WebP images. Send PNG or JPEG."
-            raise unsupported(param, hint) from None
-        if ended.status == webp.BROKEN:
-            raise UnreadableMedia(param)
-        if ended.status != 0:
-            raise wrong_value(
-                param,
-                f"the WebP image takes more than {WEBP_SECONDS.maximum} s or "
-                f"{WEBP_MEMORY.maximum} MiB to convert. Send a smaller image, or PNG or JPEG.",
-                "image_too_large",
-            )
-        size = png.seek(0, 2)
-        png.seek(0)
-        return png.read(size) or b""
+            size = png.seek(0, 2)
+            png.seek(0)
+            converted = png.read(size) or b""
+    except OSError:
+        status = webp.FULL
+    if status == webp.FULL:
+        hint = "This server cannot convert large WebP images. Send PNG or JPEG."
+        raise unsupported(param, hint)
+    if status == webp.BROKEN:
+        raise UnreadableMedia(param)
+    if status != 0:
+        raise wrong_value(
+            param,
+            f"the WebP image takes more than {WEBP_SECONDS.maximum} s or "
+            f"{WEBP_MEMORY.maximum} MiB to convert. Send a smaller image, or PNG or JPEG.",
+            "image_too_large",
+        )
+    return converted
+
+
+def _output() -> IO[bytes]:
+    """Return a file for a PNG, in memory if the system can.
+
+    Through a pipe the parts would be joined, which holds the interpreter for long.
+    """
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("latimer-webp"), "r+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
 def _check_pixels(data: bytes, param: str) -> int:

@@ -8,11 +8,12 @@ output, and imports nothing from Latimer.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from contextlib import suppress
 
-# The exit status for a file that is broken.
-BROKEN = 10
+# The exit statuses for a file that is broken, and for a full disk.
+BROKEN, FULL = 10, 11
 
 
 def main() -> None:
@@ -22,7 +23,12 @@ def main() -> None:
         png = as_png(sys.stdin.buffer.read(), int(sys.argv[1]))
     if not png:
         sys.exit(BROKEN)
-    sys.stdout.buffer.write(png)
+    try:
+        sys.stdout.buffer.write(png)
+        sys.stdout.flush()
+    except OSError:
+        # What the buffer has left would be written, and fail, again.
+        os._exit(FULL)
 
 
 def as_png(data: bytes, most: int) -> bytes:

@@ -6,7 +6,10 @@ import asyncio
 import base64
 import contextlib
 import io
+import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -449,6 +452,26 @@ async def test_a_conversion_has_limits(
     assert error["message"].endswith(
         "takes more than 20 s or 1024 MiB to convert. Send a smaller image, or PNG or JPEG."
     )
+
+
+async def test_a_conversion_needs_no_temporary_folder(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A large WebP image is converted without a folder for files, where the system can; elsewhere
+    a missing folder, like a full disk, is a 400 that blames the server."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    if hasattr(os, "memfd_create"):
+        assert (await post(client, HELLO, black(2_049, 2_049))).status_code == 200
+        monkeypatch.delattr(os, "memfd_create")
+    errors = [(await post(client, HELLO, black(2_049, 2_049))).json()["error"]]
+    full = partial(open, "/dev/full", "r+b", buffering=0)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full())
+    errors.append((await post(client, HELLO, black(2_049, 2_049))).json()["error"])
+    for error in errors:
+        assert error["code"] == "unsupported_parameter"
+        assert error["message"].endswith(
+            "This server cannot convert large WebP images. Send PNG or JPEG."
+        )
 
 
 async def test_webp_has_fewer_pixels(client: httpx2.AsyncClient) -> None:
