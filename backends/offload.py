@@ -14,8 +14,9 @@ import ctypes
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
 from time import monotonic, perf_counter
@@ -236,33 +237,67 @@ class _Work(Generic[T]):
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._is_left = False
+        self._is_shielded = False
 
     def __call__(self) -> T:
-        with self._lock:
-            if self._is_left:
-                raise Abandoned
-            self.begun = monotonic()
-            self._thread = threading.get_ident()
         try:
+            with self._lock:
+                self.check()
+                self.begun = monotonic()
+                self._thread = threading.get_ident()
+            _here.work = self
             return self._call(*self._arguments)
         finally:
+            _here.work = None
             # After this lock no exception can be set; one that was set before is raised here.
             with self._lock:
                 self._thread = None
+
+    def check(self) -> None:
+        """Raise `Abandoned` if nobody waits for the call."""
+        if self._is_left:
+            raise Abandoned
+
+    @contextmanager
+    def shielded(self) -> Iterator[Callable[[], None]]:
+        """See the function `shielded`."""
+        try:
+            # After this lock no exception can be set; one that was set before is raised here.
+            with self._lock:
+                self._is_shielded = True
+            yield self.check
+        finally:
+            with self._lock:
+                self._is_shielded = False
 
     def leave(self) -> None:
         """End the call, or prevent it if it has not begun; must run in an event loop.
 
         Python loses an exception that is raised while it frees an object. So the exception is
-        raised repeatedly until the call has ended.
+        raised repeatedly until the call has ended. A shield only delays it.
         """
         with self._lock:
             self._is_left = True
             if self._thread is None:
                 return
-            thread = ctypes.c_ulong(self._thread)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Abandoned))
+            if not self._is_shielded:
+                thread = ctypes.c_ulong(self._thread)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Abandoned))
         asyncio.get_running_loop().call_later(AGAIN, self.leave)
+
+
+# The work of this thread.
+_here = threading.local()
+
+
+def shielded() -> AbstractContextManager[Callable[[], None]]:
+    """Return a context in which `Abandoned` is not raised at any place of this thread's work.
+
+    It is for what must be ended, such as a process: neither its start nor its end is interrupted.
+    The function that the context returns raises `Abandoned` if nobody waits; call it often.
+    """
+    # Outside of such work, nobody leaves.
+    return (getattr(_here, "work", None) or _Work(shielded)).shielded()
 
 
 async def _ended(future: asyncio.Future[T], work: _Work[T], seconds: float) -> None:

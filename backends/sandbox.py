@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, NamedTuple
 
@@ -56,9 +57,23 @@ def run(
     Raises:
         OSError: no process can be started.
     """
+    # The script of the process has no package.
+    from . import offload
+
     source = subprocess.PIPE if isinstance(data, bytes) else data
     target = subprocess.PIPE if output is None else output
-    process = _start(source, target, str(script), str(cpu), str(memory), *arguments)
+    with offload.shielded() as check:
+        process = _start(source, target, str(script), str(cpu), str(memory), *arguments)
+        return _ended(process, data, wait, check)
+
+
+def _ended(
+    process: subprocess.Popen[bytes],
+    data: bytes | IO[bytes],
+    wait: float,
+    check: Callable[[], None],
+) -> Ended:
+    """Wait for a process, and kill it if that takes too long or `check` raises an exception."""
     end, writing = time.monotonic() + wait, None
     try:
         if isinstance(data, bytes):
@@ -68,7 +83,7 @@ def run(
             writing = threading.Thread(target=_write, args=(pipe, data), daemon=True)
             writing.start()
         while time.monotonic() < end:
-            # If nobody waits for the result any more, `offload.Abandoned` is raised here.
+            check()
             with suppress(subprocess.TimeoutExpired):
                 written, _ = process.communicate(timeout=LOOK)
                 return Ended(process.returncode, written or b"")

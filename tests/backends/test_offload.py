@@ -273,6 +273,77 @@ async def test_an_end_that_comes_with_the_result_harms_nobody() -> None:
     assert await offload.run(SMALL + 1, divmod, 7, 4) == (1, 3)
 
 
+async def test_a_late_end_harms_nobody() -> None:
+    """An end that comes right after a thread began work ends this work only."""
+
+    class Slow:
+        """A lock after which a thread is interrupted."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+            if threading.current_thread() is not threading.main_thread():
+                began.set()
+                time.sleep(0.1)
+
+    began, threads = threading.Event(), FairThreads(1, "late")
+    work = offload._Work(forever)
+    work._lock = Slow()  # type: ignore[assignment]
+    first = threads.submit(work)
+    assert await asyncio.to_thread(began.wait, 5)
+    work.leave()
+    second = threads.submit(time.sleep, 4 * offload.AGAIN)
+    await asyncio.wait_for(asyncio.wrap_future(second), 5)
+    assert isinstance(first.exception(), offload.Abandoned)
+    threads.shutdown()
+
+
+async def test_a_shield_delays_the_end_of_work() -> None:
+    """Work with a shield ends where it checks for it, or after the shield."""
+    for checks in (True, False):
+        begun, left, passed = threading.Event(), threading.Event(), list[str]()
+
+        def work(
+            checks: bool = checks,
+            begun: threading.Event = begun,
+            left: threading.Event = left,
+            passed: list[str] = passed,
+        ) -> None:
+            try:
+                with offload.shielded() as check:
+                    begun.set()
+                    left.wait(5)
+                    time.sleep(2 * offload.AGAIN)
+                    passed.append("wait")
+                    if checks:
+                        check()
+                    passed.append("check")
+                forever()
+            finally:
+                passed.append("end")
+
+        task = asyncio.create_task(offload.run(SMALL + 1, work))
+        assert await asyncio.to_thread(begun.wait, 5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        left.set()
+        async with asyncio.timeout(5):
+            while "end" not in passed:
+                await asyncio.sleep(0.01)
+        assert passed == (["wait", "end"] if checks else ["wait", "check", "end"])
+
+
+def test_a_shield_without_work() -> None:
+    """In a thread that nobody can leave, a shield does nothing."""
+    with offload.shielded() as check:
+        check()
+
+
 @pytest.fixture
 async def usual() -> AsyncIterator[float]:
     """Set Python's own switch interval: the exporters of spans, in another test, shorten it."""
