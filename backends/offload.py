@@ -18,7 +18,8 @@ from collections.abc import Callable, Generator, Hashable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from queue import SimpleQueue
+from math import inf
+from queue import Empty
 from time import monotonic, perf_counter
 from types import coroutine
 from typing import Any, Generic, TypeVar
@@ -144,43 +145,69 @@ def _look(loop: asyncio.AbstractEventLoop, since: float, turns: int) -> None:
             future.set_result(None)
 
 
-class _Turns(SimpleQueue[Any]):
+class _Turns:
     """The queue of work for threads, in which each owner's next piece has its turn.
 
-    The usual queue keeps the number of pieces that wait, and the ends of threads, which are None.
+    Args:
+        most: the threads that may work for one owner at the same time.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._changed = threading.Condition()
         self._waiting: OrderedDict[str, deque[Any]] = OrderedDict()
+        # The owners that threads work for, by the ids of the threads; and the threads to end.
+        self._served: dict[int, str] = {}
+        self._ends = 0
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        if item is not None:
-            with self._lock:
+    def put(self, item: Any) -> None:
+        """Add a piece of work, or the end of a thread, which is None."""
+        with self._changed:
+            if item is None:
+                self._ends += 1
+            else:
                 self._waiting.setdefault(OWNER.get(), deque()).append(item)
-        super().put(item is not None)
+            self._changed.notify()
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        return self._next() if super().get(block, timeout) else None
+    def get(self, block: bool = True) -> Any:
+        """Return what a thread does next; what it did before has ended."""
+        with self._changed:
+            self._served.pop(threading.get_ident(), None)
+            while True:
+                busy = [*self._served.values()]
+                owner = next((one for one in self._waiting if busy.count(one) < self._most), None)
+                if owner is not None:
+                    return self._taken(owner)
+                if self._ends and not self._waiting:
+                    self._ends -= 1
+                    return None
+                if not block:
+                    raise Empty
+                self._changed.wait()
 
     def get_nowait(self) -> Any:
+        """Return what a thread does next, or raise `queue.Empty`."""
         return self.get(False)
 
-    def _next(self) -> Any:
-        with self._lock:
-            owner, its = self._waiting.popitem(last=False)
-            item = its.popleft()
-            if its:
-                self._waiting[owner] = its
-            return item
+    def _taken(self, owner: str) -> Any:
+        its = self._waiting.pop(owner)
+        item = its.popleft()
+        if its:
+            self._waiting[owner] = its
+        self._served[threading.get_ident()] = owner
+        return item
 
 
 class FairThreads(ThreadPoolExecutor):
-    """Threads for which the owners of work take turns, also if one of them has much waiting."""
+    """Threads for which the owners of work take turns, also if one of them has much waiting.
 
-    def __init__(self, count: int, name: str) -> None:
+    Args:
+        most: the threads that may work for one owner at the same time; by default all.
+    """
+
+    def __init__(self, count: int, name: str, most: float = inf) -> None:
         super().__init__(count, name)
-        self._work_queue = _Turns()
+        self._work_queue: Any = _Turns(most)
 
 
 class DeepThreads(FairThreads):

@@ -203,8 +203,8 @@ def _is_pdf(data: str) -> bool:
 
 
 _READER = Path(__file__).with_name("pdf_reader.py")
-# The number of processes at once.
-AT_ONCE = 2
+# The number of processes at once, and of those for one key, which leaves a place for another one.
+AT_ONCE, OF_ONE = 3, 2
 _REASONS = {
     "broken": "it is damaged. Send its text, or its pages as images.",
     "encrypted": "it needs a password. Send it without encryption, or send its text.",
@@ -216,7 +216,7 @@ _REASONS = {
 _texts: Memo[tuple[str, bytes], str] = Memo(
     2 * PDF_TEXT.maximum,
     lambda _, text: len(text),
-    FairThreads(AT_ONCE, "latimer-pdf"),
+    FairThreads(AT_ONCE, "latimer-pdf", OF_ONE),
     seconds=inf,
 )
 

@@ -185,6 +185,32 @@ async def test_owners_take_turns() -> None:
     assert "".join(done) == "abcabaa"
 
 
+async def test_an_owner_has_some_of_the_threads() -> None:
+    """An owner at its limit waits for its own work only, and all work is done before the end."""
+    threads, may_go, done = FairThreads(3, "limited", 2), threading.Event(), list[str]()
+    both = threading.Barrier(3)
+
+    def work(owner: str) -> None:
+        if owner == "a" and not may_go.is_set():
+            both.wait(10)
+            may_go.wait(10)
+        done.append(owner)
+
+    for owner in "aaaaa":
+        token = offload.OWNER.set(owner)
+        threads.submit(work, owner)
+        offload.OWNER.reset(token)
+    await asyncio.to_thread(both.wait, 10)
+    token = offload.OWNER.set("b")
+    for _ in range(3):
+        await asyncio.wait_for(asyncio.wrap_future(threads.submit(work, "b")), 10)
+    offload.OWNER.reset(token)
+    assert done == ["b"] * 3
+    may_go.set()
+    await asyncio.to_thread(threads.shutdown)
+    assert done == ["b"] * 3 + ["a"] * 5
+
+
 async def test_a_wait_for_others_is_not_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of work begins when a thread begins it; before, `Busy` ends a wait that is too
     long, and the work never begins."""

@@ -22,7 +22,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.errors import InvalidRequest, render
 from latimer.adapter.responses import files as reading
-from latimer.adapter.responses.files import AT_ONCE, Pdf, read_pdfs
+from latimer.adapter.responses.files import OF_ONE, Pdf, read_pdfs
 from latimer.backends import offload, sandbox
 from latimer.backends.errors import Busy
 from latimer.backends.llama_cpp import LlamaCpp
@@ -403,7 +403,7 @@ async def test_a_client_that_leaves_ends_the_reader(
 
 
 async def test_few_readers_at_once(started: list[subprocess.Popen[bytes]]) -> None:
-    """Two readers run at a time, and the others wait for them."""
+    """Two readers run at a time for one key, and the others wait for them."""
     most = 0
     names = [f"Reader {number}" for number in range(5)]
     urls = [pdf_url(pdf(name)) for name in names]
@@ -414,7 +414,7 @@ async def test_few_readers_at_once(started: list[subprocess.Popen[bytes]]) -> No
     assert [task.result() for task in tasks] == [
         {url: name} for url, name in zip(urls, names, strict=True)
     ]
-    assert most == AT_ONCE
+    assert most == OF_ONE
 
 
 async def test_keys_take_turns_with_readers(
@@ -434,11 +434,35 @@ async def test_keys_take_turns_with_readers(
     with suppress(InvalidRequest):
         # On a busy machine this short file can take longer as well.
         await reading_of("polite", 0)
-    assert len(started) <= 2 * AT_ONCE
+    # The polite one has the third place, while those of the greedy one have a second turn.
+    assert len(started) <= 2 * OF_ONE + 1
     monkeypatch.setattr(offload, "MOST_WAIT", 0.1)
     with pytest.raises(Busy) as error:
         await reading_of("greedy", 6)
     assert render(error.value)[0] == 429
+    for task in greedy:
+        task.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
+    async with asyncio.timeout(10):
+        while None in [process.returncode for process in started]:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_key_leaves_a_reader_to_others(
+    started: list[subprocess.Popen[bytes]],
+) -> None:
+    """A key with many slow files holds two readers, and a file of another key is read meanwhile."""
+    token = offload.OWNER.set("greedy")
+    slow = Pdf("a", pdf_url(endless()))
+    greedy = [asyncio.create_task(read_pdfs([slow], f"greedy {number}")) for number in range(6)]
+    async with asyncio.timeout(10):
+        while len(started) < OF_ONE:
+            await asyncio.sleep(0.01)
+    offload.OWNER.set("polite")
+    quick = Pdf("b", pdf_url(pdf("Polite")))
+    assert await read_pdfs([quick], "polite") == {quick.data: "Polite"}
+    offload.OWNER.reset(token)
+    assert [process.returncode for process in started] == [None, None, 0]
     for task in greedy:
         task.cancel()
     await asyncio.gather(*greedy, return_exceptions=True)
