@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import NotRequired, TypedDict
 
 from .. import limits
@@ -284,10 +284,22 @@ def _check_metadata(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+_PAIRS = 16
+
+
+def _count_metadata(value: object) -> object:
+    # Pydantic would first validate each pair: two million errors take a gigabyte (`Array`).
+    if isinstance(value, dict) and len(value) > _PAIRS:
+        sizes = {"field_type": "Dictionary", "max_length": _PAIRS, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", sizes)
+    return value
+
+
 # PostgreSQL does not store null characters.
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16, fail_fast=True),
+    Field(max_length=_PAIRS),
+    BeforeValidator(_count_metadata),
     AfterValidator(_check_metadata),
 ]
 
