@@ -247,13 +247,15 @@ class Service:
     def latest(self, name: str | None, grant: Grant | None) -> ServedModel | None:
         """Return what `resolve` has returned for a name, if that is still true.
 
-        None if a model can replace it, if its engine must be asked, or if the key may not use all
-        models.
+        None if a model can replace it, or if its engine must be asked. A key for some models only
+        gets it by the model's first name, if it may use that one.
         """
         found = self._latest.get(name or "")
         if found is None or found.backend.known_model() is not found.model:
             return None
-        return found if grant is None or grant.names is None else None
+        if grant is None or grant.names is None or (name == found.label and grant.allows(name)):
+            return found
+        return None
 
     def chosen(self, name: str | None, grant: Grant | None) -> Chosen:
         """Return the model for a name, its name, and True if it replaces another one.

@@ -91,6 +91,36 @@ async def test_another_model_is_unknown(client: httpx2.AsyncClient, path: str) -
             assert "demo-large" not in reply.text
 
 
+async def test_a_known_model_is_for_its_keys_only() -> None:
+    """An engine is not asked again for a key with models, and another key still cannot use one."""
+    echo = engine()
+    echo.known_model = lambda: echo.facts  # type: ignore[method-assign]
+    app = OpenAIAdapter(echo, model_names=NAMES, keys=KEYS)
+
+    async def code(key: str, name: str) -> int:
+        body = {"model": name, "messages": MESSAGES}
+        reply = await client.post("/v1/chat/completions", json=body, headers=by(key))
+        assert reply.status_code != 200 or reply.json()["model"] == name
+        return reply.status_code
+
+    async with client_of(app) as client:
+        for key in ("sk-all", "sk-demos", "sk-all"):
+            assert await code(key, "demo") == 200
+        echo.model = None  # type: ignore[assignment, method-assign]
+        assert await code("sk-demos", "demo") == 200
+        del echo.model
+        for key, name, expected in (
+            ("sk-other", "demo", 404),
+            ("sk-none", "demo", 404),
+            ("sk-other", "other", 200),
+            ("sk-other", "other", 200),
+            ("sk-demos", "other", 404),
+            ("sk-demos", "demo-large", 200),
+        ):
+            assert await code(key, name) == expected, (key, name)
+    await app.aclose()
+
+
 @pytest.mark.parametrize("path", FORMS)
 async def test_recordings_need_an_allowed_model(client: httpx2.AsyncClient, path: str) -> None:
     """A form that names a model which its key may not use has the error of an unknown model."""
