@@ -208,7 +208,9 @@ class Server(uvicorn.Server):
     @property
     def running(self) -> int:
         """The number of requests that run; idle WebSockets do not count."""
-        return len(self.server_state.tasks) - sum(one.is_idle for one in self._app.service.sockets)
+        # A task that has just ended is there for one more turn of the event loop.
+        tasks = sum(not task.done() for task in self.server_state.tasks)
+        return tasks - sum(one.is_idle for one in self._app.service.sockets)
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
