@@ -149,8 +149,12 @@ def _opened(file: Path | None) -> sqlite3.Connection:
     connection = sqlite3.connect(
         place, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
     )
-    # The file ends with the server, so nothing has to outlive a crash of the system.
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = OFF")
-    connection.execute(_TABLE)
+    try:
+        # The file ends with the server, so nothing has to outlive a crash of the system.
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(_TABLE)
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection

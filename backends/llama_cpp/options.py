@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -139,6 +140,7 @@ def parts_of(path: Path) -> Sequence[Path]:
     Raises:
         ModelNotFound: none of the files exists.
         EngineError: some of the files do not exist.
+        OSError: the system does not say: a name is too long, or a folder may not be searched.
     """
     match = _PART.fullmatch(path.name)
     if match is None:
@@ -149,6 +151,9 @@ def parts_of(path: Path) -> Sequence[Path]:
         parts = [path.with_name(name) for name in names]
     missing = [part for part in parts if not part.is_file()]
     if missing == parts:
+        # From Python 3.14 on, `is_file` is False for every error, also for a file that exists.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            missing[0].stat()
         raise ModelNotFound(f"There is no model at {path}.")
     if missing:
         listed = ", ".join(part.name for part in missing)

@@ -304,7 +304,7 @@ def test_every_option_of_the_adapter_is_documented() -> None:
     """The table in docs/mounting.md and the help of `Options` have every option."""
     assert Options.__annotations__.keys() == DEFAULTS.keys()
     for name in Options.__annotations__:
-        assert f"\n        {name}: " in (Options.__doc__ or ""), name
+        assert f"\n    {name}: " in inspect.cleandoc(Options.__doc__ or ""), name
         assert re.search(rf"^\| `{name}=.*` \|", MOUNTING.read_text(), re.MULTILINE), name
 
 

@@ -39,9 +39,14 @@ def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 60.0) 
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert process.poll() is None, f"the server at {url} ended with {process.returncode}"
-        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            if urllib.request.urlopen(url, timeout=5).status == 200:  # noqa: S310
-                return
+        try:
+            with urllib.request.urlopen(url, timeout=5) as reply:  # noqa: S310
+                if reply.status == 200:
+                    return
+        except urllib.error.HTTPError as error:
+            error.close()
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            pass
         time.sleep(0.05)
     raise TimeoutError(url)
 

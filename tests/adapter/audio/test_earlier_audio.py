@@ -131,6 +131,7 @@ async def test_a_stored_answer_is_known_as_long_as_it_is_stored(stream: bool) ->
     async with client_of(app) as client:
         name = await spoken(client, stream, store=True)
         # As after an hour, or a restart.
+        app.service.transcripts.close()
         app.service.transcripts = Transcripts()
         again = follow_up({"audio": {"id": name}})
         reply = await client.post(PATH, json=again)
@@ -221,3 +222,15 @@ async def test_a_speaker_needs_no_place_for_transcripts(
     assert "cannot be kept" in caplog.text
     assert await kept.find("", "audio_a000") is None
     await kept.forget("", "chatcmpl-a0")
+
+
+async def test_a_damaged_file_is_closed_each_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged file leaves no connection open; Python 3.13 warns of one."""
+    file = tmp_path / "transcripts.db"
+    file.write_bytes(b"not a database, " * 64)
+    kept = Transcripts(file)
+    await kept.keep("", "audio_a000", "text")
+    assert await kept.find("", "audio_a000") is None
+    assert "file is not a database" in caplog.text
