@@ -18,7 +18,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/nu
 SOURCES := $(shell find adapter backends schemas tests/conformance -name "*.py" -o -name "*.gguf" \
 	-o -name "*.html" -o -name "*.css" -o -name "*.js" 2>/dev/null)
 
-.PHONY: help serve docs snapshots test lint types unit test-all types-all test-full test-browser test-install clients test-ray speech faults fuzz soak cancels bench record conformance \
+.PHONY: help serve docs snapshots test lint types unit test-python test-all types-all test-full test-browser test-install clients test-ray speech faults fuzz soak cancels bench record conformance \
 	image image-ray test-deploy dist lock cmake-args clean
 
 help:
@@ -31,6 +31,9 @@ help:
 	@echo "make lint          run the linter, check the formatting and the English"
 	@echo "make types         run the type checker on the sources"
 	@echo "make unit          run the quick tests, without lint and types"
+	@echo "make test-python PYTHON=python3.14"
+	@echo "                   run the quick tests in another version of Python, in .venv-python3.14; the"
+	@echo "                   first run compiles llama.cpp and its server, which takes 11 minutes"
 	@echo "make test-full     run every check against every fault, every session, and large samples (30 minutes)"
 	@echo "make test-browser  use the playground in Chromium and Firefox (5 minutes)"
 	@echo "make test-install  install every extra into a fresh environment and use it there"
@@ -102,6 +105,10 @@ WORKERS := $(shell echo $$(( ($(CMAKE_BUILD_PARALLEL_LEVEL) * 3 + 1) / 2 )))
 
 unit: $(VENV)/test
 	$(call run_tests,-m "not slow and not timed and not clients",-n $(WORKERS) --dist worksteal --durations 10)
+
+# In an environment of its own, with the same versions of all packages that the lock allows there.
+test-python:
+	$(MAKE) unit VENV=.venv-$(notdir $(PYTHON))
 
 # What `make test` leaves out. Tests that hold a limit of time run by themselves.
 test-all: types-all $(VENV)/browser $(VENV)/postgresql $(VENV)/redis
@@ -245,7 +252,7 @@ cmake-args:
 	@echo "$(CMAKE_ARGS)"
 
 clean:
-	rm -rf $(VENV) .venv-clients .venv-dist .venv-ray .venv-speech build dist *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-dist .venv-python* .venv-ray .venv-speech build dist *.egg-info
 
 # Only what serving needs; the engine comes from the lock too.
 $(VENV)/serve-in-process: $(VENV)/engine pyproject.toml setup.py $(SOURCES)

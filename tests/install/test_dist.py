@@ -27,7 +27,7 @@ FILES = {
 }  # fmt: skip
 FOLDERS = {"adapter": "adapter", "backends": "backends", "schemas": "schemas",
            "tests/conformance": "conformance"}  # fmt: skip
-VERSIONS = ("3.11", "3.12", "3.13")
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 @cache
