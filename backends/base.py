@@ -141,6 +141,7 @@ class Prompt:
         bos_count: the number of leading ids that are not from the client: a BOS.
         logprobs: the number of alternatives to report for each prompt token; None reports no
             tokens.
+        is_cut: True if it ends inside a character, and the answer is shown as its continuation.
     """
 
     content: Content
@@ -148,6 +149,7 @@ class Prompt:
     media: tuple[Media, ...] = ()
     bos_count: int = 0
     logprobs: int | None = None
+    is_cut: bool = False
 
 
 @dataclass(slots=True)

@@ -231,11 +231,12 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
         grammar, enforced = await _grammar(turn, served, special, inputs)
         inexact += unenforced(turn.tool_set, inputs if enforced else {})
         form, preserved_tokens = _form(special, turn.tool_set, enforced), special.preserved_tokens
-    echo = NO_ECHO
+    echo, is_cut = NO_ECHO, False
     if turn.reply:
         prompt, echo = await _begun(turn.reply, prompt, served, preserved_tokens, bool(media))
+        is_cut = echo.is_cut
     job = Generation(
-        Prompt(prompt.prompt, media=media, bos_count=prompt.bos_count),
+        Prompt(prompt.prompt, media=media, bos_count=prompt.bos_count, is_cut=is_cut),
         turn.max_tokens,
         turn.seeds,
         Stops(stops, by_reader=form is not None and bool(stops)),

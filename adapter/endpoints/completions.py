@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from codecs import utf_8_decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -321,7 +322,12 @@ async def _echo(request: CompletionRequest, job: Generation, backend: Backend) -
         return Echo(keep_end=True)
     prompt = job.prompt.content
     data = prompt.spelled.encode() if isinstance(prompt, Text) else await backend.detokenize(prompt)
-    return Echo(data) if request.echo else Echo(base=len(data.decode(errors="replace")))
+    if request.echo:
+        echo = Echo(data)
+        job.prompt.is_cut = echo.is_cut
+        return echo
+    text, size = utf_8_decode(data, "replace", False)
+    return Echo(base=len(text), incomplete=data[size:])
 
 
 def _check_native(

@@ -152,7 +152,9 @@ class Echo(NamedTuple):
     Args:
         data: the bytes of the echoed prompt; empty if the prompt is not echoed, or if it comes as
             a `PromptTokens` event.
-        base: the text offset of the first token, in code points.
+        base: the text offset of the first token, in code points, but for a character that it may
+            continue.
+        incomplete: the bytes of this character in a prompt that is not echoed.
         keep_end: True if an end token has an entry of its own (contract 2.6.4).
         pieces: the data for a choice with parts, as a parser takes it; stop sequences in it are
             ignored.
@@ -160,8 +162,14 @@ class Echo(NamedTuple):
 
     data: bytes = b""
     base: int = 0
+    incomplete: bytes = b""
     keep_end: bool = False
     pieces: Sequence[tuple[bytes, bool]] = ()
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the echoed text ends inside a character."""
+        return utf_8_decode(self.data, "replace", False)[1] < len(self.data)
 
 
 NO_ECHO = Echo()
@@ -370,7 +378,7 @@ class Choice:
         if self._aligner is None:
             # Parts count the bytes of an echo, too.
             position = len(self._echo.data) if self._parts is not None else 0
-            self._aligner = TokenAligner(self._echo.base, position)
+            self._aligner = TokenAligner(self._echo.base, position, self._echo.incomplete)
         return self._aligner
 
 

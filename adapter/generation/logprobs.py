@@ -5,8 +5,8 @@ Contract 2.6 defines the legacy shape, contract 3.4 the shape for chat.
 
 from __future__ import annotations
 
-import codecs
 import math
+from codecs import utf_8_decode
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 # The log-probability of an impossible token (contract 2.6); JSON has no infinity.
 FLOOR = -9999.0
 
-_decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class Entry(NamedTuple):
     """A token that is shown.
 
     Args:
-        offset: the number of complete code points in the text before its first byte.
+        offset: the number of code points in the text before it, or before the character that it
+            continues.
         hidden: the ids of the tokens before it that are not shown: reasoning, and markers.
     """
 
@@ -46,11 +45,12 @@ class TokenAligner:
         base: the offset of the first token, in code points; the length of the prompt if the prompt
             is not echoed.
         position: the number of bytes before the first token, as `take` counts them.
+        incomplete: the bytes of a character that begins before the first token.
     """
 
-    def __init__(self, base: int, position: int = 0) -> None:
+    def __init__(self, base: int, position: int = 0, incomplete: bytes = b"") -> None:
         self._offset = base
-        self._decoder = _decoder("replace")
+        self._incomplete = incomplete
         self._position = position
         self._waiting: deque[tuple[int, Entry]] = deque()
 
@@ -89,10 +89,25 @@ class TokenAligner:
         return entries
 
     def _entry(self, token: Token) -> Entry:
-        entry = Entry(token, self._offset)
-        if token.data:
-            self._offset += len(self._decoder.decode(token.data))
-        return entry
+        data, offset, incomplete = token.data, self._offset, self._incomplete
+        if data:
+            if incomplete:
+                # A token that does not continue the character comes after its U+FFFD.
+                offset += not _continues(incomplete, data)
+                data = incomplete + data
+            text, size = utf_8_decode(data, "replace", False)
+            self._incomplete = data[size:]
+            self._offset += len(text)
+        return Entry(token, offset)
+
+
+def _continues(incomplete: bytes, data: bytes) -> bool:
+    """Return True if the first byte of data belongs to an incomplete character before it."""
+    try:
+        utf_8_decode(incomplete + data[:1], "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def to_legacy(entries: Sequence[Entry], top: int, ids: bool = False) -> CompletionLogprobs:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from .. import offload
-from ..base import Batch, Event, Generation, Model, Pushed, Stops, Text, Token, TokenIds
+from ..base import Batch, Event, Generation, Model, Piece, Pushed, Stops, Text, Token, TokenIds
 from ..errors import (
     MALFORMED,
     ContextExceeded,
@@ -61,7 +61,7 @@ class Call:
 
     __slots__ = (
         "_begun", "_choice", "_chunk", "_closed", "_connection", "_context", "_job", "_names",
-        "_payload", "_prompt", "_read", "_response", "_server", "_stream", "_tokens",
+        "_payload", "_prompt", "_read", "_response", "_server", "_shows", "_stream", "_tokens",
     )  # fmt: skip
 
     _connection: Connection | None
@@ -89,6 +89,10 @@ class Call:
         self._names = server.names
         if job.sampling.logit_bias:
             await check_biases(server, job)
+        self._shows = job.logprobs is not None
+        if job.prompt.is_cut and not self._shows and not (await server.facts()).speculative:
+            # The server replaces the rest of a character, so its bytes come from the tokens' ids.
+            self._job = job = replace(job, logprobs=0)
         prompt: NativePrompt | None
         if job.logprobs is None:
             prompt = text_prompt(job, model)
@@ -278,7 +282,12 @@ class Call:
             tokens += stream.settle(await self._all_ids())
         batch: list[Event] = []
         ids = (*self._prompt, *stream.ids)
-        if tokens:
+        if not self._shows:
+            batch += [
+                Piece(self._choice, token.data, (), token.id in stream.preserved, 1)
+                for token in tokens
+            ]
+        elif tokens:
             tokens = [
                 token if token.logprob is not None else await self._scored(token, ids, start + at)
                 for at, token in enumerate(tokens)
@@ -286,7 +295,7 @@ class Call:
             batch += pieces_of(self._choice, tokens, stream.preserved)
         if stream.finish is not None:
             end = stream.finish.end
-            if end is not None and end.logprob is None:
+            if self._shows and end is not None and end.logprob is None:
                 end = await self._scored(end, (*ids, end.id), len(ids))
             self._stream.finished = True
             batch.append(stream.finish._replace(end=end))

@@ -114,6 +114,59 @@ async def test_what_echo_shows(
     assert arrays["text_offset"][:1] == ([0] if echo else [len(CAPITAL)] if count else [])
 
 
+# The ids of "Hi", and of the three bytes of a character.
+HI, BYTE, SECOND, THIRD = 769, 165, 248, 101
+
+
+@pytest.mark.parametrize("echo", [True, False])
+@pytest.mark.parametrize(
+    ("prompt", "bias", "offsets"),
+    [
+        ([HI, BYTE], 313, [0, 2, 3, 6]),
+        ([HI], BYTE, [0, 2, 3, 4]),
+        ([HI, BYTE], SECOND, [0, 2, 2, 2]),
+    ],
+)
+async def test_offsets_after_an_incomplete_character(
+    scorer: httpx2.AsyncClient, echo: bool, prompt: list[int], bias: int, offsets: list[int]
+) -> None:
+    """A token after an abandoned character begins after it: with and without echo, and streamed."""
+    body: dict[str, Any] = {"prompt": prompt, "echo": echo, "logprobs": 0, "temperature": 0}
+    body |= {"logit_bias": {bias: 100}, "max_tokens": 4 - len(prompt)}
+    expected = offsets if echo else offsets[len(prompt) :]
+    choice = (await complete(scorer, **body))["choices"][0]
+    text, arrays = await streamed(scorer, **body)
+    assert choice["logprobs"]["text_offset"] == arrays["text_offset"] == expected
+    assert text == choice["text"]
+
+
+@pytest.mark.parametrize("stop", [None, ["xyz", "日本"]])
+@pytest.mark.parametrize("logprobs", [None, 0])
+async def test_a_character_begins_in_the_prompt(
+    scorer: httpx2.AsyncClient, logprobs: int | None, stop: Any
+) -> None:
+    """A character of the echoed prompt is completed by the reply, with and without `logprobs`."""
+    body: dict[str, Any] = {"prompt": [HI, BYTE, SECOND], "echo": True, "logprobs": logprobs}
+    body |= {"logit_bias": {THIRD: 100}, "temperature": 0, "max_tokens": 2, "n": 2, "stop": stop}
+    reply = await complete(scorer, **body)
+    assert [choice["text"] for choice in reply["choices"]] == ["Hi日\ufffd"] * 2
+    assert reply["usage"]["completion_tokens"] == 4
+    body |= {"stream": True, "model": "m", "n": 1}
+    chunks = chunks_in(await scorer.post("/v1/completions", json=body))
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert "".join(texts) == "Hi日\ufffd"
+    # The last chunk has the finish reason.
+    assert all(texts[:-1])
+
+
+async def test_a_reply_ends_inside_a_character(scorer: httpx2.AsyncClient) -> None:
+    """After a prompt that ends inside a character, broken characters of a reply are its text."""
+    body = {"prompt": [HI, BYTE], "echo": True, "logit_bias": {BYTE: 100}, "max_tokens": 3}
+    reply = await complete(scorer, **body, temperature=0)
+    assert reply["choices"][0]["text"] == "Hi\ufffd\ufffd\ufffd"
+    assert reply["usage"]["completion_tokens"] == 3
+
+
 async def test_ids_are_echoed_verbatim(scorer: httpx2.AsyncClient) -> None:
     """Prompts of token ids are each scored unchanged and returned in order."""
     prompts = [[70, 71, 72], [418, 130, 107], [2, 1, 84]]

@@ -63,6 +63,14 @@ def ids_of(entries: Any) -> list[int]:
     return [one for entry in entries for one in (*entry["hidden_token_ids"], entry["id"])]
 
 
+@pytest.mark.parametrize("more", [{}, {"stop": "xyz"}, {"stop": "xyz", "tools": TOOLS}])
+async def test_a_character_begins_in_the_ids(scorer: httpx2.AsyncClient, more: Any) -> None:
+    """A reply that begins with a part of a character completes it, without `logprobs`, too."""
+    body = {"reply_token_ids": [769, 165, 248], "logit_bias": {"101": 100}, "temperature": 0}
+    choice = await chat(scorer, **body, **more, max_tokens=1)
+    assert choice["message"]["content"] == "Hi日"
+
+
 async def test_ids_continue_exactly(scorer: httpx2.AsyncClient) -> None:
     """A reply that begins with the ids of another one continues as that one did."""
     body = {"messages": CAPITAL, "temperature": 0, "logprobs": True, "logprobs_token_ids": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from codecs import utf_8_decode
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -85,6 +86,33 @@ def test_offsets_count_completed_characters(text: str, cuts: list[int], base: in
     entries = TokenAligner(base).place([token(piece) for piece in pieces])
     for entry, start in zip(entries, marks, strict=False):
         assert entry.offset == base + len(data[:start].decode(errors="ignore"))
+
+
+BYTES = st.lists(
+    st.sampled_from([b"a", b"\xe6", b"\x97", b"\xa5", b"\xf0\x9f", b"\xff"]), max_size=8
+)
+
+
+@given(BYTES, st.integers(0, 8))
+def test_a_token_after_an_incomplete_character_begins_after_it(
+    pieces: list[bytes], prompt: int
+) -> None:
+    """An abandoned character counts in the offset of the next token, with or without an echo."""
+    aligner = TokenAligner(0)
+    entries = aligner.place([token(piece) for piece in pieces])
+    data = b"".join(pieces)
+    for at, entry in enumerate(entries):
+        before = b"".join(pieces[:at])
+        start, rest, whole = (
+            len(one.decode(errors="replace")) for one in (before, data[len(before) :], data)
+        )
+        # The parts of one character are one replacement character more, each for itself.
+        assert entry.offset == start - (start + rest > whole)
+    before = b"".join(pieces[:prompt])
+    text, size = utf_8_decode(before, "replace", False)
+    without = TokenAligner(len(text), incomplete=before[size:])
+    generated = without.place([token(piece) for piece in pieces[prompt:]])
+    assert generated == entries[prompt:]
 
 
 def test_an_echoed_prompt_and_what_follows_are_one_text() -> None:
