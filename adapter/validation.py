@@ -26,6 +26,7 @@ from ..schemas.openai.common import (
     SAMPLING_EXTRAS,
     Request,
     StreamOptions,
+    is_huge,
     joined,
     length_error,
     range_error,
@@ -532,8 +533,7 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
 
 
 def _wrong_type(path: str, expected: str, value: Any) -> InvalidRequest:
-    if isinstance(value, float) and abs(value) >= 2**63 and expected == "an integer":
-        # Whole numbers of more than 64 bits are parsed as decimal numbers.
+    if expected == "an integer" and is_huge(value):
         side, word = ("below", "minimum") if value < 0 else ("above", "maximum")
         bound = ">= -9223372036854775808" if value < 0 else "<= 9223372036854775807"
         return wrong_value(

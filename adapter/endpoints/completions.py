@@ -25,7 +25,7 @@ from ...backends.base import (
     Stops,
     Text,
 )
-from ...backends.errors import LatimerError, UnknownToken, Unsupported, check_length
+from ...backends.errors import LatimerError, Unsupported, check_length
 from ...schemas import limits
 from ...schemas.openai.common import Usage
 from ...schemas.openai.completions import Completion, CompletionRequest
@@ -34,7 +34,7 @@ from ..errors import InvalidRequest, wrong_value
 from ..generation.choice import Echo
 from ..generation.frames import CompletionEncoder, in_stream
 from ..generation.logprobs import Entry, to_legacy
-from ..generation.run import CHOICE, Plan
+from ..generation.run import CHOICE, Plan, naming
 from ..generation.sinks import Answer, Result, pass_native, respond, usage_of
 from ..generation.token_ids import in_model_vocabulary, loaded, to_text
 from ..hosted import COMPLETION_LIMITS
@@ -134,7 +134,7 @@ async def create_completion(exchange: Exchange, service: Service) -> None:
     if request.echo or request.logprobs is not None:
         echoes = await _echoes(request, jobs, served.backend)
     plan = Plan(jobs, candidates, usage_of, echoes)
-    if job.logprobs is not None or len(jobs) > 1:
+    if job.logprobs is not None:
         plan.translate = partial(_translate, request)
     head = {
         "id": f"cmpl-{os.urandom(12).hex()}",
@@ -186,14 +186,8 @@ def _shape(request: CompletionRequest) -> Callable[[Sequence[Entry]], Any] | Non
 def _translate(request: CompletionRequest, error: LatimerError) -> LatimerError:
     """Return an error that names the request's own field.
 
-    An error about `logprobs` names `best_of` if only the ranking of candidates needs them. One
-    about a token id of one of several prompts names that prompt.
+    An error about `logprobs` names `best_of` if only the ranking of candidates needs them.
     """
-    if isinstance(error, UnknownToken) and error.param == "prompt":
-        prompts = request.prompt if _prompt_count(request.prompt) > 1 else ()
-        for index, prompt in enumerate(prompts or ()):
-            if isinstance(prompt, list) and error.token in prompt:
-                return UnknownToken(f"prompt[{index}]", error.size, error.token)
     if isinstance(error, Unsupported) and error.param in ("logprobs", "top_logprobs"):
         own = "best_of" if request.logprobs is None else "logprobs"
         return Unsupported(own, error.engine, error.hint)
@@ -247,10 +241,14 @@ def _prompts(
         return [_text(request, model, prompt or "")]
     if isinstance(prompt[0], int):
         return [_ids(prompt, encoding, model)]
-    return [
-        _text(request, model, one) if isinstance(one, str) else _ids(one, encoding, model)
-        for one in prompt
-    ]
+    found: list[Content] = []
+    for index, one in enumerate(prompt):
+        with naming(index, len(prompt)):
+            if isinstance(one, str):
+                found.append(_text(request, model, one))
+            else:
+                found.append(_ids(one, encoding, model))
+    return found
 
 
 def _text(request: CompletionRequest, model: Model, prompt: str) -> Text:
@@ -309,9 +307,10 @@ async def _echoes(
 ) -> Sequence[Echo]:
     """Return the echo of each job, for a response that needs prompts or offsets."""
     echoes = []
-    for number, job in enumerate(jobs, 1):
-        echoes.append(await _echo(request, job, backend))
-        if number % AT_ONCE == 0:
+    for index, job in enumerate(jobs):
+        with naming(index, len(jobs)):
+            echoes.append(await _echo(request, job, backend))
+        if index % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0)
     return echoes
 

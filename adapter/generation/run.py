@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from time import perf_counter
@@ -20,7 +20,7 @@ from ...backends.base import (
     Pushing,
     Stream,
 )
-from ...backends.errors import EngineError, LatimerError
+from ...backends.errors import EngineError, LatimerError, RequestError
 from ...backends.queue import Ticket
 from ...backends.streams import merge_streams
 from ...schemas.openai.common import Usage
@@ -271,18 +271,31 @@ def _merged(backend: Backend, plan: Plan) -> Stream:
     """Return the streams of several jobs as one."""
     ticket = plan.ticket or Ticket()
     return merge_streams(
-        _shifted(backend.open(replace(job, ticket=ticket)), i * plan.choices)
+        _shifted(backend.open(replace(job, ticket=ticket)), i, plan)
         for i, job in enumerate(plan.jobs)
     )
 
 
+@contextmanager
+def naming(index: int, count: int) -> Iterator[None]:
+    """Name the prompt that an error is about, if there are several."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "prompt" and count > 1:
+            error.param = f"prompt[{index}]"
+        raise
+
+
 @asynccontextmanager
-async def _shifted(source: Stream, offset: int) -> AsyncIterator[AsyncIterator[Batch]]:
+async def _shifted(source: Stream, job: int, plan: Plan) -> AsyncIterator[AsyncIterator[Batch]]:
     """Yield a job's stream with the indices that its choices have in the response."""
+    offset = job * plan.choices
 
     async def shift(batches: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
         async for batch in batches:
             yield [event._replace(choice=event.choice + offset) for event in batch]
 
-    async with source as batches:
-        yield shift(batches)
+    with naming(job, len(plan.jobs)):
+        async with source as batches:
+            yield shift(batches)

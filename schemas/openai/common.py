@@ -106,6 +106,11 @@ _KINDS: dict[type, str] = {
 }
 
 
+def is_huge(value: object) -> bool:
+    """Return True for an integer of more than 64 bits, which is parsed as a decimal number."""
+    return isinstance(value, float) and abs(value) >= 2**63
+
+
 def kind_of(value: object) -> str:
     """Return the type of a JSON value with its article, as OpenAI's errors name it."""
     return _KINDS.get(type(value), "an object")
@@ -156,10 +161,11 @@ def length_error(noun: str, bound: int, size: int) -> tuple[str, str]:
     return message, code
 
 
-def unexpected(value: object, expected: str, path: str = "") -> PydanticCustomError:
+def unexpected(value: object, expected: str, path: str = "", hint: str = "") -> PydanticCustomError:
     """Return OpenAI's error for a value of another JSON type."""
+    kind = kind_of(value)
     return invalid(
-        f"Invalid type for '{{param}}': expected {expected}, but got {kind_of(value)} instead.",
+        f"Invalid type for '{{param}}': expected {expected}, but got {kind} instead.{hint}",
         "invalid_type",
         path,
     )

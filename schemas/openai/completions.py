@@ -25,11 +25,13 @@ from .inputs import check_inputs
 from .messages import ResponseFormat
 
 MOST_PROMPTS = limits.PROMPTS.maximum
+# For clients that send a chat here.
+_CHAT = " For a chat, send 'messages' to v1/chat/completions."
 
 
 def _check_prompt(value: object) -> object:
     """Check a prompt; without one the model begins a new document (contract 2.2)."""
-    return value if value is None else check_inputs(value, MOST_PROMPTS)
+    return value if value is None else check_inputs(value, MOST_PROMPTS, for_objects=_CHAT)
 
 
 Prompt = Annotated[

@@ -1,11 +1,19 @@
 """Fields whose value is one text or several, each as a string or as token ids."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic_core import PydanticCustomError
 
 from .. import limits
-from .common import Array, empty_string, invalid, too_long, unexpected
+from .common import (
+    Array,
+    empty_string,
+    invalid,
+    is_huge,
+    range_error,
+    too_long,
+    unexpected,
+)
 
 # The types that a field with prompts or inputs may have.
 Inputs: TypeAlias = str | Array[str] | Array[int] | Array[Array[int]]
@@ -13,19 +21,22 @@ Inputs: TypeAlias = str | Array[str] | Array[int] | Array[Array[int]]
 _EXPECTED = "a string, array of strings, array of token ids, or array of such arrays"
 
 
-def check_inputs(value: object, most: int, allow_empty: bool = True) -> object:
+def check_inputs(
+    value: object, most: int, allow_empty: bool = True, for_objects: str = ""
+) -> object:
     """Check that a value is a string, token ids, or an array of either, unmixed.
 
     Args:
         most: the largest number of strings, or of arrays of token ids.
         allow_empty: False to reject empty strings.
+        for_objects: a hint for clients that send an object.
     """
     if isinstance(value, str):
         if not value and not allow_empty:
             raise empty_string()
         return value
     if not isinstance(value, list):
-        raise unexpected(value, _EXPECTED)
+        raise unexpected(value, _EXPECTED, hint=for_objects if isinstance(value, dict) else "")
     if not value:
         raise _empty_array()
     first = _shape(value[0])
@@ -34,7 +45,8 @@ def check_inputs(value: object, most: int, allow_empty: bool = True) -> object:
     _check_count(value, first)
     for index, item in enumerate(value):
         if first is None or _shape(item) != first:
-            raise unexpected(item, _EXPECTED, f"[{index}]")
+            hint = for_objects if isinstance(item, dict) else ""
+            raise unexpected(item, _EXPECTED, f"[{index}]", hint)
         if isinstance(item, list):
             _check_ids(item, f"[{index}]")
         elif item == "" and not allow_empty:
@@ -59,6 +71,8 @@ def _check_count(prompts: list[object], first: type | None) -> None:
 
 
 def _shape(item: object) -> type | None:
+    if is_huge(item):
+        return int
     return type(item) if type(item) in (str, int, list) else None
 
 
@@ -71,18 +85,13 @@ def _empty_array(path: str = "") -> PydanticCustomError:
     )
 
 
-def _check_ids(ids: list[object], path: str) -> None:
+def _check_ids(ids: list[Any], path: str) -> None:
     if not ids:
         raise _empty_array(path)
     for index, token in enumerate(ids):
-        if type(token) is not int:
+        if type(token) is not int and not is_huge(token):
             raise unexpected(token, "an integer", f"{path}[{index}]")
         if not 0 <= token < 2**31:
-            side, relation, bound = ("below", ">=", 0) if token < 0 else ("above", "<=", 2**31 - 1)
-            name = "minimum" if token < 0 else "maximum"
-            raise invalid(
-                f"Invalid '{{param}}': integer {side} {name} value. Expected a value {relation} "
-                f"{bound}, but got {token} instead.",
-                f"integer_{side}_{name[:3]}_value",
-                f"{path}[{index}]",
-            )
+            relation, bound = (">=", 0) if token < 0 else ("<=", 2**31 - 1)
+            message, code = range_error("integer", relation, bound, token)
+            raise invalid(message, code, path=f"{path}[{index}]")

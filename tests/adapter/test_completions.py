@@ -185,6 +185,44 @@ async def test_an_unknown_id_is_named_with_its_prompt(scorer: httpx2.AsyncClient
         )
 
 
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ("word " * 3000, "context_length_exceeded"),
+        ("x" * 4_000_000, "context_length_exceeded"),
+        ("", "empty_string"),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 0, "n": 2}])
+async def test_a_wrong_text_is_named(
+    scorer: httpx2.AsyncClient, prompt: str, code: str, more: Any
+) -> None:
+    """A text that is too long or empty is named by its index, if there are several prompts."""
+    for prompts, param in (["a", "b", prompt, "c"], "prompt[2]"), ([prompt], "prompt"):
+        body = {"model": "m", "prompt": prompts, "max_tokens": 1, **more}
+        reply = await scorer.post("/v1/completions", json=body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["code"]) == (400, param, code)
+        assert ("prompt[2]" in error["message"]) == (param == "prompt[2]")
+
+
+async def test_a_huge_id_is_an_integer(echo: httpx2.AsyncClient) -> None:
+    """A token id of more than 64 bits is an integer out of range, and no decimal number."""
+    reply = await echo.post("/v1/completions", json={"model": "m", "prompt": [2**70]})
+    error = reply.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt[0]", "integer_above_max_value")
+    assert "Expected a value <= 2147483647" in error["message"]
+
+
+@pytest.mark.parametrize("prompt", [[{"role": "user", "content": "Hi"}], {"role": "user"}])
+async def test_a_chat_as_a_prompt(echo: httpx2.AsyncClient, prompt: Any) -> None:
+    """The error for messages in `prompt` names the endpoint for them."""
+    reply = await echo.post("/v1/completions", json={"model": "m", "prompt": prompt})
+    assert reply.json()["error"]["message"].endswith(
+        "but got an object instead. For a chat, send 'messages' to v1/chat/completions."
+    )
+
+
 async def test_token_ids(client: httpx2.AsyncClient) -> None:
     """A list of ids is one prompt, lists of ids are several, and all are used unchanged."""
     ids = [1, 288, 201, 37, 505, 298, 223, 515, 16, 2, 201, 1, 285, 201]

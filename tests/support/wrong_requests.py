@@ -224,4 +224,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (R, {"return_documents": "yes"}),
     # A BOS, and an id that the vocabulary lacks.
     (C, {"prompt": [256, 99999]}),
+    (C, {"prompt": [5, 2**70]}),
+    (C, {"prompt": [[5], [-(2**70)]]}),
+    (C, {"prompt": [{"role": "user", "content": "Hi"}]}),
+    (C, {"prompt": {"role": "user", "content": "Hi"}}),
+    (C, {"prompt": ["a", "word " * 5000]}),
 ]  # fmt: skip
