@@ -99,11 +99,11 @@ async def test_a_known_model_is_for_its_keys_only() -> None:
 
     async def code(key: str, name: str) -> int:
         body = {"model": name, "messages": MESSAGES}
-        reply = await client.post("/v1/chat/completions", json=body, headers=by(key))
+        reply = await caller.post("/v1/chat/completions", json=body, headers=by(key))
         assert reply.status_code != 200 or reply.json()["model"] == name
         return reply.status_code
 
-    async with client_of(app) as client:
+    async with client_of(app) as caller:
         for key in ("sk-all", "sk-demos", "sk-all"):
             assert await code(key, "demo") == 200
         echo.model = None  # type: ignore[assignment, method-assign]

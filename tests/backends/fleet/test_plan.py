@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from latimer.backends.fleet.plan import View, plan
@@ -53,7 +54,7 @@ def test_an_unused_engine_makes_room() -> None:
 
 def test_a_load_replaces_the_model_of_its_place() -> None:
     """A member is loaded in place of another one of its server if that alone is in its way."""
-    here = {"need": {"gpu": 14, "here": 1}, "place": "here"}
+    here: Any = {"need": {"gpu": 14, "here": 1}, "place": "here"}
     one, two = loaded("a", 14)._replace(**here), wanted("b", 14)._replace(**here)
     memory = {**GPU, "here": 1}
     made = plan([one, two], memory)
