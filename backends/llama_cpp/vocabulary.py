@@ -109,7 +109,8 @@ class Vocabulary:
         self.pointer = model.vocab
         # The calls of llama.cpp that run, in any thread.
         self._calls = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._is_closed = False
         self.size: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
         self.ends = frozenset(
@@ -156,15 +157,20 @@ class Vocabulary:
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        """Keep the model from being freed, as worker threads outlive a shutdown."""
-        with self._changed:
-            if self._is_closed:
-                raise EngineError("The engine was shut down.")
-            self._calls += 1
+        """Keep the model from being freed, as worker threads outlive a shutdown.
+
+        `offload.Abandoned` is raised where a Python function begins. A plain lock has none, so each
+        call is counted once, and no lock stays taken.
+        """
         try:
+            with self._lock:
+                self._calls += 1
+                is_closed = self._is_closed
+            if is_closed:
+                raise EngineError("The engine was shut down.")
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._calls -= 1
                 if self._is_closed:
                     self._changed.notify_all()
@@ -173,7 +179,9 @@ class Vocabulary:
         """Wait for the calls of other threads, and reject later ones."""
         with self._changed:
             self._is_closed = True
-            self._changed.wait_for(lambda: not self._calls)
+            # The last call may have been abandoned as it notified.
+            while not self._changed.wait_for(lambda: not self._calls, 1.0):
+                pass
 
     def detokenize(self, ids: TokenIds) -> bytes:
         """Return a prompt's text, with control tokens spelled out and without added spaces."""

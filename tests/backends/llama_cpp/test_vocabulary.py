@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from latimer.backends import offload
 from latimer.backends.errors import RequestError
-from latimer.backends.llama_cpp import vocabulary
+from latimer.backends.llama_cpp import DEMO_MODEL, vocabulary
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
@@ -81,3 +84,38 @@ def test_long_runs_are_refused_in_time_by_the_size(known: Vocabulary) -> None:
         assert time.thread_time() - start < 1
         with pytest.raises(RequestError, match="without a change"):
             known.tokenize(letter * (WORD.maximum + 1), add_special=False, parse_special=False)
+
+
+def test_work_that_is_abandoned_leaves_the_vocabulary_free() -> None:
+    """Abandoned at the start of any function, a thread leaves no lock taken and no call counted."""
+    model = LoadedModel(DEMO_MODEL, Options(threads=1))
+    real = Vocabulary(model)
+    ended = threading.Event()
+
+    def work() -> None:
+        at = 0
+        while True:
+            at += 1
+            left = at
+
+            def trace(*_: object) -> None:
+                nonlocal left
+                left -= 1
+                if not left:
+                    raise offload.Abandoned
+
+            sys.settrace(trace)
+            try:
+                real.tokenize("Hello", add_special=False, parse_special=False)
+            except offload.Abandoned:
+                continue
+            finally:
+                sys.settrace(None)
+            break
+        assert at > 3
+        real.close()
+        ended.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    assert ended.wait(10)
+    model.close()
