@@ -340,7 +340,8 @@ class Reader:
 
     def _lm_eval(self, *words: str) -> None:
         output = self._output(*(TASKS.get(word, word) for word in words))
-        found = re.search(r"^\|demo_choice *\|.*\|acc *\|.*?\|\s*([\d.]+)\|", output, re.MULTILINE)
+        row = r"^\|demo_(?:choice *\|.*\|acc|chat *\|.*\|exact_match) *\|.*?\|\s*([\d.]+)\|"
+        found = re.search(row, output, re.MULTILINE)
         assert found, output
         assert float(found[1]) > 0.5
 
