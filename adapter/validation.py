@@ -234,7 +234,7 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
     extras: dict[str, Any] = {}
     for name in sorted(SAMPLING_EXTRAS.intersection(request.__pydantic_fields_set__)):
         value = getattr(request, name)
-        if value is None or _WITHOUT_EFFECT.get(name) == value:
+        if value is None or (name in _NEUTRAL and _NEUTRAL[name](value)):
             continue
         if name == "smoothing_curve" and not request.smoothing_factor:
             continue
@@ -256,20 +256,19 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
     )
 
 
-# The values without effect of extras that clients send to every engine.
-_WITHOUT_EFFECT: Mapping[str, int] = {
-    "min_tokens": 0, "smoothing_curve": 1, "smoothing_factor": 0, "tfs": 1, "top_a": 0,
-}  # fmt: skip
 # The fields that have values without effect besides null, and whether a value is one.
 _NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         (
-            "echo", "frequency_penalty", "logit_bias", "min_tokens", "presence_penalty", "stop",
-            "stop_sequences", "stream", "suffix", "tools", "top_logprobs",
+            "echo", "frequency_penalty", "logit_bias", "min_tokens", "presence_penalty",
+            "smoothing_factor", "stop", "stop_sequences", "stream", "suffix", "tools", "top_a",
+            "top_logprobs",
         ),
         not_,
     ),
-    **dict.fromkeys(("best_of", "n", "temperature", "top_p"), partial(eq, 1)),
+    **dict.fromkeys(
+        ("best_of", "n", "smoothing_curve", "temperature", "tfs", "top_p"), partial(eq, 1)
+    ),
     # 0 asks for tokens without alternatives.
     "logprobs": partial(is_, False),
     "oai_compat": bool,

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
@@ -120,6 +120,19 @@ def forever() -> NoReturn:
     count = 0
     while True:
         count += 1
+
+
+def endless() -> tuple[threading.Event, Callable[[], str]]:
+    """Return work without end, and the event that it has been ended."""
+    ends = threading.Event()
+
+    def work() -> str:
+        try:
+            forever()
+        finally:
+            ends.set()
+
+    return ends, work
 
 
 async def test_work_ends_when_its_asker_leaves() -> None:
@@ -235,14 +248,7 @@ async def test_a_wait_for_others_is_not_the_work(monkeypatch: pytest.MonkeyPatch
 async def test_shared_work_ends_with_the_last_who_waits() -> None:
     """Shared work runs while one caller waits for it, and ends when the last is cancelled."""
     kept = memo(100)
-    ends = threading.Event()
-
-    def work() -> str:
-        try:
-            forever()
-        finally:
-            ends.set()
-        return ""
+    ends, work = endless()
 
     tasks = [asyncio.create_task(kept.get("key", work)) for _ in range(3)]
     await asyncio.sleep(0.02)
@@ -259,14 +265,7 @@ async def test_shared_work_ends_with_the_last_who_waits() -> None:
 async def test_new_callers_do_not_prolong_shared_work() -> None:
     """The limit of shared work counts from its beginning, also for callers that come later."""
     kept = Memo[str, str](100, lambda _key, value: len(value), seconds=0.2)
-    began, ends = time.monotonic(), threading.Event()
-
-    def work() -> str:
-        try:
-            forever()
-        finally:
-            ends.set()
-        return ""
+    began, (ends, work) = time.monotonic(), endless()
 
     tasks = []
     while not ends.is_set() and time.monotonic() < began + 3:

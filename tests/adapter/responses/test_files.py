@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -102,6 +102,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
     monkeypatch.setattr(sandbox, "_start", recorded)
     yield found
     assert [process.returncode for process in found].count(None) == 0
+
+
+async def end(tasks: Sequence[asyncio.Task[Any]], started: list[subprocess.Popen[bytes]]) -> None:
+    """Cancel tasks, and wait until the readers that were started have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(10):
+        while None in [process.returncode for process in started]:
+            await asyncio.sleep(0.01)
 
 
 async def asked(client: httpx2.AsyncClient, given: Any, **more: Any) -> httpx2.Response:
@@ -440,12 +450,7 @@ async def test_keys_take_turns_with_readers(
     with pytest.raises(Busy) as error:
         await reading_of("greedy", 6)
     assert render(error.value)[0] == 429
-    for task in greedy:
-        task.cancel()
-    await asyncio.gather(*greedy, return_exceptions=True)
-    async with asyncio.timeout(10):
-        while None in [process.returncode for process in started]:
-            await asyncio.sleep(0.01)
+    await end(greedy, started)
 
 
 async def test_a_key_leaves_a_reader_to_others(
@@ -463,12 +468,7 @@ async def test_a_key_leaves_a_reader_to_others(
     assert await read_pdfs([quick], "polite") == {quick.data: "Polite"}
     offload.OWNER.reset(token)
     assert [process.returncode for process in started] == [None, None, 0]
-    for task in greedy:
-        task.cancel()
-    await asyncio.gather(*greedy, return_exceptions=True)
-    async with asyncio.timeout(10):
-        while None in [process.returncode for process in started]:
-            await asyncio.sleep(0.01)
+    await end(greedy, started)
 
 
 async def test_a_text_is_kept_for_its_owner(started: list[subprocess.Popen[bytes]]) -> None:
