@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,9 @@ def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     environment = {**os.environ, groups.MARK: "left"}
     with subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True) as process:
+        # Linux shows it a moment after `exec`, at which `Popen` returns.
+        while not Path(f"/proc/{process.pid}/environ").read_bytes():
+            time.sleep(0.001)
         groups.Group.started(process.pid, "left", "old", groups.state_folder())
         [record] = tmp_path.rglob("*.json")
         facts = {**orjson.loads(record.read_bytes()), "parent": 2**22 + 1}

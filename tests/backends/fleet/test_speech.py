@@ -98,6 +98,8 @@ async def test_the_engines_of_a_model_share_the_work(tmp_path: Path) -> None:
             engine.may_speak.set()
         assert [one.status_code for one in await asyncio.gather(*speaking)] == [200, 200]
         hearing = [asyncio.create_task(hear(client, "m")) for _ in range(2)]
+        while not all(engines[name].heard for name in "ac"):
+            await asyncio.sleep(0.01)
         for engine in engines.values():
             engine.may_hear.set()
         texts = {one.json()["text"] for one in await asyncio.gather(*hearing)}

@@ -189,9 +189,9 @@ class FakeKoboldcpp(Engine):
             self.refusals -= 1
             busy = {"detail": {"msg": "Server is busy; please try again later."}}
             return replied(busy, 503, chunked=False)
-        await self.may_hear.wait()
         text = self.hears[len(self.heard)]
         self.heard.append(body)
+        await self.may_hear.wait()
         self.transcribed += text is not None
         return replied({"text": text or ""}, chunked=False)
 
