@@ -106,7 +106,8 @@ async def test_a_client_that_leaves_keeps_the_turn_until_the_call_ends(
     await asyncio.gather(first, return_exceptions=True)
     second = asyncio.create_task(heard(transcriber, Recording(SAMPLES)))
     await asyncio.sleep(0.1)
-    assert not fake.heard
+    # The call of the first client is all that the engine has got.
+    assert len(fake.heard) == 1
     fake.may_hear.set()
     (found,) = await second
     assert found.text == "Bye."
