@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
-from support.environments import Environment, copy_of_checkout
+from support.environments import ROOT, Environment, copy_of_checkout
 
 Install = Callable[..., Environment]
 SECONDS: dict[str, float] = {}
+# The extras whose lowest versions are tested: those without large packages.
+EXTRAS = ("llama-cpp", "tiktoken", "postgres", "redis", "s3", "otel", "speech", "conformance")
+
+
+def lowest_versions(*extras: str) -> Iterator[str]:
+    """Yield a pin of each package of the project and of some extras, to its lowest version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    for text in (*project["dependencies"], *(one for extra in extras for one in optional[extra])):
+        found = re.match(r"([\w.-]+)(?:\[\w+\])?>=([\w.]+)", text)
+        assert found, f"{text} has no lowest version"
+        yield f"{found[1]}=={found[2]}"
 
 
 @pytest.fixture(scope="session")
@@ -55,57 +71,46 @@ def plain(install: Install) -> Environment:
 
 
 @pytest.fixture(scope="session")
-def llama_cpp(install: Install) -> Environment:
-    """Return an environment with the package and the in-process engine."""
-    return install(".[llama-cpp]")
-
-
-@pytest.fixture(scope="session")
 def prebuilt(install: Install) -> Environment:
     """Return an environment with the package and llama.cpp's prebuilt server."""
     return install(".[prebuilt]")
 
 
 @pytest.fixture(scope="session")
-def tiktoken(install: Install) -> Environment:
-    """Return an environment with the package and tiktoken."""
-    return install(".[tiktoken]")
+def lowest(install: Install, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return an environment with the lowest versions that the project and its extras declare."""
+    if sys.version_info >= (3, 12):
+        pytest.skip("some of the lowest versions have no wheel for this Python")
+    pins = tmp_path_factory.mktemp("pins") / "lowest.txt"
+    pins.write_text("\n".join(lowest_versions(*EXTRAS)))
+    words = (f".[{','.join(EXTRAS)}]", "pytest", "--no-compile", "-c", str(pins))
+    return install(*words)
 
 
-@pytest.fixture(scope="session")
-def s3(install: Install) -> Environment:
-    """Return an environment with the package and media on S3."""
-    return install(".[s3]")
+def of_extra(extra: str, *more: str) -> Callable[..., Environment]:
+    """Return a fixture: an environment with an extra, then one with the lowest versions of all.
+
+    Args:
+        more: what else is installed.
+    """
+
+    @pytest.fixture(scope="session", params=["newest", "lowest"])
+    def made(request: pytest.FixtureRequest, install: Install) -> Environment:
+        if request.param == "lowest":
+            return cast(Environment, request.getfixturevalue("lowest"))
+        return install(f".[{extra}]", *more)
+
+    return made
 
 
-@pytest.fixture(scope="session")
-def redis(install: Install) -> Environment:
-    """Return an environment with the package and the client of Redis."""
-    return install(".[redis]")
-
-
-@pytest.fixture(scope="session")
-def otel(install: Install) -> Environment:
-    """Return an environment with the package and the SDK of OpenTelemetry."""
-    return install(".[otel]")
-
-
-@pytest.fixture(scope="session")
-def speech(install: Install) -> Environment:
-    """Return an environment with the package, sherpa-onnx and the encoders."""
-    return install(".[speech]")
-
-
-@pytest.fixture(scope="session")
-def postgres(install: Install) -> Environment:
-    """Return an environment with the package and the driver of PostgreSQL."""
-    return install(".[postgres]")
-
-
-@pytest.fixture(scope="session")
-def conformance(install: Install) -> Environment:
-    """Return an environment with the package, the conformance suite and pytest."""
-    return install(".[conformance]", "pytest")
+llama_cpp = of_extra("llama-cpp")
+tiktoken = of_extra("tiktoken")
+s3 = of_extra("s3")
+redis = of_extra("redis")
+otel = of_extra("otel")
+speech = of_extra("speech")
+postgres = of_extra("postgres")
+conformance = of_extra("conformance", "pytest")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""Tests that each extra installs everything its feature needs: `pip install '.[EXTRA]'`."""
+"""Tests that each extra installs everything its feature needs: `pip install '.[EXTRA]'`.
+
+Most of them run again with the lowest versions that `pyproject.toml` declares.
+"""
 
 from __future__ import annotations
 
@@ -130,11 +133,28 @@ def test_speech_encodes(speech: Environment, llama_server_url: str, tmp_path: Pa
         assert (reply.status_code, reply.headers["content-type"]) == (200, "audio/mpeg")
 
 
+# A client that disconnects during a speech leaves its encoder to the garbage collection.
+ABANDON = """
+import gc
+from latimer.adapter.audio.formats import Encoder
+
+for form in ("mp3", "opus", "aac", "flac"):
+    Encoder(form, 24_000).feed(bytes(48_000))
+gc.collect()
+"""
+
+
+def test_abandoned_speech_is_freed(speech: Environment) -> None:
+    """Encoders that have not ended are garbage, and do not end the process."""
+    speech.run("python", "-c", ABANDON)
+
+
 def test_otel_sends_spans(otel: Environment, llama_server_url: str) -> None:
-    """A collector gets the spans of a server that has only this extra."""
+    """A collector gets the spans of a server that has only this extra, and its instance."""
     with collecting() as collector:
         variables = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
         endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address}
         with serving(otel, llama_server_url, **variables, **endpoint) as address:
             assert ask(address) == ANSWER
             collector.wait(lambda: any("chat" in span.name for _, span in collector.spans()))
+    assert all(resource["service.instance.id"] for resource, _ in collector.spans())
