@@ -112,6 +112,7 @@ def test_conformance_judges(conformance: Environment, llama_server_url: str) -> 
     assert (conformance.work / "it.html").exists()
 
 
+@pytest.mark.parametrize("conformance", ["newest"], indirect=True)
 def test_conformance_is_a_plugin_of_pytest(conformance: Environment, llama_server_url: str) -> None:
     """`pytest --pyargs latimer.conformance --openai-url URL` checks a server."""
     with serving(conformance, llama_server_url) as address:
