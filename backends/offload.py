@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from math import inf
 from queue import Empty
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, sleep
 from types import coroutine
 from typing import Any, Generic, TypeVar
 
@@ -249,8 +249,17 @@ def hide_ends_of_work() -> None:
     sys.unraisablehook = hook
 
 
+# Set the exception that a thread, of this number, raises at its next call.
+_set_exception = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+
+
 class _Work(Generic[T]):
     """A call in a thread that another thread can end.
+
+    Its thread takes no lock. From Python 3.14 on, an exception of another thread can be raised
+    after `with` has taken a lock and before it would release it.
 
     Attributes:
         begun: the time (`monotonic`) at which a thread began it; None while it waits for one.
@@ -261,24 +270,24 @@ class _Work(Generic[T]):
     def __init__(self, call: Callable[..., T], arguments: tuple[object, ...] = ()) -> None:
         self._call = call
         self._arguments = arguments
-        self._lock = threading.Lock()
+        # Taken while an exception is set.
+        self._leaving = threading.Lock()
         self._thread: int | None = None
         self._is_left = False
         self._is_shielded = False
 
     def __call__(self) -> T:
         try:
-            with self._lock:
-                self.check()
-                self.begun = monotonic()
-                self._thread = threading.get_ident()
+            # Set before the check, as `leave` sets its own before it looks at this.
+            self._thread = threading.get_ident()
+            self.check()
+            self.begun = monotonic()
             _here.work = self
             return self._call(*self._arguments)
         finally:
+            self._thread = None
             _here.work = None
-            # After this lock no exception can be set; one that was set before is raised here.
-            with self._lock:
-                self._thread = None
+            self._settle()
 
     def check(self) -> None:
         """Raise `Abandoned` if nobody waits for the call."""
@@ -289,13 +298,18 @@ class _Work(Generic[T]):
     def shielded(self) -> Iterator[Callable[[], None]]:
         """See the function `shielded`."""
         try:
-            # After this lock no exception can be set; one that was set before is raised here.
-            with self._lock:
-                self._is_shielded = True
+            self._is_shielded = True
+            self._settle()
+            self.check()
             yield self.check
         finally:
-            with self._lock:
-                self._is_shielded = False
+            self._is_shielded = False
+
+    def _settle(self) -> None:
+        """Wait until no exception can be set any more; one that was set before is raised here."""
+        # Python raises it at the end of the call that finds the lock free.
+        while self._leaving.locked():
+            sleep(0)
 
     def leave(self) -> None:
         """End the call, or prevent it if it has not begun; must run in an event loop.
@@ -303,13 +317,12 @@ class _Work(Generic[T]):
         Python loses an exception that is raised while it frees an object. So the exception is
         raised repeatedly until the call has ended. A shield only delays it.
         """
-        with self._lock:
+        with self._leaving:
             self._is_left = True
             if self._thread is None:
                 return
             if not self._is_shielded:
-                thread = ctypes.c_ulong(self._thread)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Abandoned))
+                _set_exception(self._thread, Abandoned)
         asyncio.get_running_loop().call_later(AGAIN, self.leave)
 
 

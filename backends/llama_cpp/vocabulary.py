@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -95,6 +95,9 @@ def _may_overlap(
 MOST_SPECIALS = 64
 
 
+# Seconds between looks for calls that still run.
+_STEP = 0.005
+
 _RUN = re.compile(r"\S++|\s++")
 
 
@@ -108,9 +111,7 @@ class Vocabulary:
     def __init__(self, model: LoadedModel) -> None:
         self.pointer = model.vocab
         # The calls of llama.cpp that run, in any thread.
-        self._calls = 0
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._calls = set[object]()
         self._is_closed = False
         self.size: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
         self.ends = frozenset(
@@ -159,29 +160,22 @@ class Vocabulary:
     def _kept(self) -> Iterator[None]:
         """Keep the model from being freed, as worker threads outlive a shutdown.
 
-        `offload.Abandoned` is raised where a Python function begins. A plain lock has none, so each
-        call is counted once, and no lock stays taken.
+        It takes no lock, which `offload.Abandoned` could leave taken; a set changes in one step.
         """
+        call = object()
         try:
-            with self._lock:
-                self._calls += 1
-                is_closed = self._is_closed
-            if is_closed:
+            self._calls.add(call)
+            if self._is_closed:
                 raise EngineError("The engine was shut down.")
             yield
         finally:
-            with self._lock:
-                self._calls -= 1
-                if self._is_closed:
-                    self._changed.notify_all()
+            self._calls.discard(call)
 
     def close(self) -> None:
         """Wait for the calls of other threads, and reject later ones."""
-        with self._changed:
-            self._is_closed = True
-            # The last call may have been abandoned as it notified.
-            while not self._changed.wait_for(lambda: not self._calls, 1.0):
-                pass
+        self._is_closed = True
+        while self._calls:
+            time.sleep(_STEP)
 
     def detokenize(self, ids: TokenIds) -> bytes:
         """Return a prompt's text, with control tokens spelled out and without added spaces."""

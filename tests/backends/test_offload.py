@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from latimer.backends import offload
@@ -300,25 +300,17 @@ async def test_an_end_that_comes_with_the_result_harms_nobody() -> None:
 
 async def test_a_late_end_harms_nobody() -> None:
     """An end that comes right after a thread began work ends this work only."""
-
-    class Slow:
-        """A lock after which a thread is interrupted."""
-
-        def __init__(self) -> None:
-            self._lock = threading.Lock()
-
-        def __enter__(self) -> None:
-            self._lock.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            self._lock.release()
-            if threading.current_thread() is not threading.main_thread():
-                began.set()
-                time.sleep(0.1)
-
     began, threads = threading.Event(), FairThreads(1, "late")
-    work = offload._Work(forever)
-    work._lock = Slow()  # type: ignore[assignment]
+
+    class Slow(offload._Work[None]):
+        """Work whose thread is interrupted as it begins."""
+
+        def check(self) -> None:
+            super().check()
+            began.set()
+            time.sleep(0.1)
+
+    work = Slow(forever)
     first = threads.submit(work)
     assert await asyncio.to_thread(began.wait, 5)
     work.leave()
@@ -326,6 +318,51 @@ async def test_a_late_end_harms_nobody() -> None:
     await asyncio.wait_for(asyncio.wrap_future(second), 5)
     assert isinstance(first.exception(), offload.Abandoned)
     threads.shutdown()
+
+
+@pytest.mark.parametrize("place", ["end", "shield"])
+async def test_an_end_that_is_set_slowly_blocks_nobody(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work that ends, or begins a shield, while its end is set, leaves no lock and no exception."""
+    began, left, passed = threading.Event(), threading.Event(), list[str]()
+    set_exception: Callable[[int, Any], int] = offload._set_exception
+
+    def slowly(thread: int, exception: Any) -> int:
+        if exception is offload.Abandoned:
+            left.set()
+            time.sleep(0.05)
+            set_exception(thread, exception)
+            time.sleep(0.05)
+            return 1
+        return set_exception(thread, exception)
+
+    def work() -> None:
+        began.set()
+        left.wait(5)
+        if place == "shield":
+            with offload.shielded():
+                passed.append("shield")
+
+    monkeypatch.setattr(offload, "_set_exception", slowly)
+    threads, tried = FairThreads(1, "slow"), offload._Work(work)
+    first = threads.submit(tried)
+    assert await asyncio.to_thread(began.wait, 5)
+    await asyncio.to_thread(_leave, tried)
+    assert isinstance(await asyncio.to_thread(first.exception, 5), offload.Abandoned)
+    assert not passed
+    second = threads.submit(time.sleep, 0.01)
+    await asyncio.wait_for(asyncio.wrap_future(second), 5)
+    # The next attempt finds no lock that is taken.
+    await asyncio.wait_for(asyncio.to_thread(_leave, tried), 5)
+    threads.shutdown()
+
+
+def _leave(work: offload._Work[None]) -> None:
+    async def leave() -> None:
+        work.leave()
+
+    asyncio.run(leave())
 
 
 async def test_a_shield_delays_the_end_of_work() -> None:
