@@ -577,6 +577,13 @@ class Backend(Protocol):
         """
         ...
 
+    async def check(self, job: Generation) -> None:
+        """Raise the errors of a prompt that `open` raises, if that takes no question to an engine.
+
+        Other backends raise them when a job has its place.
+        """
+        return
+
     def native(self, job: Generation, stream: bool) -> AbstractAsyncContextManager[NativeReply]:
         """Run a job of one choice and return the engine's own reply, unchanged."""
         hint = self.capabilities.refused.get("oai_compat", "It has no native response. Omit it.")

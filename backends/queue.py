@@ -86,6 +86,7 @@ class Ticket:
 
     Args:
         jobs: the number of its jobs that an engine runs or has queued.
+        queued: the number of its calls that had to wait for a place.
         tier: its place among other requests that wait.
         key: the digest of its API key; keys that wait for the same model share it fairly.
         weight: the share of its key, compared with other keys.
@@ -105,7 +106,7 @@ class Ticket:
 
     # Most requests leave most of these values as they are.
     admitted = False
-    jobs = prompt = generated = input = looked_up = cached = 0
+    jobs = queued = prompt = generated = input = looked_up = cached = 0
     key = session = engine = affinity = ""
     weight = 1.0
     waited = 0.0
@@ -307,6 +308,7 @@ class AdmissionQueue:
         self.check(ticket)
         call = _Call(ticket or Ticket())
         call.ticket.admitted = True
+        call.ticket.queued += 1
         if not self._waiting.requests:
             self._moved = call.since
         self._waiting.add(call)

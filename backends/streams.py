@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from .base import Batch, Event, Finish, Generation, Piece, Stream
+from .queue import Ticket
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Stream)
@@ -26,28 +27,35 @@ EVENT, TOKEN = 128, 512
 
 @asynccontextmanager
 async def merge_streams(
-    streams: Iterable[S], at_once: int = AT_ONCE, ended: Callable[[S], None] | None = None
+    streams: Iterable[S],
+    ticket: Ticket,
+    at_once: int = AT_ONCE,
+    accepted: int | None = None,
+    ended: Callable[[S], None] | None = None,
 ) -> AsyncIterator[AsyncIterator[Batch]]:
     """Run streams concurrently; the reader gets all waiting events as one batch.
 
     At most `at_once` streams are open; the others open later, in order.
 
-    The reader raises the first error of any stream. Leaving the context cancels the streams that
-    are still open. If the reader is more than `MOST_WAITING` bytes behind, the streams pause.
+    Entering the context waits until the open streams are accepted, and raises the first error until
+    then. A stream that waits for a place may be refused later. Then the reader raises the first
+    error of any stream. Leaving the context cancels the streams that are still open. If the reader
+    is more than `MOST_WAITING` bytes behind, the streams pause.
 
     Args:
+        ticket: the request of all streams.
+        accepted: the number of streams to wait for; by default all that are open.
         ended: called with each stream that was read to its end.
     """
-    merge = _Merge(iter(streams), ended)
-    tasks = [asyncio.create_task(merge.work(stream)) for stream in islice(merge.sources, at_once)]
-    for task in tasks:
-        task.add_done_callback(lambda _task: merge.wake.set())
+    merge = _Merge(iter(streams), ticket, ended)
+    merge.begin(at_once)
     try:
-        yield merge.read(tasks)
+        await merge.accepted(accepted)
+        yield merge.read()
     finally:
-        for task in tasks:
+        for task in merge.tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*merge.tasks, return_exceptions=True)
 
 
 class _Merge(Generic[S]):
@@ -55,20 +63,51 @@ class _Merge(Generic[S]):
 
     Args:
         sources: the streams that no task has opened yet.
+        ticket: the request of all streams.
         ended: called with each stream that was read to its end.
+
+    Attributes:
+        tasks: the tasks that read streams.
     """
 
-    def __init__(self, sources: Iterator[S], ended: Callable[[S], None] | None) -> None:
+    def __init__(
+        self, sources: Iterator[S], ticket: Ticket, ended: Callable[[S], None] | None
+    ) -> None:
         self.sources = sources
+        self.tasks: list[asyncio.Task[None]] = []
+        self._ticket = ticket
+        # The calls of the request that had to wait for a place before.
+        self._queued = ticket.queued
         self._ended = ended
-        self.wake = asyncio.Event()
+        self._accepted = self._done = 0
+        self._wake = asyncio.Event()
         self._waiting: deque[Event] = deque()
         self._size = 0
         self._errors: list[BaseException] = []
         self._room = asyncio.Event()
         self._room.set()
 
-    async def work(self, stream: S | None) -> None:
+    def begin(self, count: int) -> None:
+        """Start tasks, of which each reads one stream after the other."""
+        for stream in islice(self.sources, count):
+            self.tasks.append(asyncio.create_task(self._work(stream)))
+
+    async def accepted(self, most: int | None) -> None:
+        """Wait until streams are accepted or wait for a place, or until the buffer is full.
+
+        Args:
+            most: the number of streams; None for one of each task.
+        """
+        while not self._errors and self._room.is_set() and self._done < len(self.tasks):
+            settled = self._accepted + self._ticket.queued - self._queued
+            if settled >= (len(self.tasks) if most is None else most):
+                return
+            await self._wake.wait()
+            self._wake.clear()
+        if self._errors:
+            raise self._errors[0]
+
+    async def _work(self, stream: S | None) -> None:
         """Read a stream to its end, then others that no task has opened."""
         try:
             while stream is not None:
@@ -79,25 +118,29 @@ class _Merge(Generic[S]):
         except Exception as error:
             self._errors.append(error)
         finally:
-            self.wake.set()
+            self._done += 1
+            self._wake.set()
 
     async def _pump(self, stream: S) -> None:
         async with stream as batches:
+            self._accepted += 1
+            self._wake.set()
             async for batch in batches:
                 self._waiting.extend(batch)
                 self._size += sum(map(_size, batch))
-                self.wake.set()
+                self._wake.set()
                 if self._size > MOST_WAITING:
                     self._room.clear()
                     await self._room.wait()
         if self._ended is not None:
             self._ended(stream)
 
-    async def read(self, tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[Batch]:
+    async def read(self) -> AsyncIterator[Batch]:
         """Yield the events that the tasks read, until the last task is done."""
+        self._wake.set()
         while True:
-            await self.wake.wait()
-            self.wake.clear()
+            await self._wake.wait()
+            self._wake.clear()
             while self._waiting:
                 count = min(len(self._waiting), MOST_EVENTS)
                 batch = tuple([self._waiting.popleft() for _ in range(count)])
@@ -109,7 +152,7 @@ class _Merge(Generic[S]):
                     await asyncio.sleep(0)
             if self._errors:
                 raise self._errors[0]
-            if not self._waiting and all(task.done() for task in tasks):
+            if not self._waiting and self._done == len(self.tasks):
                 return
 
 

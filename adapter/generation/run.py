@@ -22,7 +22,7 @@ from ...backends.base import (
 )
 from ...backends.errors import EngineError, LatimerError, RequestError
 from ...backends.queue import Ticket
-from ...backends.streams import merge_streams
+from ...backends.streams import AT_ONCE, merge_streams
 from ...schemas.openai.common import Usage
 from ..limits.leases import Lease
 from ..record import Record
@@ -135,6 +135,8 @@ async def run(backend: Backend, plan: Plan, sink: Sink, record: Record | None = 
             job.ticket = plan.ticket
             stream = backend.open(job)
         else:
+            if job.streamed:
+                await _check(backend, plan)
             stream = _merged(backend, plan)
         async with stream as batches:
             if sink.pushes and not cuts and hasattr(batches, "push_to"):
@@ -270,10 +272,20 @@ def _read(batch: Batch, choices: Sequence[Choice], plan: Plan) -> None:
 def _merged(backend: Backend, plan: Plan) -> Stream:
     """Return the streams of several jobs as one."""
     ticket = plan.ticket or Ticket()
-    return merge_streams(
+    streams = (
         _shifted(backend.open(replace(job, ticket=ticket)), i, plan)
         for i, job in enumerate(plan.jobs)
     )
+    return merge_streams(streams, ticket)
+
+
+async def _check(backend: Backend, plan: Plan) -> None:
+    """Raise the errors of later prompts before the stream begins; the first one has its own."""
+    for i, job in enumerate(plan.jobs[1:], 1):
+        with naming(i, len(plan.jobs)):
+            await backend.check(job)
+        if i % AT_ONCE == 0:
+            await offload.give_way()
 
 
 @contextmanager

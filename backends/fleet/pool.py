@@ -399,6 +399,7 @@ class Pool(Speaking):
                 seconds,
             )
         ticket.admitted = True
+        ticket.queued += 1
         place.since = time.monotonic()
         place.future = asyncio.get_running_loop().create_future()
         if ticket.key:
@@ -695,6 +696,12 @@ class Pool(Speaking):
         """Run a job on the engine that is chosen when a place is free."""
         self.budget.calls += 1
         return Run(self, job, self.name, self._affinity)
+
+    @override
+    async def check(self, job: Generation) -> None:
+        # A stream waits for its model in its place, with comments.
+        if any(one.state == "ready" for one in self.replicas):
+            await self._any(lambda backend: backend.check(job))
 
     @override
     @asynccontextmanager

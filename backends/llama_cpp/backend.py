@@ -230,6 +230,14 @@ class LlamaCpp(Backend):
                 # They refer to it.
                 task.runs = []
 
+    @override
+    async def check(self, job: Generation) -> None:
+        engine, parts = await self._engine(), list[list["int | Chunk"]]()
+        if engine.generator is not None and not job.prompt.media:
+            size, vocabulary, context = size_of(job), engine.vocabulary, engine.model.context
+            prompt = await offload.run(size, prompt_of, job, vocabulary, parts, context)
+            self._task(job, engine, None, prompt)
+
     async def _prepare_dry(self, job: Generation, vocabulary: Vocabulary, context: int) -> None:
         """Create a job's DRY sampler in a worker thread, which does not block the engine's."""
         if not job.sampling.extras.get("dry_multiplier"):

@@ -105,7 +105,7 @@ class LlamaServer(Backend):
             return Call(self.server, job, 0)
         calls = [Call(self.server, job, choice) for choice in range(len(job.seeds))]
         # Others may be cut later, and the request has used the tokens of all.
-        return merge_streams(calls, ended=Call.note_tokens)
+        return merge_streams(calls, job.ticket or Ticket(), accepted=1, ended=Call.note_tokens)
 
     @asynccontextmanager
     async def _nothing(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:

@@ -206,6 +206,28 @@ async def test_a_wrong_text_is_named(
         assert ("prompt[2]" in error["message"]) == (param == "prompt[2]")
 
 
+async def _refuse_last(client: httpx2.AsyncClient, before: int, n: int) -> None:
+    prompts = [*["a"] * before, "word " * 3000]
+    body = {"model": "m", "prompt": prompts, "max_tokens": 300, "stream": True, "n": n}
+    reply = await client.post("/v1/completions", json=body)
+    error = reply.json()["error"]
+    found = reply.status_code, error["param"], error["code"]
+    assert found == (400, f"prompt[{before}]", "context_length_exceeded")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_stream_with_a_wrong_prompt_does_not_begin(
+    scorer: httpx2.AsyncClient, n: int
+) -> None:
+    """A prompt that is too long is a 400 that names it, also behind another one in a stream."""
+    await _refuse_last(scorer, 1, n)
+
+
+async def test_in_process_all_prompts_are_checked_first(demo: httpx2.AsyncClient) -> None:
+    """In process, a prompt that is too long is a 400, also behind a hundred others in a stream."""
+    await _refuse_last(demo, 100, 2)
+
+
 async def test_a_huge_id_is_an_integer(echo: httpx2.AsyncClient) -> None:
     """A token id of more than 64 bits is an integer out of range, and no decimal number."""
     reply = await echo.post("/v1/completions", json={"model": "m", "prompt": [2**70]})

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from latimer.backends.base import Batch, Piece
 from latimer.backends.errors import EngineError
+from latimer.backends.queue import AdmissionQueue, Ticket
 from latimer.backends.streams import EVENT, MOST_WAITING, map_concurrently, merge_streams
 
 ended: list[int] = []
@@ -35,7 +36,7 @@ async def source(
 
 async def test_every_event_of_every_stream_comes_in_its_order() -> None:
     """A merged stream contains every event, in the order of its own stream."""
-    async with merge_streams([source(i, 20) for i in range(5)]) as batches:
+    async with merge_streams([source(i, 20) for i in range(5)], Ticket()) as batches:
         events = [event async for batch in batches for event in batch]
     for number in range(5):
         data = [e.data for e in events if isinstance(e, Piece) and e.choice == number]
@@ -55,7 +56,7 @@ async def test_streams_are_opened_in_turn() -> None:
             yield batches
         open_now -= 1
 
-    async with merge_streams([counted(i) for i in range(40)], at_once=3) as batches:
+    async with merge_streams([counted(i) for i in range(40)], Ticket(), at_once=3) as batches:
         events = [event async for batch in batches for event in batch]
     assert {event.choice for event in events} == set(range(40))
     assert most == 3
@@ -76,7 +77,7 @@ async def test_a_reader_that_stops_holds_the_engines_back() -> None:
 
         yield batches()
 
-    async with merge_streams([endless(i) for i in range(4)]) as batches:
+    async with merge_streams([endless(i) for i in range(4)], Ticket()) as batches:
         count = len(await anext(batches))
         for _ in range(3_000):
             await asyncio.sleep(0)
@@ -89,23 +90,79 @@ async def test_an_error_ends_all_of_them() -> None:
     """The first error reaches the reader, and all streams are closed."""
     ended.clear()
     with pytest.raises(EngineError, match="broken"):
-        async with merge_streams([source(0, 1000), source(1, 1, EngineError("broken"))]) as batches:
+        broken = source(1, 1, EngineError("broken"))
+        async with merge_streams([source(0, 1000), broken], Ticket()) as batches:
             async for _batch in batches:
                 pass
     assert sorted(ended) == [0, 1]
 
 
+@asynccontextmanager
+async def refused(after: asyncio.Event) -> AsyncIterator[AsyncIterator[Batch]]:
+    """Raise an error when another stream has an event, as an engine that refuses a call."""
+    await after.wait()
+    raise EngineError("refused")
+    yield
+
+
+@asynccontextmanager
+async def noted(begun: asyncio.Event) -> AsyncIterator[AsyncIterator[Batch]]:
+    """Yield a stream without an end, which notes its first event."""
+
+    async def batches() -> AsyncIterator[Batch]:
+        while True:
+            yield [Piece(0, b"x")]
+            begun.set()
+            await asyncio.sleep(0)
+
+    yield batches()
+
+
+async def test_an_error_comes_before_the_events_of_others() -> None:
+    """A stream that is refused after another has begun is an error before any event."""
+    begun = asyncio.Event()
+    with pytest.raises(EngineError, match="refused"):
+        async with merge_streams([noted(begun), refused(begun)], Ticket()):
+            pytest.fail("it was entered")
+
+
+async def test_a_stream_that_waits_for_a_place_delays_no_other() -> None:
+    """The events of a stream come while another one of its request waits for a place."""
+    queue, ticket = AdmissionQueue(None), Ticket()
+
+    @asynccontextmanager
+    async def placed(number: int) -> AsyncIterator[AsyncIterator[Batch]]:
+        await queue.take(ticket)
+        try:
+            async with source(number, 3) as batches:
+                yield batches
+        finally:
+            queue.release()
+
+    async with merge_streams([placed(0), placed(1)], ticket) as batches:
+        assert [event.choice for event in await anext(batches)] == [0]
+        assert queue.waiting == 1
+        assert {event.choice async for batch in batches for event in batch} == {0, 1}
+
+
+async def test_a_full_buffer_ends_the_wait_for_other_streams() -> None:
+    """Streams that are so far ahead that they pause are read, although another is not accepted."""
+    begun, never = asyncio.Event(), asyncio.Event()
+    async with merge_streams([noted(begun), refused(never)], Ticket()) as batches:
+        assert await anext(batches)
+
+
 async def test_leaving_ends_all_of_them() -> None:
     """All streams are closed when the reader stops early."""
     ended.clear()
-    async with merge_streams([source(i, 1000) for i in range(3)]) as batches:
+    async with merge_streams([source(i, 1000) for i in range(3)], Ticket()) as batches:
         await anext(batches)
     assert sorted(ended) == [0, 1, 2]
 
 
 async def test_a_slow_reader_gets_larger_batches() -> None:
     """Events that arrive while the reader is busy form one batch."""
-    async with merge_streams([source(0, 10)]) as batches:
+    async with merge_streams([source(0, 10)], Ticket()) as batches:
         await anext(batches)
         await asyncio.sleep(0.1)
         assert len(await anext(batches)) == 9

@@ -481,3 +481,20 @@ async def test_questions_need_no_place() -> None:
     one.gate.set()
     other.gate.set()
     await asyncio.gather(*tasks)
+
+
+async def test_prompts_are_checked_as_the_engines_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that an engine refuses before it runs is refused while all places are taken."""
+    one = Engine("one", 1)
+    pool = await pool_of(one)
+    one.gate.clear()
+    task = asyncio.create_task(said(pool))
+
+    async def check(_job: Generation) -> None:
+        raise Refused("prompt", "one", "it is too long")
+
+    monkeypatch.setattr(one, "check", check)
+    with pytest.raises(Refused):
+        await pool.check(job())
+    one.gate.set()
+    assert await task == "one"

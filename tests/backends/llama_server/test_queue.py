@@ -116,7 +116,7 @@ async def test_a_large_request_does_not_hold_up_small_ones(address: str) -> None
     async def large() -> None:
         nonlocal done
         jobs = [replace(SHORT, ticket=ticket, max_tokens=16) for _ in range(300)]
-        async with merge_streams([backend.open(job) for job in jobs]) as batches:
+        async with merge_streams([backend.open(job) for job in jobs], ticket) as batches:
             async for batch in batches:
                 done += sum(hasattr(event, "reason") for event in batch)
 
