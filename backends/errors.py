@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 # Characters of a client's text that a message repeats, and of the whole message.
 MOST_SHOWN, MOST_MESSAGE = 200, 2_000
@@ -86,6 +86,14 @@ class RequestError(LatimerError):
     def __init__(self, param: str | None, *facts: object) -> None:
         super().__init__(f"{type(self).__name__}: {', '.join(map(repr, (param, *facts)))}")
         self.param = param
+
+    def about(self, param: str) -> Self:
+        """Return the error for another field; several requests may share this one."""
+        # A copy of an exception would call `__init__` of its class with other arguments.
+        other = type(self).__new__(type(self), *self.args)
+        other.__dict__.update(self.__dict__)
+        other.param = param
+        return other
 
 
 class Unsupported(RequestError):

@@ -295,7 +295,7 @@ def naming(index: int, count: int) -> Iterator[None]:
         yield
     except RequestError as error:
         if error.param == "prompt" and count > 1:
-            error.param = f"prompt[{index}]"
+            raise error.about(f"prompt[{index}]") from None
         raise
 
 

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from latimer.adapter.generation.run import naming
 from latimer.adapter.observers import Observers
 from latimer.adapter.record import Record
 from latimer.adapter.request import Exchange
+from latimer.backends.errors import ContextExceeded
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
@@ -234,3 +236,14 @@ async def _two(client: Any) -> None:
     await client.post("/v1/completions", json=body)
     refused = await client.post("/v1/completions", json={**body, "prompt": "a " * 9_000})
     assert refused.status_code == 400
+
+
+def test_an_error_of_several_requests_keeps_its_field() -> None:
+    """Each prompt is named in an error of its own, since several requests may share the first."""
+    shared = ContextExceeded(100, 90, 20, hint="Use less.")
+    for index in range(2):
+        with pytest.raises(ContextExceeded) as caught, naming(index, 2):
+            raise shared
+        error = caught.value
+        assert (error.param, shared.param) == (f"prompt[{index}]", "prompt")
+        assert (error.context, error.prompt_tokens, error.hint) == (100, 90, "Use less.")
