@@ -205,7 +205,17 @@ class _Parent:
             # Python would wait for them.
             for child in self._children.values():
                 child.process.kill()
+            self._close()
         return self._code
+
+    def _close(self) -> None:
+        """Close what the parent itself has opened."""
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        for one in (self._signals, self._waker):
+            one.close()
+        os.close(self._lifeline)
+        os.close(self._life)
 
     def _pause(self) -> float | None:
         """Return the seconds until something is due; None if nothing is."""

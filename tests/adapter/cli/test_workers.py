@@ -125,6 +125,12 @@ async def test_a_drain_loses_nothing(engine: str) -> None:
         assert all(map(has_ended, server.pids))
 
 
+def test_the_parent_closes_what_it_has_opened(engine: str) -> None:
+    """At its end, the parent of workers has no open socket that Python would warn of."""
+    with workers(engine, PYTHONWARNINGS="always::ResourceWarning") as server:
+        assert server.end() == IDLE
+
+
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "new"])
 def test_clients_in_a_loop_lose_nothing(engine: str, keeps: bool) -> None:
     """SIGTERM leaves no request without an answer, over kept connections and over new ones."""
