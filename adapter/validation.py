@@ -144,47 +144,6 @@ def end_user_of(body: Mapping[str, Any]) -> str:
     return name if name and isinstance(name, str) else ""
 
 
-def parse(adapter: TypeAdapter[T], limits: Sequence[HostedLimit], body: Mapping[str, Any]) -> T:
-    """Validate a body.
-
-    Args:
-        limits: OpenAI's limits to apply as well.
-
-    Raises:
-        InvalidRequest: the body is invalid; with OpenAI's message.
-    """
-    error: InvalidRequest | None
-    try:
-        # The validator itself: its wrapper in `TypeAdapter` is a call that each request would pay.
-        request: T = adapter.validator.validate_python(body)
-    except ValidationError as invalid:
-        error = _invalid(invalid, adapter, limits, body)
-    else:
-        error = refused(limits, body) if limits else None
-        if error is None:
-            return request
-    try:
-        # Raised here, it does not refer to pydantic's error, which has the body.
-        raise error
-    finally:
-        # Its traceback refers to this frame: without this, the two would be a reference cycle.
-        del error
-
-
-def _invalid(
-    invalid: ValidationError,
-    adapter: TypeAdapter[T],
-    limits: Sequence[HostedLimit],
-    body: Mapping[str, Any],
-) -> InvalidRequest:
-    error = from_validation(invalid, body, adapter.core_schema)
-    # OpenAI reports a missing model first, and its bounds are tighter than an engine's.
-    closer = refused(limits, body, error.param)
-    if closer is not None and closer.code == error.code:
-        error = closer
-    return refused(limits, body, "model") or error
-
-
 def unknown_fields(request: Request, path: str = "") -> list[str]:
     """Return the paths of unknown fields, at every depth."""
     found: list[str] = []
@@ -529,6 +488,51 @@ def from_validation(error: ValidationError, body: Any, schema: Any) -> InvalidRe
     if is_key:
         path = path_of(first["loc"][:-2], body, schema, False)
     return _bounds(kind, path, value, context, is_key) or _choices(kind, path, value, context)
+
+
+def parse(
+    adapter: TypeAdapter[T],
+    limits: Sequence[HostedLimit],
+    body: Mapping[str, Any],
+    translate: Callable[[ValidationError, Any, Any], InvalidRequest] = from_validation,
+) -> T:
+    """Validate a body.
+
+    Args:
+        limits: OpenAI's limits to apply as well.
+        translate: makes the API's error of pydantic's, the body and the schema.
+
+    Raises:
+        InvalidRequest: the body is invalid; with the API's message.
+    """
+    error: InvalidRequest | None
+    try:
+        # The validator itself: its wrapper in `TypeAdapter` is a call that each request would pay.
+        request: T = adapter.validator.validate_python(body)
+    except ValidationError as invalid:
+        error = translate(invalid, body, adapter.core_schema)
+        if limits:
+            error = _first(error, limits, body)
+    else:
+        error = refused(limits, body) if limits else None
+        if error is None:
+            return request
+    try:
+        # Raised here, it does not refer to pydantic's error, which has the body.
+        raise error
+    finally:
+        # Its traceback refers to this frame: without this, the two would be a reference cycle.
+        del error
+
+
+def _first(
+    error: InvalidRequest, limits: Sequence[HostedLimit], body: Mapping[str, Any]
+) -> InvalidRequest:
+    # OpenAI reports a missing model first, and its bounds are tighter than an engine's.
+    closer = refused(limits, body, error.param)
+    if closer is not None and closer.code == error.code:
+        error = closer
+    return refused(limits, body, "model") or error
 
 
 def _wrong_type(path: str, expected: str, value: Any) -> InvalidRequest:

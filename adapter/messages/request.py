@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...schemas.anthropic.messages import CountTokensRequest
 from ..errors import InvalidRequest, unsupported
 from ..request import Exchange
-from ..validation import path_of
+from ..validation import parse, path_of
 from .errors import ThreadRefused, dotted
 
 R = TypeVar("R", bound=CountTokensRequest)
@@ -33,7 +33,7 @@ def read(exchange: Exchange, adapter: TypeAdapter[R]) -> Awaitable[R]:
 def _read(exchange: Exchange, adapter: TypeAdapter[R], body: Mapping[str, Any]) -> R:
     # A request that is refused counts for its model, too.
     exchange.asked = body.get("model") or ""
-    request = _parsed(adapter, body)
+    request = parse(adapter, (), body, from_validation)
     if unknown := request.__pydantic_extra__:
         # A null is the same as a field that was not sent (contract of messages, 2.1).
         for name in [name for name, one in unknown.items() if one is None]:
@@ -42,7 +42,7 @@ def _read(exchange: Exchange, adapter: TypeAdapter[R], body: Mapping[str, Any]) 
         defaults = exchange.defaults(body)
         values = {name: one for name, one in defaults.items() if name in _SAME - body.keys()}
         if values:
-            request = _parsed(adapter, {**values, **body})
+            request = parse(adapter, (), {**values, **body}, from_validation)
     if request.stream:
         exchange.wants_stream = True
     if request.metadata is not None:
@@ -52,20 +52,6 @@ def _read(exchange: Exchange, adapter: TypeAdapter[R], body: Mapping[str, Any]) 
     if request.mcp_servers:
         raise unsupported("mcp_servers", "This server calls no MCP servers. Omit it.")
     return request
-
-
-def _parsed(adapter: TypeAdapter[R], body: Mapping[str, Any]) -> R:
-    try:
-        request: R = adapter.validator.validate_python(body)
-    except ValidationError as invalid:
-        error = from_validation(invalid, body, adapter.core_schema)
-    else:
-        return request
-    try:
-        # As in `validation.parse`: neither the body nor this frame is kept.
-        raise error
-    finally:
-        del error
 
 
 def _note_user(exchange: Exchange, user: str | None) -> None:
