@@ -73,7 +73,10 @@ def _decoded(file: IO[bytes], longest: float) -> tuple[int | None, bytes]:
         return (_TOO_LONG, b"") if len(plain) > most else (0, plain)
     file.flush()
     # Through a pipe the samples would be joined, which holds the interpreter for long.
-    with tempfile.TemporaryFile(buffering=0) as samples:
+    with offload.shielded():
+        # Nobody would close a descriptor that work had when it was abandoned.
+        samples = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (closed below)
+    with samples:
         ended = sandbox.run(
             _DECODER, file, str(longest), cpu=SOUND_SECONDS.maximum,
             memory=SOUND_MEMORY.maximum << 20, wait=_WAIT, output=samples,

@@ -238,9 +238,11 @@ def _output() -> IO[bytes]:
 
     Through a pipe the parts would be joined, which holds the interpreter for long.
     """
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("latimer-webp"), "r+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
+    # Nobody would close a descriptor that work had when it was abandoned; a file closes itself.
+    with offload.shielded():
+        if hasattr(os, "memfd_create"):
+            return open(os.memfd_create("latimer-webp"), "r+b", buffering=0)
+        return tempfile.TemporaryFile(buffering=0)
 
 
 def _check_pixels(data: bytes, param: str) -> int:

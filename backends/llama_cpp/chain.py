@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from .. import offload
 from ..base import BREAKERS, Sampling
 from .grammars import Candidates, Constraint
 from .sampling import Sampler, biases_of
@@ -64,18 +65,20 @@ _made: OrderedDict[tuple[Vocabulary, Dry], object] = OrderedDict()
 
 def prepare(vocabulary: Vocabulary, dry: Dry) -> None:
     """Create a sampler if there is none with these settings; thread-safe."""
-    with _lock:
-        if (vocabulary, dry) in _made:
-            _made.move_to_end((vocabulary, dry))
-            return
-    sampler = _new(vocabulary, dry)
-    with _lock:
-        if (vocabulary, dry) in _made:
-            llama_cpp.llama_sampler_free(sampler)
-            return
-        _made[vocabulary, dry] = sampler
-        if len(_made) > _MOST:
-            llama_cpp.llama_sampler_free(_made.popitem(last=False)[1])
+    # Nobody would free a sampler, or the lock, that work had when it was abandoned.
+    with offload.shielded():
+        with _lock:
+            if (vocabulary, dry) in _made:
+                _made.move_to_end((vocabulary, dry))
+                return
+        sampler = _new(vocabulary, dry)
+        with _lock:
+            if (vocabulary, dry) in _made:
+                llama_cpp.llama_sampler_free(sampler)
+                return
+            _made[vocabulary, dry] = sampler
+            if len(_made) > _MOST:
+                llama_cpp.llama_sampler_free(_made.popitem(last=False)[1])
 
 
 def copied(vocabulary: Vocabulary, dry: Dry) -> object:

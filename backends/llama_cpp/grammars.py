@@ -316,12 +316,14 @@ class Grammars:
         for spelling in gbnf.tokens(text):
             if not self._is_token(spelling):
                 raise gbnf.WrongGrammar(f"'{shortened(spelling)}' is not one token of this model")
-        pointer = llama_cpp.llama_sampler_init_grammar(
-            self._vocabulary.pointer, text.encode(), b"root"
-        )
-        if not pointer:
-            raise gbnf.WrongGrammar("llama.cpp cannot read it")
-        return Gbnf(pointer, self._candidates)
+        # Nobody would free a pointer that work had when it was abandoned.
+        with offload.shielded():
+            pointer = llama_cpp.llama_sampler_init_grammar(
+                self._vocabulary.pointer, text.encode(), b"root"
+            )
+            if pointer:
+                return Gbnf(pointer, self._candidates)
+        raise gbnf.WrongGrammar("llama.cpp cannot read it")
 
     def _is_token(self, spelling: str) -> bool:
         if spelling.startswith("<["):

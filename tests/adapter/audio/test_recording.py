@@ -22,6 +22,7 @@ from latimer.adapter.audio import decoder
 from latimer.adapter.audio.recording import decoded
 from latimer.adapter.errors import InvalidRequest
 from latimer.schemas import limits
+from support.leaving import closes, leave_at
 from support.sounds import HELLO, RATE, tone, wav
 
 SECONDS = 1.5
@@ -221,3 +222,10 @@ async def test_a_client_that_leaves_kills_the_decoder() -> None:
     await asyncio.gather(task, return_exceptions=True)
     assert time.monotonic() - begin < 1
     assert task.cancelled()
+
+
+async def test_a_client_that_leaves_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that leaves when the file for its samples was just opened leaves it closed."""
+    with tempfile.TemporaryFile() as file:
+        file.write(b"no sound")
+        await closes(await leave_at(monkeypatch, os, "open", decoded(file, "file")))

@@ -24,6 +24,7 @@ from latimer.schemas import limits
 from PIL import Image
 from support import gguf_files, mrope
 from support.clients import adapting
+from support.leaving import closes, leave_at
 from support.projector import TOKENS, listener, png, projector, wav
 from support.replies import chunks_in
 from support.servers import llama_server
@@ -523,3 +524,10 @@ async def test_positions_that_depend_on_other_images(tmp_path: Path) -> None:
     assert (await LlamaCpp(model).model()).name == "model"
     with pytest.raises(EngineError, match="depend on the images before them"):
         await LlamaCpp(model, mmproj=mmproj).model()
+
+
+async def test_a_client_that_leaves_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that leaves when the file for its PNG was just opened leaves it closed."""
+    name = "memfd_create" if hasattr(os, "memfd_create") else "open"
+    work = media._as_png(b"RIFF", media._SMALL + 1, "image")
+    await closes(await leave_at(monkeypatch, os, name, work))
