@@ -275,6 +275,8 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         self._idle_until = math.inf
         # The time since which the rest of a head or a body is missing; infinite if nothing is.
         self._late_since = math.inf
+        # The error of a request behind one that runs, which is answered first.
+        self._refused: InvalidRequest | None = None
 
     def closed(self) -> None:
         """Note that the connection has closed."""
@@ -287,6 +289,8 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        if self._refused is not None:
+            return
         self._piece = len(data)
         self._unread += self._piece
         # The timer runs on; to look at its end costs less than to set it for each request.
@@ -368,6 +372,9 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+            return
+        if self._refused is not None:
+            self._refuse(self._refused)
             return
         now = self.loop.time()
         if self._late_since < math.inf:
@@ -619,9 +626,15 @@ class Protocol(ReadProtocol, HttpToolsProtocol):
         self._await_rest()
 
     def _refuse(self, error: InvalidRequest) -> None:
-        """Send an error object and discard the rest; only close if a response is incomplete."""
+        """Send an error object, after the responses to earlier requests, and discard the rest.
+
+        Only close if the rest of a body is missing, whose response is incomplete.
+        """
         if self.cycle is not None and not self.cycle.response_complete:
-            self._close()
+            if self.cycle.more_body:
+                self._close()
+            else:
+                self._refused = error
             return
         status, reply, _ = render(error)
         body = orjson.dumps(reply)

@@ -145,6 +145,47 @@ async def test_a_head_that_http_does_not_allow_is_refused(
     assert app.begun == 1
 
 
+class Held:
+    """An app that answers when it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.may = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _scope: Any, _receive: Any, send: Any) -> None:
+        """Answer with 204."""
+        self.begun.set()
+        await self.may.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"no HTTP\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a: b\r\n" * MOST_HEAD, 431),
+    ],
+    ids=["host", "invalid", "large"],
+)
+async def test_a_request_before_a_refused_one(head: bytes, status: int, parts: int) -> None:
+    """A request that runs is answered before the error of the one behind it, and the close."""
+    app = Held()
+    async with connected(app) as (reader, writer):
+        writer.write(REQUEST + (head if parts == 1 else b""))
+        await app.begun.wait()
+        if parts > 1:
+            writer.write(head)
+        app.may.set()
+        first, second = await reader.readuntil(b"\r\n\r\n"), await reader.readuntil(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 204 ")
+        assert b"connection: close" not in first
+        assert second.startswith(b"HTTP/1.1 %d " % status)
+        assert b"connection: close" in second
+        assert json.loads(await reader.read())["error"]["type"] == "invalid_request_error"
+
+
 @pytest.mark.parametrize("before", [b"", b"1\r\n{\r\n"], ids=["at once", "later"])
 @pytest.mark.parametrize("more", [b"", b"x" * 1_000_000], ids=["", "more"])
 async def test_a_body_with_invalid_chunks_gets_an_error_object(before: bytes, more: bytes) -> None:
@@ -164,11 +205,12 @@ async def test_a_body_with_invalid_chunks_gets_an_error_object(before: bytes, mo
         await writer.wait_closed()
 
 
-async def test_an_early_request_is_the_last_one_of_its_connection() -> None:
+@pytest.mark.parametrize("behind", [b"", b"no HTTP\r\n\r\n"])
+async def test_an_early_request_is_the_last_one_of_its_connection(behind: bytes) -> None:
     """A second request that arrives before a response is answered, and the connection closes."""
     app = Waiting()
     async with connected(app) as (reader, writer):
-        writer.write(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n" * 5)
+        writer.write(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n" * 5 + behind)
         first, second = await reader.readuntil(b"\r\n\r\n"), await reader.readuntil(b"\r\n\r\n")
         assert b" 204 " in first
         assert b"connection: close" not in first
