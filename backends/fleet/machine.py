@@ -468,8 +468,9 @@ class Machine:
         if member is not None:
             member.loader.leave()
             member.unloads += 1
-            words = "has unloaded %s in %.1f s"
-            self._note(member, "engine_unloaded", words, 0.0, f"room for {name}")
+            # How long that takes is a part of the load.
+            words = "unloads %s with the next load"
+            self._note(member, "engine_unloaded", words, None, f"room for {name}")
         return True
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -496,7 +497,7 @@ class Machine:
             member.loads += 1
             member.load_seconds = max(time.monotonic() - begun, 0.001)
             member.task = None
-            self._note(member, "engine_loaded", "has loaded %s in %.1f s", member.load_seconds)
+            self._note(member, "engine_loaded", "has loaded %s", member.load_seconds)
             # Those that waited are served, even if others have waited for too long meanwhile.
             member.admit()
         finally:
@@ -504,9 +505,14 @@ class Machine:
             member.show()
 
     def _note(
-        self, member: Member, event: str, words: str, seconds: float, reason: str = ""
+        self, member: Member, event: str, words: str, seconds: float | None, reason: str = ""
     ) -> None:
-        """Log that an engine was loaded or unloaded."""
+        """Log that an engine was loaded or unloaded.
+
+        Args:
+            words: what it did with its model, `%s`.
+            seconds: how long that took; None if that is not known.
+        """
         # Its models by their names here; llama-server reports the name of a file.
         model = ", ".join(pool.name for pool in member.pools) or member.name
         # A size of one byte stands for the place of one model.
@@ -516,11 +522,14 @@ class Machine:
         details = [*sizes, *filter(None, [reason])]
         end = f" ({', '.join(details)})" if details else ""
         fields: dict[str, Any] = {"engine": member.name, "model": model}
-        fields |= {"seconds": round(seconds, 3), "memory": dict(member.memory)}
+        if seconds is not None:
+            words += f" in {seconds:.1f} s"
+            fields["seconds"] = round(seconds, 3)
+        fields["memory"] = dict(member.memory)
         if reason:
             fields["reason"] = reason
         log.info(
-            f"engine %s {words}%s", member.name, model, seconds, end,
+            f"engine %s {words}%s", member.name, model, end,
             extra={"event": event, "fields": fields},
         )  # fmt: skip
 
@@ -531,7 +540,7 @@ class Machine:
             await member.loader.unload()
             member.unloads += 1
             seconds = time.monotonic() - begun
-            self._note(member, "engine_unloaded", "has unloaded %s in %.1f s", seconds, reason)
+            self._note(member, "engine_unloaded", "has unloaded %s", seconds, reason)
         finally:
             member.task = None
             self.unloaded(member)

@@ -113,6 +113,23 @@ async def test_loads_and_unloads_are_logged(caplog: pytest.LogCaptureFixture) ->
         assert fields["memory"] == {"gpu": 10}
 
 
+async def test_a_model_that_the_next_load_unloads_has_no_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log does not say how long an unload took that was a part of the next load."""
+    caplog.set_level("INFO", "latimer")
+    here = {"seconds": 0.01, "place": "http://here"}
+    async with machine_of(sized("a", **here), sized("b", **here), most_wait=0.02) as [one, two]:
+        await request(one, 0)
+        await request(two, 0)
+    [unloaded] = [one for one in caplog.records if "unloads" in one.getMessage()]
+    text = "engine a unloads a with the next load (0.00 GiB of gpu, room for b)"
+    assert unloaded.getMessage() == text
+    assert [event for event, fields in events(caplog) if "seconds" not in fields] == [
+        "engine_unloaded"
+    ]
+
+
 async def test_loads_that_fail_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A load that fails is an event with the reason; one that can never succeed is logged once."""
     failing, large = sized("a"), SlowLoader("b", memory={"gpu": 100})
