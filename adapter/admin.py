@@ -88,6 +88,7 @@ def describe(fleet: Fleet, replica: Replica) -> dict[str, Any]:
         loader = member.loader
         found |= {
             "memory": dict(loader.memory),
+            "place": loader.place,
             "loads": member.loads,
             "load_seconds": round(member.load_seconds, 3) if member.loads else None,
             "seconds": round(time.monotonic() - loader.since, 1),

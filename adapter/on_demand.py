@@ -229,7 +229,7 @@ class OnlyModel(Pool):
         await self._member.aclose()
 
 
-# What a koboldcpp has once: one model is loaded at a time.
+# Begins the names of the machines of koboldcpps that have no other.
 _KOBOLD = "koboldcpp at "
 
 
@@ -244,10 +244,6 @@ def update_machines(machines: Mapping[str, Machine], settings: Settings) -> None
     """Give the machines the limits of the tables."""
     for name, table in settings.machines.items():
         machines[name].memory, machines[name].most_wait = table.memory, table.most_wait
-    for engine in settings.engines.values():
-        if _is_kobold(engine):
-            machine = machines[_place_of(engine)]
-            machine.memory = {**(machine.memory or {}), _KOBOLD + str(engine.url): 1}
 
 
 def _place_of(engine: EngineTable) -> str:
@@ -292,9 +288,7 @@ def loader_of(
     headers = {"Authorization": f"Bearer {secret.get_secret_value()}"} if secret else {}
     client = HttpClient(url, headers)
     if _is_kobold(table):
-        memory = {**(table.memory or {}), _KOBOLD + url: 1}
-        options |= {"memory": memory, "place": url}
-        return KoboldModel(name, client, model, make(url), **options)
+        return KoboldModel(name, client, model, make(url), place=url, **options)
     return RouterModel(name, client, model, make(url), **options)
 
 

@@ -129,21 +129,20 @@ def ps(server: Operated, as_json: bool) -> None:
 
 
 def _row(engine: dict[str, Any]) -> tuple[str, ...]:
-    memory = engine.get("memory") or {}
-    # A size of one byte stands for the place of one model.
-    sizes = ", ".join(
-        f"{kind} {size / 2**30:.2f} GiB" if size > 1 else kind for kind, size in memory.items()
-    )
-    sizes = sizes or "-"
-    if memory and engine["state"] in _WITHOUT_MEMORY:
-        sizes += " (not used)"
+    memory, place = engine.get("memory") or {}, engine.get("place")
+    sizes = [f"{kind} {size / 2**30:.2f} GiB" for kind, size in memory.items()]
+    if place:
+        sizes.append(f"one model of {place}")
+    shown = ", ".join(sizes) or "-"
+    if sizes and engine["state"] in _WITHOUT_MEMORY:
+        shown += " (not used)"
     return (
         printable(engine["id"]),
         engine["state"],
         printable(", ".join(engine["models"])),
         f"{engine['running']}/{engine['places']}",
         str(engine["waiting"]),
-        sizes,
+        shown,
         printable(engine["reason"]) or "-",
     )
 

@@ -258,7 +258,8 @@ class Member:
             unused=now - max(self.used, self.loader.since, *self._ends()),
             ready_for=now - self.loader.since,
             idle=self.idle,
-            need=self.loader.memory or None,
+            # A server that has one model at a time has room for it.
+            need=self.loader.memory or ({} if self.loader.place else None),
             load_seconds=self.load_seconds,
             name=self.name,
             is_missing=bool(self.loader.failure) and any(pool.waiting for pool in self._pools),
@@ -515,10 +516,7 @@ class Machine:
         """
         # Its models by their names here; llama-server reports the name of a file.
         model = ", ".join(pool.name for pool in member.pools) or member.name
-        # A size of one byte stands for the place of one model.
-        sizes = [
-            f"{size / 2**30:.2f} GiB of {kind}" for kind, size in member.memory.items() if size > 1
-        ]
+        sizes = [f"{size / 2**30:.2f} GiB of {kind}" for kind, size in member.memory.items()]
         details = [*sizes, *filter(None, [reason])]
         end = f" ({', '.join(details)})" if details else ""
         fields: dict[str, Any] = {"engine": member.name, "model": model}

@@ -16,6 +16,8 @@ from .config import MOST_WAIT
 
 # Seconds that a load is expected to take before the first one.
 FIRST_LOAD = 2.0
+# Begins the names of places, which are no names of memories.
+_PLACE = "the place of "
 
 
 class View(NamedTuple):
@@ -95,6 +97,8 @@ def plan(
     """
     made = Plan()
     needs = _needs(views, memory)
+    # Each place is like a memory of one byte, of which a member takes all.
+    room = {**(memory or {}), **{_PLACE + view.place: 1 for view in views if view.place}}
     pinned = [view for view in views if view.is_loaded and view.is_pinned]
     # What is loaded, and what waits for room: a later one must not take it.
     taken = _sum([needs[view.key] for view in views if view.is_loaded])
@@ -102,19 +106,19 @@ def plan(
     wanted = [view for view in views if view.waited is not None and not view.is_loaded]
     for view in sorted(wanted, key=_waited, reverse=True):
         need = needs[view.key]
-        reason = _never(need, [needs[one.key] for one in pinned], memory)
+        reason = _never(need, [needs[one.key] for one in pinned], room)
         if reason:
             names = ", ".join(f"'{one.name or one.key}'" for one in pinned)
             made.never[view.key] = reason.format(pinned=names)
             continue
         free = [one for one in views if one.is_loaded and one not in pinned + victims]
-        chosen = _victims(need, free, needs, taken, memory)
+        chosen = _victims(need, free, needs, taken, room)
         for victim in chosen:
             taken = _sum([taken, _negative(needs[victim.key])])
             _evict(view, victim, most_wait, made)
         taken = _sum([taken, need])
         victims += chosen
-        if memory is not None and not _fits([taken], memory):
+        if not _fits([taken], room):
             continue
         if not victims:
             made.load.append(view.key)
@@ -125,7 +129,7 @@ def plan(
         # It takes the place of no other one, which would fail the requests of a model in turn.
         if view.is_missing and view.waited is None and not (view.is_loaded or victims):
             taken = _sum([taken, needs[view.key]])
-            if memory is None or _fits([taken], memory):
+            if _fits([taken], room):
                 made.load.append(view.key)
     for view in views:
         if view.is_free and view.idle is not None and view not in pinned + victims:
@@ -163,15 +167,13 @@ def _victims(
     free: Sequence[View],
     needs: Mapping[str, Mapping[str, int]],
     taken: Mapping[str, int],
-    memory: Mapping[str, int] | None,
+    room: Mapping[str, int],
 ) -> list[View]:
     """Return the members to unload for another one: unused ones first, then the least recent."""
     chosen: list[View] = []
-    if memory is None:
-        return chosen
 
     def fits(without: Sequence[View]) -> bool:
-        return _fits([taken, need, *(_negative(needs[one.key]) for one in without)], memory)
+        return _fits([taken, need, *(_negative(needs[one.key]) for one in without)], room)
 
     for one in sorted(free, key=lambda one: (not one.is_free, one.running > 0, -one.unused)):
         if fits(chosen):
@@ -186,16 +188,14 @@ def _victims(
 
 
 def _never(
-    need: Mapping[str, int], pinned: Sequence[Mapping[str, int]], memory: Mapping[str, int] | None
+    need: Mapping[str, int], pinned: Sequence[Mapping[str, int]], room: Mapping[str, int]
 ) -> str:
     """Return why a member can never be loaded; an empty text if it can."""
-    if memory is None:
-        return ""
     for name, size in need.items():
-        if size > memory.get(name, 0):
-            most = _gib(memory.get(name, 0))
+        if size > room.get(name, 0):
+            most = _gib(room.get(name, 0))
             return f"it needs {_gib(size)} of the memory '{name}', which has {most}"
-    if not _fits([need, *pinned], memory):
+    if not _fits([need, *pinned], room):
         return "the memory that it needs is taken by pinned engines: {pinned}"
     return ""
 
@@ -203,14 +203,22 @@ def _never(
 def _needs(
     views: Sequence[View], memory: Mapping[str, int] | None
 ) -> Mapping[str, Mapping[str, int]]:
-    """Return what each member takes; where that is unknown, all that the pinned ones leave."""
+    """Return what each member takes: of limited memory, where unknown all that pinned ones leave,
+    and its place.
+    """
     kept = _sum([view.need or {} for view in views if view.is_loaded and view.is_pinned])
     rest = {name: max(size - kept.get(name, 0), 0) for name, size in (memory or {}).items()}
-    return {view.key: rest if view.need is None else view.need for view in views}
+    return {
+        view.key: {
+            **((rest if view.need is None else view.need) if memory is not None else {}),
+            **({_PLACE + view.place: 1} if view.place else {}),
+        }
+        for view in views
+    }
 
 
-def _fits(sizes: Iterable[Mapping[str, int]], memory: Mapping[str, int]) -> bool:
-    return all(size <= memory.get(name, 0) for name, size in _sum(sizes).items())
+def _fits(sizes: Iterable[Mapping[str, int]], room: Mapping[str, int]) -> bool:
+    return all(size <= room.get(name, 0) for name, size in _sum(sizes).items())
 
 
 def _sum(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -7,6 +7,7 @@ import socket
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -105,12 +106,15 @@ def test_a_socket_that_a_killed_server_has_left(llama_server_url: str, tmp_path:
     assert not os.path.lexists(path)
 
 
-def test_the_place_of_one_model_has_no_size() -> None:
-    """`latimer ps` shows a size of memory, and a place for one model without its size of a byte."""
-    engine = {"id": "a", "state": "loaded", "models": ["m"], "running": 0, "places": 1,
+def test_memory_and_the_place_of_one_model_are_shown() -> None:
+    """`latimer ps` shows sizes of memory, and the server that has one model at a time."""
+    engine = {"id": "a", "state": "ready", "models": ["m"], "running": 0, "places": 1,
               "waiting": 0, "reason": ""}  # fmt: skip
-    shown = [
-        _row({**engine, "memory": memory})[-2]
-        for memory in ({"gpu": 2**31}, {"koboldcpp at http://a": 1}, None)
-    ]
-    assert shown == ["gpu 2.00 GiB", "koboldcpp at http://a", "-"]
+    facts: list[dict[str, Any]] = [
+        {"memory": {"gpu": 2**31}, "place": ""}, {"memory": {}, "place": "http://a"},
+        {"memory": {"gpu": 2**31}, "place": "http://a", "state": "unloaded"}, {},
+    ]  # fmt: skip
+    assert [_row({**engine, **one})[-2] for one in facts] == [
+        "gpu 2.00 GiB", "one model of http://a", "gpu 2.00 GiB, one model of http://a (not used)",
+        "-",
+    ]  # fmt: skip

@@ -70,6 +70,18 @@ def test_a_load_replaces_the_model_of_its_place() -> None:
         assert not made.replaced
 
 
+def test_a_place_is_for_one_model_whatever_its_memory() -> None:
+    """Of two members of a server that has one model at a time, one is loaded, also where memory is
+    not limited; one of another server is loaded, too."""
+    for memory, need in ((None, None), (GPU, {}), (GPU, {"gpu": 1})):
+        here = wanted("b", None)._replace(place="here", need=need)
+        for place, load in (("here", ["a"]), ("there", ["a", "b"])):
+            first = wanted("a", None)._replace(place=place, need=need)
+            assert plan([first, here], memory).load == load
+        first = loaded("a", 0)._replace(place="here", need=need, running=1)
+        assert not plan([first, here], memory).load
+
+
 def test_a_busy_engine_is_not_unloaded() -> None:
     """A member that runs requests is never unloaded, no matter how long others wait."""
     for waited in (0.0, 29.0, 31.0, 1e6):

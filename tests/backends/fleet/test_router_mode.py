@@ -261,7 +261,6 @@ async def kobold_models() -> AsyncIterator[tuple[Admin, list[KoboldModel]]]:
                 HttpClient(engine.url),
                 f"{name}.kcpps",
                 KoboldCpp(engine.url),
-                memory={"here": 1},
                 place=engine.url,
             )
             for name in "abc"
@@ -286,7 +285,7 @@ async def test_koboldcpp_restarts_once_for_another_model() -> None:
     """A model that takes the place of another one is loaded at once, and one that is refused leaves
     koboldcpp without a model."""
     async with kobold_models() as (engine, models):
-        machine = Machine("here", {"here": 1}, most_wait=0.0)
+        machine = Machine("here", most_wait=0.0)
         first, second, third = (Member(machine, one) for one in models)
         try:
             for member in (first, second, first):
