@@ -41,7 +41,8 @@ class Arrivals:
 
         Args:
             key: the digest of the API key; empty without one.
-            is_first: True if no part of the body is counted yet.
+            is_first: True if no part of the body is counted yet; False for a WebSocket's message,
+                which takes no place from bodies.
 
         Raises:
             RateLimited: the key may not have so many requests at the same time.
@@ -59,12 +60,16 @@ class Arrivals:
         self._size += size
         self._of[key] = bodies + is_first, size_of_key + size
 
-    def remove(self, key: str, size: int) -> None:
-        """Forget a body that is complete or has ended, of which some bytes are counted."""
+    def remove(self, key: str, size: int, bodies: int = 1) -> None:
+        """Forget a body that is complete or has ended, of which some bytes are counted.
+
+        Args:
+            bodies: 0 for a WebSocket's message.
+        """
         self._size -= size
-        bodies, size_of_key = self._of.pop(key)
-        if bodies > 1:
-            self._of[key] = bodies - 1, size_of_key - size
+        before, size_of_key = self._of.pop(key)
+        if before > bodies or size_of_key > size:
+            self._of[key] = before - bodies, size_of_key - size
 
 
 # Those of requests that no app has received.

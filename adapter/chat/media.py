@@ -7,6 +7,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import IO
@@ -196,6 +197,9 @@ async def _as_png(data: bytes, pixels: int, param: str) -> bytes:
 
 
 def _in_thread(data: bytes, param: str) -> bytes:
+    # An import that is abandoned fails once more for the next image.
+    with offload.shielded():
+        import PIL.Image  # noqa: F401
     try:
         return webp.as_png(data, _SMALL)
     except (ValueError, MemoryError):
@@ -240,7 +244,8 @@ def _output() -> IO[bytes]:
     """
     # Nobody would close a descriptor that work had when it was abandoned; a file closes itself.
     with offload.shielded():
-        if hasattr(os, "memfd_create"):
+        # A sandbox around the server may refuse it.
+        with suppress(AttributeError, OSError):
             return open(os.memfd_create("latimer-webp"), "r+b", buffering=0)
         return tempfile.TemporaryFile(buffering=0)
 

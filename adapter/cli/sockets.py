@@ -200,7 +200,7 @@ class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
         new = self.frames[self._seen :]
         size = sum(map(len, new)) + _FRAGMENT * len(new)
         try:
-            arrivals.add(key, None, size, not self._counted)
+            arrivals.add(key, None, size, is_first=False)
         except Overloaded as error:
             self.conn.fail(CloseCode.TRY_AGAIN_LATER, error.message)
             self.conn.parser_exc = error
@@ -213,7 +213,7 @@ class SocketProtocol(ReadProtocol, WebSocketsSansIOProtocol):
         """Make room for others: a message is complete, or its connection ends."""
         if self._counted:
             arrivals, key = self._offer[ARRIVALS]
-            arrivals.remove(key, self._counted)
+            arrivals.remove(key, self._counted, bodies=0)
             self._seen = self._counted = 0
 
     def _end(self) -> None:

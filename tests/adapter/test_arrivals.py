@@ -130,6 +130,21 @@ async def test_a_large_body_without_room_is_refused_before_it_is_sent(names: str
     await app.aclose()
 
 
+async def test_a_message_of_a_websocket_takes_no_place_of_a_body() -> None:
+    """An incomplete message takes room from bodies, but none of the places of its key."""
+    app = app_of("a", concurrent=1)
+    arrivals, key = app.service.arrivals, digest_of("sk-a")
+    arrivals.add(key, None, 1, is_first=False)
+    upload = Upload(app, "a")
+    assert await upload.send() == 0
+    arrivals.remove(key, 1, bodies=0)
+    assert await Upload(app, "a").send() == 429
+    assert await upload.send(b" ", more=False) == 200
+    assert not arrivals._of
+    assert not arrivals._size
+    await app.aclose()
+
+
 async def test_a_key_sends_as_many_bodies_as_it_may_run_requests() -> None:
     """A key with `concurrent` gets a 429 for a body beyond it, before the body is read."""
     app = app_of("a", concurrent=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import io
 import os
 import tempfile
@@ -458,8 +459,16 @@ async def test_a_conversion_has_limits(
 async def test_a_conversion_needs_no_temporary_folder(
     client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A large WebP image is converted without a folder for files, where the system can; elsewhere
-    a missing folder, like a full disk, is a 400 that blames the server."""
+    """A large WebP image is converted without a folder for files, where the system can, and with
+    one where a sandbox refuses that; a missing folder, like a full disk, is a 400 that blames the
+    server."""
+
+    def refused(_name: str) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    with monkeypatch.context() as sandboxed:
+        sandboxed.setattr(os, "memfd_create", refused, raising=False)
+        assert (await post(client, HELLO, black(2_049, 2_049))).status_code == 200
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     if hasattr(os, "memfd_create"):
         assert (await post(client, HELLO, black(2_049, 2_049))).status_code == 200
