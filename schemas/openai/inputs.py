@@ -48,7 +48,7 @@ def check_inputs(
             hint = for_objects if isinstance(item, dict) else ""
             raise unexpected(item, _EXPECTED, f"[{index}]", hint)
         if isinstance(item, list):
-            _check_ids(item, f"[{index}]")
+            _check_ids(item, f"[{index}]", for_objects)
         elif item == "" and not allow_empty:
             raise empty_string(f"[{index}]")
     if first is int:
@@ -85,12 +85,13 @@ def _empty_array(path: str = "") -> PydanticCustomError:
     )
 
 
-def _check_ids(ids: list[Any], path: str) -> None:
+def _check_ids(ids: list[Any], path: str, for_objects: str = "") -> None:
     if not ids:
         raise _empty_array(path)
     for index, token in enumerate(ids):
         if type(token) is not int and not is_huge(token):
-            raise unexpected(token, "an integer", f"{path}[{index}]")
+            hint = for_objects if isinstance(token, dict) else ""
+            raise unexpected(token, "an integer", f"{path}[{index}]", hint)
         if not 0 <= token < 2**31:
             relation, bound = (">=", 0) if token < 0 else ("<=", 2**31 - 1)
             message, code = range_error("integer", relation, bound, token)

@@ -236,9 +236,11 @@ async def test_a_huge_id_is_an_integer(echo: httpx2.AsyncClient) -> None:
     assert "Expected a value <= 2147483647" in error["message"]
 
 
-@pytest.mark.parametrize("prompt", [[{"role": "user", "content": "Hi"}], {"role": "user"}])
+@pytest.mark.parametrize(
+    "prompt", [[{"role": "user", "content": "Hi"}], {"role": "user"}, [[{"role": "user"}]]]
+)
 async def test_a_chat_as_a_prompt(echo: httpx2.AsyncClient, prompt: Any) -> None:
-    """The error for messages in `prompt` names the endpoint for them."""
+    """The error for messages in `prompt`, or for several chats, names the endpoint for them."""
     reply = await echo.post("/v1/completions", json={"model": "m", "prompt": prompt})
     assert reply.json()["error"]["message"].endswith(
         "but got an object instead. For a chat, send 'messages' to v1/chat/completions."
