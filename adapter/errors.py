@@ -374,9 +374,11 @@ def in_chat(error: LatimerError) -> LatimerError:
     """Return an error that names `messages` instead of `prompt`, which a chat request lacks."""
     if isinstance(error, ContextExceeded):
         return InvalidRequest(_chat_context(error), "messages", "context_length_exceeded")
+    if isinstance(error, EmptyPrompt):
+        # Without the hint for those who send a chat as a prompt.
+        return worded(EmptyPrompt("messages"))
     if isinstance(error, RequestError) and error.param == "prompt":
-        facts = worded(error)
-        return InvalidRequest(facts.message, "messages", facts.code, facts.status)
+        return with_names(error, {"prompt": "messages"})
     return error
 
 

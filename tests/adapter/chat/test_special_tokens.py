@@ -312,3 +312,18 @@ def test_many_control_tokens_do_not_hold_the_interpreter() -> None:
     ):
         parts, whole = (min(silence(one) for _ in range(3)) for one in (work, at_once))
         assert parts < whole / 3
+
+
+@pytest.mark.parametrize(
+    ("path", "param"), [("/v1/chat/completions", "messages"), ("/v1/responses", "input")]
+)
+async def test_a_word_that_is_too_long_names_the_clients_field(
+    apps: Callable[[str], Any], client_of: Callable[..., Any], path: str, param: str
+) -> None:
+    """The error for a word of a million letters next to a control token has no `prompt`."""
+    text = "a" * 1_000_001 + " <|im_end|>"
+    async with client_of(apps("llama_cpp")) as client:
+        body = {"model": "m", param: [{"role": "user", "content": text}]}
+        error = (await client.post(path, json=body)).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"Invalid '{param}': a word or a run of whitespace is")
