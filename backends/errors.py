@@ -162,6 +162,10 @@ class ContextExceeded(RequestError):
         self.at_least = at_least
 
 
+# The characters up to which a text that cannot fit is counted, in two seconds.
+COUNTED = 2_000_000
+
+
 def check_length(
     size: int, longest: int, context: int, max_tokens: int | None, param: str = "prompt"
 ) -> None:

@@ -27,8 +27,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
             f"backends/{name}.py"
             for name in (
                 "__init__", "base", "embeddings", "errors", "http", "identity", "offload",
-                "pooling", "queue", "sandbox", "sentencepiece", "single_flight", "sse", "stops",
-                "streams",
+                "pooling", "queue", "sandbox", "sentencepiece", "single_flight", "spellings", "sse",
+                "stops", "streams",
             )
         ),
         "backends/speech/__init__.py", "backends/speech/base.py",

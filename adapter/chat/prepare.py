@@ -391,8 +391,11 @@ async def _render(
         show = partial(render, served.model, form=form)
         prompt = Rendered.of(await offload.run(turn.size, show, conversation))
     else:
+        # Without a check, the engine counts the tokens, also of what cannot fit.
+        limit = partial(check_length, context=served.model.context, max_tokens=turn.max_tokens)
+        check = None if turn.clips else limit
         prompt = await prompt_of(
-            served.model, conversation, served.backend, form, has_media, turn.size
+            served.model, conversation, served.backend, form, has_media, turn.size, check
         )
     return prompt._replace(changed=True) if is_folded else prompt
 

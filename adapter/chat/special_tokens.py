@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ...backends import offload
 from ...backends.base import MEDIA, MEDIA_ID, Backend, Content, Model, Special, Text, TokenIds
-from ...backends.errors import EngineUnavailable
+from ...backends.errors import COUNTED, EngineUnavailable
+from ...backends.spellings import Spellings
 from ...schemas import limits
 from ..errors import wrong_value
 from .instruct import InstructFormat
@@ -31,8 +32,6 @@ BREAK = "\u200b"
 _PRIVATE = range(0xE000, 0xF8FF)
 # Characters of control tokens: text without them needs no check against the vocabulary.
 LIKELY = re.compile(r"[<\[｜]")
-# Control tokens processed in one turn of the event loop.
-MARKS_AT_ONCE = 500
 # Characters that are looked at in one step, because a step holds the interpreter lock.
 _PIECE = 65_536
 # Words of OpenAI's API. Templates compare them, so they are never replaced.
@@ -72,6 +71,7 @@ async def prompt_of(
     form: InstructFormat | None = None,
     has_media: bool = False,
     size: int = 0,
+    check: Callable[[int, int], None] | None = None,
 ) -> Rendered:
     """Return the prompt of a chat, in which only the template's control tokens count as such.
 
@@ -79,6 +79,8 @@ async def prompt_of(
         form: the instruct format to use instead of the model's template, or None.
         has_media: True if `MEDIA` in the prompt is the placeholder of an image or audio.
         size: size of the request body in bytes.
+        check: a function to reject a text that cannot fit, before it is tokenized; its arguments
+            are the text's number of characters and the length of the longest token in bytes.
     """
     if size <= offload.SMALL:
         plain = _rendered_if_plain(model, conversation, form)
@@ -88,22 +90,26 @@ async def prompt_of(
         return Rendered(Text(plain), plain)
     shown = partial(render, model, form=form)
     specials = await _special_tokens_of(backend, model)
-    spelled = await offload.run(size, _spelled, conversation, specials.pattern)
+    spelled = await offload.run(size, _spelled, conversation, specials.known)
     if not spelled:
         return Rendered.of(await offload.run(size, shown, conversation))
     capabilities = backend.capabilities
     as_text = has_media and not capabilities.media_among_ids
     if as_text or not capabilities.plain_text:
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
-        conversation = await offload.run(size, _replaced, conversation, specials.pattern, broken)
+        conversation = await offload.run(size, _replaced, conversation, specials.known, broken)
         return Rendered.of(await offload.run(size, shown, conversation), True)
     spelled_as = await offload.run(size, _hidden, conversation, spelled)
-    conversation = await offload.run(size, _replaced, conversation, specials.pattern, spelled_as)
+    conversation = await offload.run(size, _replaced, conversation, specials.known, spelled_as)
     text = await offload.run(size, shown, conversation)
+    if check is not None:
+        check(len(text), limits.TOKEN_SIZE.maximum)
+        if len(text) > COUNTED:
+            check(len(text), specials.longest)
     spellings = {character: spelling for spelling, character in spelled_as.items()}
     bos = await backend.tokenize("", add_special=True, parse_special=True)
-    ids = await _Cutter(backend, specials, spellings, has_media).ids(text)
-    return Rendered(bos + ids, text, len(bos))
+    ids = await _Cutter(backend, specials, spellings, has_media).ids(text, bos)
+    return Rendered(ids, text, len(bos))
 
 
 async def as_ids(prompt: Rendered, backend: Backend, has_media: bool) -> Rendered:
@@ -120,14 +126,18 @@ async def tokenized(
 ) -> TokenIds:
     """Return the ids of a part of a prompt, with `MEDIA_ID` for each `MEDIA`."""
     parts = text.split(MEDIA) if has_media else [text]
-    ids: list[int] = []
+    found: list[TokenIds] = []
     for index, part in enumerate(parts):
-        ids += (MEDIA_ID,) if index else ()
+        if index:
+            found.append((MEDIA_ID,))
         if part:
             # With an engine in process, nothing else here yields to the event loop.
             await asyncio.sleep(0)
-            ids += await backend.tokenize(part, add_special=False, parse_special=parse_special)
-    return tuple(ids)
+            ids = await backend.tokenize(part, add_special=False, parse_special=parse_special)
+            found.append(ids)
+    if len(found) == 1:
+        return found[0]
+    return await offload.run(len(text), lambda: tuple(chain.from_iterable(found)))
 
 
 def _rendered_if_plain(
@@ -140,9 +150,8 @@ def _rendered_if_plain(
     return render(model, conversation, form) if is_plain else None
 
 
-def _spelled(conversation: Conversation, pattern: re.Pattern[str]) -> set[str]:
-    # `findall` would hold the interpreter lock until it has all of a text.
-    return {match[0] for text in _texts(conversation) for match in pattern.finditer(text)}
+def _spelled(conversation: Conversation, known: Spellings[str]) -> set[str]:
+    return {match[0] for text in _texts(conversation) for match in known.matches(text)}
 
 
 def _hidden(conversation: Conversation, spelled: Iterable[str]) -> dict[str, str]:
@@ -178,21 +187,29 @@ def _texts(conversation: Conversation) -> list[str]:
     return found
 
 
-def _replaced(value: Any, pattern: re.Pattern[str], by: Mapping[str, str]) -> Any:
+def _replaced(value: Any, known: Spellings[str], by: Mapping[str, str]) -> Any:
     """Return a value with the spellings in all of its strings replaced."""
     if isinstance(value, Framed):
-        reasoning, answer = (_replaced(part, pattern, by) for part in value.parts)
+        reasoning, answer = (_replaced(part, known, by) for part in value.parts)
         return f"{value.tags.begin}{reasoning}{value.tags.end}{answer}"
     if isinstance(value, str):
-        return value if value in _OWN_WORDS else pattern.sub(lambda match: by[match[0]], value)
+        return value if value in _OWN_WORDS else _text_replaced(value, known, by)
     if isinstance(value, Mapping):
         return {
-            _replaced(key, pattern, by): _replaced(inner, pattern, by)
-            for key, inner in value.items()
+            _replaced(key, known, by): _replaced(inner, known, by) for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_replaced(inner, pattern, by) for inner in value]
+        return [_replaced(inner, known, by) for inner in value]
     return value
+
+
+def _text_replaced(text: str, known: Spellings[str], by: Mapping[str, str]) -> str:
+    parts: list[str] = []
+    end = 0
+    for match in known.matches(text):
+        parts += (text[end : match.start()], by[match[0]])
+        end = match.end()
+    return "".join([*parts, text[end:]]) if parts else text
 
 
 async def spellings_of(backend: Backend, model: Model) -> frozenset[str]:
@@ -203,13 +220,18 @@ async def spellings_of(backend: Backend, model: Model) -> frozenset[str]:
 class _SpecialTokens:
     """The special tokens of a model, and their effect on adjacent whitespace."""
 
-    def __init__(self, specials: Sequence[Special], model: Model) -> None:
+    def __init__(
+        self, specials: Sequence[Special], model: Model, pieces: Sequence[bytes] | None
+    ) -> None:
         self.fingerprint = model.fingerprint
         self.added = frozenset(one.spelling for one in specials if not one.control)
         self.spellings = frozenset(one.spelling for one in specials)
-        # Longest first, the order in which the tokenizer looks for them.
-        longest = sorted(self.spellings, key=lambda text: (-len(text), text))
-        self.pattern = re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+        self.known = Spellings(self.spellings)
+        # The length of the longest token at most, in bytes.
+        self.longest = limits.TOKEN_SIZE.maximum
+        if pieces is not None:
+            own = (len(spelling.encode()) for spelling in self.spellings)
+            self.longest = max(chain(map(len, pieces), own))
         self._strips: dict[str, tuple[bool, bool]] = {}
 
     async def strips(self, mark: str, backend: Backend) -> tuple[bool, bool]:
@@ -232,13 +254,28 @@ _known: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
 async def _special_tokens_of(backend: Backend, model: Model) -> _SpecialTokens:
     found = _known.get(backend)
     if found is None or found.fingerprint != model.fingerprint:
-        specials = await backend.special_tokens()
+        specials, pieces = await backend.special_tokens(), await backend.token_bytes()
         if (await backend.model()).fingerprint != model.fingerprint:
             raise EngineUnavailable("The engine has loaded another model. Send the request again.")
-        # Some vocabularies have a thousand special tokens; their pattern is slow to compile.
-        found = await offload.run(64 * len(specials), _SpecialTokens, specials, model)
+        # Some vocabularies have hundreds of special tokens, which are slow to compile.
+        found = await offload.run(offload.UNKNOWN, _SpecialTokens, specials, model, pieces)
         _known[backend] = found
     return found
+
+
+class _Run(NamedTuple):
+    """A part of a prompt.
+
+    Args:
+        clean: text without private-use characters.
+        text: the text after it, up to the next control token, with such characters.
+        before, after: the control tokens around `text`, or empty.
+    """
+
+    clean: str
+    text: str = ""
+    before: str = ""
+    after: str = ""
 
 
 class _Cutter:
@@ -260,38 +297,51 @@ class _Cutter:
         self._backend = backend
         self._specials = specials
         self._spellings = spellings
-        self._private = re.compile("|".join(spellings))
         self._pieces = 0
 
-    async def ids(self, text: str) -> TokenIds:
-        """Return the ids of a prompt; only the template's control tokens are parsed as such."""
-        pattern = self._specials.pattern
-        # None is the end of the text.
-        specials = await offload.run(len(text), lambda: [*pattern.finditer(text), None])
-        found: list[TokenIds] = []
-        clean, start, before = "", 0, ""
-        for index, mark in enumerate(specials):
-            if index % MARKS_AT_ONCE == MARKS_AT_ONCE - 1:
-                await asyncio.sleep(0)
-            run = text[start : mark.start() if mark is not None else len(text)]
-            after = mark[0] if mark is not None else ""
-            if self._private.search(run):
-                found.append(await self._tokenized(clean, True))
-                found += await self._plain(run, before, after)
-                clean = after
-            else:
-                clean += run + after
-            start, before = mark.end() if mark is not None else len(text), after
-        found.append(await self._tokenized(clean, True))
-        return await offload.run(sum(map(len, found)), lambda: tuple(chain.from_iterable(found)))
+    async def ids(self, text: str, bos: TokenIds = ()) -> TokenIds:
+        """Return the ids of a prompt; only the template's control tokens are parsed as such.
 
-    async def _plain(self, run: str, before: str, after: str) -> list[TokenIds]:
+        Args:
+            bos: the ids to put in front.
+        """
+        found: list[Iterable[int]] = [bos]
+        for run in await offload.run(len(text), self._runs, text):
+            found.append(await self._tokenized(run.clean, True))
+            found += await self._plain(run)
+        return await offload.run(len(text), lambda: tuple(chain.from_iterable(found)))
+
+    @cached_property
+    def _private(self) -> Spellings[str]:
+        return Spellings(self._spellings)
+
+    def _runs(self, text: str) -> list[_Run]:
+        """Divide a prompt; the text of the last run is empty."""
+        found: list[_Run] = []
+        clean, start, before = 0, 0, ""
+        for mark in chain(self._specials.known.matches(text), [None]):
+            end, after = (len(text), "") if mark is None else (mark.start(), mark[0])
+            if next(self._private.matches(text, start, end), None) is not None:
+                found.append(_Run(text[clean:start], text[start:end], before, after))
+                clean = end
+            if mark is not None:
+                start, before = mark.end(), after
+        return [*found, _Run(text[clean:])]
+
+    async def _plain(self, run: _Run) -> list[Iterable[int]]:
         """Return the ids of text between two control tokens, with its spellings restored."""
-        if before and (await self._specials.strips(before, self._backend))[1]:
-            run = run.lstrip()
-        if after and (await self._specials.strips(after, self._backend))[0]:
-            run = run.rstrip()
-        first, *others = await offload.run(len(run), self._spelled, run)
+        if not run.text:
+            return []
+        before, after = run.before, run.after
+        strips_start = bool(before) and (await self._specials.strips(before, self._backend))[1]
+        strips_end = bool(after) and (await self._specials.strips(after, self._backend))[0]
+
+        def pieces() -> list[str]:
+            text = run.text.lstrip() if strips_start else run.text
+            first, *others = self._spelled(text.rstrip() if strips_end else text)
+            return [first, *(f"\n{part}" for part in others)]
+
+        first, *others = await offload.run(len(run.text), pieces)
         self._count(1 + len(others))
         return [
             await self._tokenized(first, False),
@@ -313,7 +363,7 @@ class _Cutter:
         """Restore the spellings in a text; return the pieces to tokenize separately."""
         parts: list[list[str]] = [[]]
         position = 0
-        for match in self._private.finditer(run):
+        for match in self._private.matches(run):
             spelling = self._spellings[match[0]]
             parts[-1].append(run[position : match.start()])
             if spelling in self._specials.added:
@@ -326,13 +376,17 @@ class _Cutter:
         parts[-1].append(run[position:])
         return ["".join(part) for part in parts]
 
-    async def _continued(self, text: str) -> TokenIds:
-        """Return the ids of text that continues other text, without a space from the tokenizer."""
+    async def _continued(self, text: str) -> Iterable[int]:
+        """Return the ids of text that continues other text, without a space from the tokenizer.
+
+        Args:
+            text: a line break, which has no ids in the result, and the text.
+        """
         line = await self._tokenized("\n", False)
-        both = await self._tokenized(f"\n{text}", False)
+        both = await self._tokenized(text, False)
         if both[: len(line)] == line:
-            return both[len(line) :]
-        return await self._tokenized(text, False)
+            return islice(both, len(line), None)
+        return await self._tokenized(text[1:], False)
 
     async def _tokenized(self, text: str, parse_special: bool) -> TokenIds:
         return await tokenized(text, self._backend, parse_special, self._has_media)

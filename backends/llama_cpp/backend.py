@@ -209,8 +209,9 @@ class LlamaCpp(Backend):
             # Decoding an image is slow; the event loop and the engine keep running meanwhile.
             read = generator.projector.read
             parts = [await asyncio.to_thread(read, one) for one in job.prompt.media]
+        size = size_of(job, engine.vocabulary)
         prompt = await offload.run(
-            size_of(job), prompt_of, job, engine.vocabulary, parts, engine.model.context
+            size, prompt_of, job, engine.vocabulary, parts, engine.model.context
         )
         task, mailbox = self._task(job, engine, constraint, prompt)
         if task.max_tokens == 0 and task.job.prompt.logprobs is None:
@@ -234,7 +235,8 @@ class LlamaCpp(Backend):
     async def check(self, job: Generation) -> None:
         engine, parts = await self._engine(), list[list["int | Chunk"]]()
         if engine.generator is not None and not job.prompt.media:
-            size, vocabulary, context = size_of(job), engine.vocabulary, engine.model.context
+            vocabulary, context = engine.vocabulary, engine.model.context
+            size = size_of(job, vocabulary)
             prompt = await offload.run(size, prompt_of, job, vocabulary, parts, context)
             self._task(job, engine, None, prompt)
 
@@ -290,7 +292,7 @@ class LlamaCpp(Backend):
         def ids() -> TokenIds:
             return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-        return await offload.run(len(text), ids)
+        return await offload.run(vocabulary.weight(text), ids)
 
     @override
     async def detokenize(self, ids: TokenIds) -> bytes:

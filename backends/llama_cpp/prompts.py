@@ -7,16 +7,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import MEDIA, MEDIA_ID, Generation, Text, TokenIds
-from ..errors import ContextExceeded, Unsupported, WordTooLong, check_ids, check_length
+from ..errors import (
+    COUNTED,
+    ContextExceeded,
+    Unsupported,
+    WordTooLong,
+    check_ids,
+    check_length,
+)
 from .options import ENGINE
 
 if TYPE_CHECKING:
     from .projector import Chunk
     from .vocabulary import Vocabulary
-
-
-# The characters up to which a text that cannot fit is counted, in two seconds.
-COUNTED = 2_000_000
 
 
 class TokenizedPrompt(NamedTuple):
@@ -37,10 +40,10 @@ class TokenizedPrompt(NamedTuple):
     prediction: TokenIds = ()
 
 
-def size_of(job: Generation) -> int:
-    """Return the number of characters or ids in a prompt."""
+def size_of(job: Generation, vocabulary: Vocabulary) -> int:
+    """Return the number of characters or ids in a prompt; see `Vocabulary.weight`."""
     content = job.prompt.content
-    own = len(content.text if isinstance(content, Text) else content)
+    own = vocabulary.weight(content.text) if isinstance(content, Text) else len(content)
     return own + len(job.prompt.suffix or "") + len(job.prediction)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,8 +28,11 @@ from latimer.adapter.chat.special_tokens import (
 )
 from latimer.adapter.chat.templates import Conversation, render
 from latimer.backends.base import Backend, Model, Text, TokenIds
+from latimer.backends.errors import ContextExceeded, check_length
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
+from latimer.backends.offload import SMALL
+from latimer.backends.spellings import Spellings
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.messages import Function
 from support.marks import ADDED, MARKS, MODELS, VOCABULARIES, with_marks
@@ -304,14 +308,88 @@ def test_a_broken_spelling_looks_the_same() -> None:
 @pytest.mark.timed
 def test_many_control_tokens_do_not_hold_the_interpreter() -> None:
     """While a text of a million control tokens is searched, other threads run all the time."""
-    text, pattern = "<|im_end|>" * 1_000_000, re.compile(re.escape("<|im_end|>"))
+    text, known = "<|im_end|>" * 1_000_000, Spellings(["<|im_end|>"])
+    pattern = re.compile(re.escape("<|im_end|>"))
     conversation: Conversation = {"messages": [{"role": "user", "content": text}], "variables": {}}
     for work, at_once in (
-        (lambda: _spelled(conversation, pattern), lambda: pattern.findall(text)),
+        (lambda: _spelled(conversation, known), lambda: pattern.findall(text)),
         (lambda: _hidden(conversation, ["<|im_end|>"]), lambda: set(text)),
     ):
         parts, whole = (min(silence(one) for _ in range(3)) for one in (work, at_once))
         assert parts < whole / 3
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the lengths of all texts that the engine in process tokenizes."""
+    found: list[int] = []
+    tokenize = LlamaCpp.tokenize
+
+    async def noted(self: LlamaCpp, text: str, **options: bool) -> TokenIds:
+        found.append(len(text))
+        return await tokenize(self, text, **options)
+
+    monkeypatch.setattr(LlamaCpp, "tokenize", noted)
+    return found
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_long_text_that_cannot_fit_is_not_tokenized(
+    apps: Callable[[str], Any], client_of: Callable[..., Any], sizes: list[int], path: str
+) -> None:
+    """A control token at the end of a text that cannot fit changes neither the error nor the
+    work."""
+    errors = []
+    async with client_of(apps("llama_cpp")) as client:
+        for text in ("a b " * 750_000, "a b " * 749_999 + "a <|im_end|>"):
+            own = [{"role": "user", "content": text}]
+            body = {"model": "m", "messages" if "chat" in path else "input": own}
+            errors.append((await client.post(path, json=body)).json()["error"])
+    assert errors[0]["code"] == "context_length_exceeded"
+    assert "at least" in errors[0]["message"]
+    assert errors[0] == errors[1]
+    assert max(sizes, default=0) < SMALL
+
+
+async def test_the_longest_token_shows_that_a_text_cannot_fit(sizes: list[int]) -> None:
+    """A text that the context cannot hold with this vocabulary is rejected before it is cut."""
+    backend = LlamaCpp(MODELS / "bpe.gguf")
+    model = replace(await backend.model(), context=16_384)
+    seen = []
+
+    def check(size: int, longest: int) -> None:
+        seen.append(longest)
+        check_length(size, longest, model.context, None)
+
+    text = "a b " * 600_000 + "<|im_end|>"
+    specials = await _special_tokens_of(backend, await backend.model())
+    mark = min(specials.spellings)
+    with pytest.raises(ContextExceeded):
+        await prompt_of(model, chat(text.replace("<|im_end|>", mark)), backend, size=9, check=check)
+    assert max(len(piece) for piece in await backend.token_bytes()) <= seen[-1] < 1_024
+    assert max(sizes, default=0) < SMALL
+    await backend.aclose()
+
+
+async def test_no_long_text_is_searched_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt longer than the loop handles is searched, cut and joined in threads."""
+    backend = LlamaCpp(MODELS / "bpe.gguf")
+    model = await backend.model()
+    specials = await _special_tokens_of(backend, model)
+    here, places = threading.get_ident(), set()
+    matches = Spellings.matches
+
+    def noted(self: Spellings[Any], text: Any, *places_: int) -> Any:
+        if len(text) > SMALL:
+            places.add(threading.get_ident())
+        return matches(self, text, *places_)
+
+    monkeypatch.setattr(Spellings, "matches", noted)
+    mark = min(specials.spellings)
+    await prompt_of(model, chat("a b " * SMALL + mark), backend, size=SMALL * 9)
+    assert places
+    assert here not in places
+    await backend.aclose()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 from latimer.backends import offload
-from latimer.backends.errors import RequestError
+from latimer.backends.errors import RequestError, WordTooLong
 from latimer.backends.llama_cpp import DEMO_MODEL, vocabulary
 from latimer.backends.llama_cpp.library import LoadedModel
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
+from latimer.backends.spellings import STEP
 from latimer.schemas.limits import WORD
 from support.marks import MODELS, VOCABULARIES, with_marks
 
@@ -84,6 +85,40 @@ def test_long_runs_are_refused_in_time_by_the_size(known: Vocabulary) -> None:
         assert time.thread_time() - start < 1
         with pytest.raises(RequestError, match="without a change"):
             known.tokenize(letter * (WORD.maximum + 1), add_special=False, parse_special=False)
+
+
+def test_long_runs_side_by_side_are_several() -> None:
+    """Runs of letters and of spaces that are searched in whole parts are not taken for one."""
+    part = vocabulary._PART
+    assert WORD.maximum - part < 15 * part < WORD.maximum
+    vocabulary._check_runs(("a" * 15 * part + " " * part) * 3)
+    with pytest.raises(WordTooLong) as found:
+        vocabulary._check_runs(" " * part + "a" * (WORD.maximum + 1))
+    assert found.value.beginning == "a" * 20
+
+
+def test_texts_of_beginnings_weigh_more(known: Vocabulary) -> None:
+    """A text full of what special tokens begin with weighs by their number; words do not."""
+    count = sum(one.spelling.startswith("<") for one in known.specials)
+    assert known.weight("a b " * 100) == 400
+    assert known.weight("<" * 400) == 400 + 400 * count // 20
+
+
+def test_a_search_of_beginnings_is_bounded(
+    known: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes with a beginning everywhere are searched for a place to cut in bounded steps."""
+    ends: list[int] = []
+
+    class Counted:
+        def finditer(self, data: bytes, start: int, end: int) -> Iterator[object]:
+            ends.append(end - start)
+            return iter(())
+
+    own = known._cutters[True]
+    monkeypatch.setattr(own._spellings, "_pattern", Counted())
+    assert list(own.pieces(b"<|" * 100_000)) == [b"<|" * 100_000]
+    assert max(ends) < STEP + 100
 
 
 def test_work_that_is_abandoned_leaves_the_vocabulary_free() -> None:
