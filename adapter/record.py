@@ -14,7 +14,7 @@ from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
 from ..backends.base import Finish
-from ..backends.errors import Busy, LatimerError, reason_label
+from ..backends.errors import LatimerError, reason_label
 from ..backends.queue import Ticket, Try
 from ..schemas.openai.common import FinishReason
 
@@ -211,4 +211,4 @@ class Record(_Facts):
         if not (self.error_code or self.param):
             # OpenAI's errors for invalid JSON, and for an unknown path or object, have neither.
             self.error_code = getattr(error, "log_code", "") or _words_of(self.failed)
-        self.limit = "queue" if isinstance(error, Busy) else getattr(error, "limit", "")
+        self.limit = getattr(error, "limit", "")

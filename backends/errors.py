@@ -14,6 +14,7 @@
     - Refused               the engine rejected the request
     - TooComplex            preparing the request takes too long
   x Busy                    too many requests; repeating the request later helps
+    - ContextFull           other requests have filled the context that the engine's slots share
   x EngineError             the engine's fault
     - EngineUnavailable     not reachable, or still loading its model
     - EngineSilent          the engine stopped responding
@@ -281,10 +282,37 @@ class Busy(LatimerError):
     status = 429
     type = "requests"
     code = "rate_limit_exceeded"
+    # The name of what is exceeded, in logs and metrics.
+    limit = "queue"
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ContextFull(Busy):
+    """A call that an engine ends because it and others have filled the context that they share.
+
+    The engine itself is well: it serves the next call.
+
+    Args:
+        engine: the engine, for the message.
+        advice: what the operator can do, as a sentence.
+        context: the tokens that fit into the context; None if unknown.
+    """
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "engine_overloaded"
+    limit = ""
+
+    def __init__(self, engine: str, advice: str, context: int | None = None) -> None:
+        size = "" if context is None else f" of {context} tokens"
+        super().__init__(
+            f"The slots of {engine} share one context{size}, and the requests that ran at the same "
+            f"time have filled it. Send the request again later. {advice}",
+            1.0,
+        )
 
 
 class EngineError(LatimerError):
@@ -318,6 +346,7 @@ class EngineSilent(EngineError):
 # Why an engine has not served a call, in metrics and logs; any other error of it is `error`.
 _REASONS: Mapping[type[LatimerError], str] = {
     Busy: "busy",
+    ContextFull: "busy",
     EngineUnavailable: "unavailable",
     ModelLoading: "unavailable",
     ModelChanged: "model_changed",

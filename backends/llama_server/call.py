@@ -105,6 +105,7 @@ class Call:
         else:
             prompt = await self._prepare_tokens(model)
         self._context, self._begun = model.context, False
+        self._stream.context = model.context
         if job.grammar is not None:
             job = await with_gbnf(job)
         if server.turns.taken:
@@ -131,7 +132,7 @@ class Call:
                 body = await response.aread()
                 if response.status == 400:
                     await check_prompt(server, job)
-                raise to_error(response.status, body, job)
+                raise to_error(response.status, body, job, model.context)
             finally:
                 await self.__aexit__()
         source = response.stream
@@ -315,6 +316,6 @@ class Call:
         data = await offload.run(size_of(self._payload["prompt"]), encoded, payload)
         status, body = await self._server.call("/completion", data, None)
         if status != 200:
-            raise to_error(status, body, self._job)
+            raise to_error(status, body, self._job, self._context)
         reply = await offload.run(len(body), orjson.loads, body)
         return list(ids_of(reply["tokens"]))

@@ -22,7 +22,7 @@ import orjson
 
 from .. import offload
 from ..base import Alternative, Batch, Generation, PromptTokens, Text, Token, TokenIds
-from ..errors import EngineError, Unsupported, parse_logprob, read_from
+from ..errors import ContextFull, EngineError, Unsupported, parse_logprob, read_from
 from ..queue import Ticket
 from ..streams import map_concurrently
 from .server import Server, ServerInfo
@@ -36,9 +36,6 @@ WIDE = 500
 FORCE = 10_000.0
 # The server writes the lowest float for a probability of zero, which is below this.
 ZERO = -1e38
-
-# What the server says when other calls have taken the cells of its context.
-_FULL = b"Context size has been exceeded"
 
 Kind = Literal["grammar", "bias", "among"]
 
@@ -258,11 +255,12 @@ async def _score(
         status, body = await server.call("/completion", payload, ticket)
         if status == 200:
             found, rest = await _read_scores(server, call, ids, top, body, facts)
-        elif call.kind == "grammar" and status < 503 and _FULL not in body:
+        else:
+            error = to_error(status, body, None, facts.model.context)
+            if call.kind != "grammar" or status >= 503 or isinstance(error, ContextFull):
+                raise error
             # The server answers with an error if the grammar leaves no token.
             found, rest = [], after(call, 0, ids)
-        else:
-            raise to_error(status, body)
         scores += found
         calls = rest + calls
     return scores

@@ -32,6 +32,7 @@ from ..errors import (
     LARGEST,
     MALFORMED,
     ContextExceeded,
+    ContextFull,
     EngineError,
     EngineUnavailable,
     InvalidGrammar,
@@ -258,6 +259,12 @@ _REASONS: Mapping[str, Reason] = {"eos": "end", "word": "stop", "limit": "length
 _TOO_LARGE = re.compile(
     r"input \((\d{1,9}) tokens\) is too large to process\..*current batch size: (\d{1,9})\)"
 )
+# The beginning of what it says to all its calls if they have filled the context that they share.
+_FULL = "Context size has been exceeded"
+_LARGER_CONTEXT = (
+    "Its operator can start it with a larger context (-c; --context for a model file), or with "
+    "-np N, which divides the context among the slots."
+)
 LARGER_BATCH = "Start llama-server with a larger --ubatch-size and --batch-size for longer inputs."
 
 NativePrompt: TypeAlias = "str | TokenIds | MultimodalPrompt"
@@ -356,8 +363,14 @@ def own_fields(
     return payload
 
 
-def to_error(status: int, body: bytes, job: Generation | None = None) -> LatimerError:
-    """Return the error for a failed response or an error event."""
+def to_error(
+    status: int, body: bytes, job: Generation | None = None, context: int | None = None
+) -> LatimerError:
+    """Return the error for a failed response or an error event.
+
+    Args:
+        context: the tokens that fit into the context of a slot, for a message.
+    """
     try:
         native = orjson.loads(body)["error"]
         message, kind = summed_up(str(native["message"])), str(native.get("type"))
@@ -387,6 +400,8 @@ def to_error(status: int, body: bytes, job: Generation | None = None) -> Latimer
             media = job.prompt.media if job is not None else ()
             return UnreadableMedia(media[0].param if len(media) == 1 else "messages")
         return Refused(param, ENGINE, message)
+    if message.startswith(_FULL):
+        return ContextFull(ENGINE, _LARGER_CONTEXT, context)
     if "empty grammar stack" in message and job is not None and job.grammar is not None:
         # The server sampled a token that the grammar forbids, since no other was left.
         reason = "it allows no further token: all tokens that it allows are banned"
@@ -432,6 +447,8 @@ class ChoiceStream:
     _preserved: Mapping[int, bytes] = MappingProxyType({})
     _searches = _reads_tokens = False
     vocabulary: Vocabulary | None = None
+    # The tokens that fit into the context; None if unknown.
+    context: int | None = None
 
     def __init__(
         self, job: Generation, choice: int, bos_count: int, vocabulary: Vocabulary | None = None
@@ -480,7 +497,7 @@ class ChoiceStream:
         if b'"error"' in data:
             for event in found:
                 if isinstance(event, dict) and "error" in event:
-                    raise to_error(200, orjson.dumps(event), self._job)
+                    raise to_error(200, orjson.dumps(event), self._job, self.context)
         if len(found) != len(events):
             raise EngineError(f"{ENGINE} sent an invalid event.")
         return found

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
-from latimer.backends.errors import Busy, EngineError, EngineSilent, EngineUnavailable
+from latimer.backends.errors import Busy, ContextFull, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
@@ -279,12 +279,13 @@ async def test_a_mounted_app_has_any_host(backend: LlamaCpp) -> None:
     ("error", "status", "kind", "code"),
     [
         (Busy("later", 0.25), 429, "requests", "rate_limit_exceeded"),
+        (ContextFull("it", "Wait."), 503, "service_unavailable_error", "engine_overloaded"),
         (EngineUnavailable("gone"), 503, "service_unavailable_error", "engine_unavailable"),
         (EngineError("boom"), 502, "server_error", "engine_error"),
         (EngineSilent("hush"), 504, "server_error", "engine_timeout"),
         (RuntimeError("secret"), 500, "server_error", None),
     ],
-    ids=["busy", "unavailable", "engine", "silent", "ours"],
+    ids=["busy", "full", "unavailable", "engine", "silent", "ours"],
 )
 async def test_errors_of_engines(
     error: Exception, status: int, kind: str, code: str | None, caplog: pytest.LogCaptureFixture

@@ -91,6 +91,33 @@ async def test_a_model_has_several_engines(servers: list[str], tmp_path: Path) -
         assert states == {"one": "ready", "two": "ready", "away": "unavailable"}
 
 
+async def test_engines_whose_slots_fill_one_context_stay_in_use(tmp_path: Path) -> None:
+    """A context that running requests fill together is a 503 that says what to do, also in a
+    stream, and no reason to leave the engine."""
+    shares = "--kv-unified", "-c", "512"
+    body = {**SAID, "model": "demo", "max_tokens": 400, "ignore_eos": True}
+    with llama_server(DEMO_MODEL, *shares) as one, llama_server(DEMO_MODEL, *shares) as two:
+        file = written(
+            tmp_path / "fleet.toml",
+            engines([one, two]),
+            '[models.demo]\nengines = ["one", "two"]\naffinity = "none"\n',
+        )
+        async with served(file) as (client, fleet, _):
+            for stream in (True, False):
+                own = {**body, "stream": stream}
+                for _ in range(2):
+                    replies = await asyncio.gather(
+                        *(client.post("/v1/chat/completions", json=own) for _ in range(8))
+                    )
+                    assert {state for _, state, _ in fleet.states()} == {"ready"}
+                full = [reply for reply in replies if "engine_overloaded" in reply.text]
+                assert {reply.status_code for reply in full} == {200 if stream else 503}
+                assert "share one context of 512 tokens" in full[0].text
+                assert "engine_error" not in "".join(reply.text for reply in replies)
+            assert full[0].headers["retry-after"] == "1"
+            assert {one.ejections for one in fleet.replicas.values()} == {0}
+
+
 async def test_a_dead_engine_takes_no_model_along(servers: list[str], tmp_path: Path) -> None:
     """A model without an engine is a 503; others, the list of models and `/health` go on."""
     file = written(

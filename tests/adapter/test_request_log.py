@@ -24,7 +24,7 @@ from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.record import Record
 from latimer.adapter.request import Exchange
 from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer, parts
-from latimer.backends.errors import Busy, EngineError, EngineSilent, EngineUnavailable
+from latimer.backends.errors import Busy, ContextFull, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import FORWARDED
 from latimer.backends.llama_server import LlamaServer
 from support.clients import client_of
@@ -207,6 +207,19 @@ async def test_a_full_queue_is_not_a_failure(path: str, status: int) -> None:
         reply = await client.post(path, json={**CHAT, "max_tokens": 1})
         service.observers.flush()
     assert (reply.status_code, lines.events()) == (status, [])
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 503), ("/v1/messages", 529)])
+async def test_a_full_context_is_a_failure_and_no_limit(path: str, status: int) -> None:
+    """A request that a full context ends is an error of the log, and counts for no limit."""
+    full = Echo(error=ContextFull("llama-server", "Wait.", 512))
+    async with logged(full, level="error") as (client, service, lines):
+        reply = await client.post(path, json={**CHAT, "max_tokens": 1})
+        service.observers.flush()
+    (event,) = lines.events()
+    assert (reply.status_code, event["status"]) == (status, status)
+    assert event["error_code"] == "engine_overloaded"
+    assert "limit" not in event
 
 
 async def test_ids_of_other_servers_are_passed_on(make_backend: Any) -> None:

@@ -42,6 +42,7 @@ from latimer.adapter.responses.lanes import MOST_LANES, Create, KeptTurns, Lanes
 from latimer.adapter.service import DEFAULT_MAX_BODY
 from latimer.backends.errors import (
     Busy,
+    ContextFull,
     EngineError,
     EngineSilent,
     EngineUnavailable,
@@ -85,6 +86,7 @@ EXAMPLES = (
 )
 OTHERS: tuple[LatimerError, ...] = (
     Busy("1024 requests are waiting for the engine.", 1.0),
+    ContextFull("llama-server", "Its operator can start it with a larger context.", 8192),
     EngineError("llama-server responded with status 500."),
     EngineLoading("demo: llama-server is loading."),
     EngineUnavailable("The engine has not responded yet."),

@@ -11,6 +11,7 @@ import pytest
 from latimer.backends.base import Generation
 from latimer.backends.errors import (
     Busy,
+    ContextFull,
     EngineError,
     EngineUnavailable,
     ModelChanged,
@@ -136,6 +137,24 @@ async def test_an_engine_that_fails_is_ejected_but_never_the_last() -> None:
     assert pool.replicas[1].state == "ready"
     other.fails = None
     assert await said(pool) == "other"
+
+
+async def test_an_engine_with_a_full_context_is_not_ejected() -> None:
+    """A context that is full counts against no engine, before or after the first event, and a call
+    that has not begun runs on another engine."""
+    one, other = Engine("one", 8), Engine("other", 8)
+    pool = await pool_of(one, other, affinity="none")
+    one.fails = ContextFull("llama-server", "Wait.", 512)
+    assert {await said(pool) for _ in range(20)} == {"other"}
+    assert pool.retries == {("one", "busy"): len(one.jobs)}
+    assert len(one.jobs) > 5
+    one.breaks = other.breaks = one.fails
+    one.fails = None
+    for _ in range(20):
+        with pytest.raises(ContextFull):
+            await said(pool)
+    assert [replica.state for replica in pool.replicas] == ["ready", "ready"]
+    assert idle(pool)
 
 
 async def test_retries_have_a_budget() -> None:
