@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
@@ -82,6 +83,7 @@ class Pool(Speaking):
         replicas: the engines, of which each may belong to other pools too.
         queue: the largest number of waiting requests; others are rejected.
         affinity: how an engine is chosen among those with a free place.
+        draw: returns a random number below 1.
 
     Attributes:
         capabilities: the capabilities of all engines, which are equal.
@@ -101,11 +103,15 @@ class Pool(Speaking):
         replicas: Sequence[Replica],
         queue: int = QUEUE,
         affinity: Affinity = "prefix",
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
         self.load_wait: float | None = None
         self.retries: Counter[tuple[str, str]] = Counter()
         self.queue = queue
+        self._draw = draw
+        # Engines that are as good as others take turns: the begin of a turn, and its first engine.
+        self._turn_began, self._first = 0.0, int(draw() * len(replicas))
         self.budget = RetryBudget()
         self._shares = Shares()
         self._line: Line[Place] = Line(self._shares)
@@ -634,6 +640,7 @@ class Pool(Speaking):
             tables = [replica.prefixes for replica in engines]
         found = matches(tables, blocks) if blocks else None
         best, fewest, matched = None, _MOST, 0
+        began, first = self._turn_began, self._first
         busy: list[tuple[Replica, int]] = []
         for index, replica in enumerate(engines):
             if replica.state != "ready" or replica in failed:
@@ -650,9 +657,14 @@ class Pool(Speaking):
                 busy.append((replica, has))
                 continue
             load = weight * replica.running / replica.places
-            cost = 1 - has / count + load, replica.sessions, len(used), replica.used_at
+            has_had = replica.used_at >= began
+            cost = 1 - has / count + load, replica.sessions, len(used), has_had, index < first
             if cost < fewest:
                 best, fewest, matched = replica, cost, has
+        if best is not None and best.used_at >= began:
+            # All have had a call. The next turn has another order in each process: with the same
+            # one, all processes would choose the same engine at the same time.
+            self._turn_began, self._first = now, int(self._draw() * len(engines))
         if best is not None and busy and parks and (not place.until or place.until > now):
             seconds, place.awaited = worth_waiting(place, busy, matched, best, self._parked)
             if place.awaited is not None:
@@ -863,4 +875,4 @@ class Pool(Speaking):
 
 
 # More than any engine costs.
-_MOST = (float("inf"), 0, 0, 0.0)
+_MOST = (float("inf"), 0, 0, False, False)

@@ -402,6 +402,7 @@ class Simulation:
     ) -> None:
         self.way, self.seconds, self.fails, self.load = way, seconds, fails, load
         self.chance = random.Random(seed)
+        self.draw = random.Random(seed).random
         self.engines = [Engine(f"e{index}") for index in range(engines)]
         self.result = Result()
 
@@ -414,7 +415,7 @@ class Simulation:
         replicas = [Replica(engine.name, engine, places) for engine in self.engines]
         for replica in replicas:
             replica.breaker = Breaker(clock)
-        self.pool = pool = kind("demo", replicas, 10**6, WAYS[self.way])
+        self.pool = pool = kind("demo", replicas, 10**6, WAYS[self.way], self.draw)
         pool.budget = RetryBudget(clock=clock)
         pool.micros, pool.calls = array("d"), []
         pool.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -83,6 +84,19 @@ async def test_the_engine_is_chosen_when_a_place_is_free() -> None:
     assert [*done] == ["other", "other"]
     one.gate.set()
     assert await tasks[0] == "one"
+
+
+async def test_processes_do_not_choose_the_same_engine_in_step() -> None:
+    """Engines without calls take turns, in an order that two processes do not have in common."""
+    chosen = []
+    for _ in range(2):
+        engines = (Engine(name) for name in ("one", "other"))
+        pool = await pool_of(*engines, affinity="none", draw=random.random)
+        chosen.append([await said(pool) for _ in range(80)])
+    for names in chosen:
+        turns = [*zip(names[::2], names[1::2], strict=True)]
+        assert {*turns} == {("one", "other"), ("other", "one")}
+    assert chosen[0] != chosen[1]
 
 
 async def test_a_failure_before_the_first_event_is_hidden() -> None:

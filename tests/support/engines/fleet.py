@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -78,9 +78,19 @@ def job(text: str = "a", owner: str = "", choices: int = 1) -> Generation:
     return Generation(Prompt(Text(text)), 8, seeds=seeds, owner=owner, fingerprint="fp_echo")
 
 
-async def pool_of(*engines: Engine, queue: int = 64, affinity: str = "prefix") -> Pool:
+def in_order() -> float:
+    """Let the first of several engines that are as good be chosen first."""
+    return 0.0
+
+
+async def pool_of(
+    *engines: Engine,
+    queue: int = 64,
+    affinity: str = "prefix",
+    draw: Callable[[], float] = in_order,
+) -> Pool:
     """Return a pool whose engines have all answered."""
     replicas = [Replica(engine.name, engine) for engine in engines]
-    pool = Pool("demo", replicas, queue, affinity)  # type: ignore[arg-type]
+    pool = Pool("demo", replicas, queue, affinity, draw)  # type: ignore[arg-type]
     await asyncio.gather(*(pool.ask(replica) for replica in replicas))
     return pool
