@@ -28,6 +28,8 @@ log = logging.getLogger("latimer")
 LOAD_WAIT = 600.0
 # The host memory of a machine that has several memories.
 RAM = "ram"
+# The reason of an unload that the metric of swaps does not count.
+BY_OPERATOR = "the operator asked for it"
 _numbers = itertools.count()
 
 
@@ -430,7 +432,7 @@ class Machine:
             if member.task is not None:
                 continue
             if member in self._unloading and not member.is_used:
-                member.task = self._start(self._unload(member, "the operator asked for it"))
+                member.task = self._start(self._unload(member, BY_OPERATOR))
             elif member.loader.pause:
                 member.refuse(member.loader.unavailable())
             elif member.key in made.load:
@@ -536,7 +538,7 @@ class Machine:
         try:
             await member.remember()
             await member.loader.unload()
-            member.unloads += 1
+            member.unloads += reason != BY_OPERATOR
             seconds = time.monotonic() - begun
             self._note(member, "engine_unloaded", "has unloaded %s", seconds, reason)
         finally:

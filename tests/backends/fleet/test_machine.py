@@ -238,6 +238,17 @@ async def test_an_idle_engine_is_unloaded() -> None:
         assert loader.starts == 2
 
 
+async def test_an_unload_by_the_operator_is_no_swap() -> None:
+    """Unloads for another engine are counted, and those by hand are not."""
+    async with machine_of(sized("a"), sized("b"), most_wait=0.02) as [one, two]:
+        await request(one, 0)
+        await one.unload()
+        assert (one.loads, one.unloads) == (1, 0)
+        await request(one, 0)
+        await request(two, 0)
+        assert (one.loads, one.unloads, two.unloads) == (2, 1, 0)
+
+
 async def test_an_unload_waits_for_requests() -> None:
     """An engine that is unloaded by hand finishes its requests first, and new ones wait."""
     loader = sized("a", seconds=0)
