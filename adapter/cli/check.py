@@ -15,7 +15,6 @@ import click
 from ...backends.errors import LatimerError
 from ..errors import printable
 from ..settings import Settings
-from ..settings_file import WrongSettings
 from . import options
 from .commands import loading
 from .terminal import EXIT_CHECK, EXIT_START, Download, end_at_once, say
@@ -256,17 +255,18 @@ async def _workers(settings: Settings) -> Iterable[Row]:
     """Return a row that says if several processes can serve what the settings say."""
     if settings.workers == 1:
         return ()
-    from .sharing import check_shared, one_call_engine
+    from .sharing import OTHER_ENGINES, NotShared, check_shared, one_call_engine
 
+    reason: str | None
+    advice = OTHER_ENGINES
     try:
         check_shared(settings)
-    except WrongSettings as error:
-        reason: str | None = str(error)
+    except NotShared as error:
+        reason, advice = str(error), error.advice
     else:
         reason = await one_call_engine(settings)
     if reason is None:
         return (Row(name="workers", value=str(settings.workers)),)
-    advice = "Use --workers 1, or put llama-servers at URLs behind Latimer."
     return (Row(name="workers", value=f"no: {reason}", status="failed", advice=advice),)
 
 

@@ -19,21 +19,48 @@ from ..store.config import StoreConfig
 _MIB = 1 << 20
 
 
+# What to do instead of several workers, by the reason against them.
+OTHER_ENGINES = "Use --workers 1, or put llama-servers at URLs behind Latimer."
+_OTHER_SYSTEM = "Use --workers 1."
+_SHARED_LIMITS = "Use --workers 1, or set 'store' in the table [admission] to Redis or PostgreSQL."
+
+
+class NotShared(WrongSettings):
+    """Settings that only one process can serve; `advice` says in one sentence what to do."""
+
+    def __init__(self, message: str, advice: str) -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
 def check_shared(settings: Settings) -> None:
     """Check that several workers can serve what the settings say.
 
     Raises:
-        WrongSettings: only one process can; the message says what to do instead.
+        NotShared: only one process can; the message says what to do instead.
     """
-    reason = next(_obstacles(settings), None)
-    if reason is not None:
-        raise WrongSettings(f"{settings.source_of('workers')}: {reason}")
+    for reason, advice in _obstacles(settings):
+        raise NotShared(f"{settings.source_of('workers')}: {reason}", advice)
 
 
-def _obstacles(settings: Settings) -> Iterator[str]:
-    """Yield the reasons why only one process can serve what the settings say."""
+def _obstacles(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the reasons why only one process can serve what the settings say, and advice."""
     if not hasattr(os, "fork"):
-        yield "several workers need Linux or macOS. Omit it."
+        yield "several workers need Linux or macOS. Omit it.", _OTHER_SYSTEM
+    for reason in _engines(settings):
+        yield reason, OTHER_ENGINES
+    if kind_of(settings.admission.store) == "memory":
+        for grant in grants_of(settings.keys).values():
+            if grant.rates is not NO_RATES:
+                reason = (
+                    f"the limits of keys.{grant.name} would hold for each worker alone. Count them "
+                    "in Redis or PostgreSQL (store in the table [admission]), or omit the workers."
+                )
+                yield reason, _SHARED_LIMITS
+
+
+def _engines(settings: Settings) -> Iterator[str]:
+    """Yield the reasons why several processes cannot use the engines."""
     for name, table in settings.engines.items():
         if table.is_loaded_on_demand:
             yield (
@@ -46,13 +73,6 @@ def _obstacles(settings: Settings) -> Iterator[str]:
         yield f"the model {_of_one_process(settings)}"
     if settings.backend == "koboldcpp":
         yield ONE_CALL
-    if kind_of(settings.admission.store) == "memory":
-        for grant in grants_of(settings.keys).values():
-            if grant.rates is not NO_RATES:
-                yield (
-                    f"the limits of keys.{grant.name} would hold for each worker alone. Count them "
-                    "in Redis or PostgreSQL (store in the table [admission]), or omit the workers."
-                )
 
 
 def _of_one_process(settings: Settings) -> str:

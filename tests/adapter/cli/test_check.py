@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from latimer.adapter.cli import main
 from latimer.adapter.cli.check import Row, lines_of
+from latimer.adapter.limits.config import digest_of
 from latimer.backends.llama_cpp import DEMO_MODEL
 from support.servers import canned, free_port
 
@@ -112,6 +113,18 @@ def test_the_other_rows_have_advice(tmp_path: Path) -> None:
     assert rows["store"]["status"] == rows["workers"]["status"] == "failed"
     assert rows["store"]["advice"].startswith("Name a new file, or a file of Latimer, in a folder")
     assert "--workers 1" in rows["workers"]["advice"]
+
+
+def test_workers_have_the_advice_of_their_reason(tmp_path: Path) -> None:
+    """Limits in memory have advice about their store, and a model in this process about engines."""
+    file = tmp_path / "limits.toml"
+    file.write_text(f'[keys.team]\ndigest = "{digest_of("a key")}"\nrequests_per_minute = 10\n')
+    limits = rows_of("--config", str(file), "--workers", "2", NOWHERE)["workers"]
+    engine = rows_of("--workers", "2", "--context", "256")["workers"]
+    assert "keys.team" in limits["value"]
+    assert "[admission]" in limits["advice"]
+    assert "llama-servers" not in limits["advice"]
+    assert "llama-servers" in engine["advice"]
 
 
 def test_a_fleet_has_a_row_for_each_engine_and_model(tmp_path: Path) -> None:
