@@ -140,6 +140,8 @@ class Exchange(Request):
         wants_stream: True if the request asks for a stream.
         keepalive: seconds between the comments of a stream that waits for an engine; 0 sends none.
         has_waited: True if the head of the response was sent because the request waits.
+        names_engine: False if the head is sent before the engine has answered, so that another one
+            may serve the request.
         ticket: the request as the queue of its model knows it, which learns the engine; None for a
             model without such a queue.
         write: sends a part of the body as `chunk` does, but without a message, for a frame of a
@@ -173,6 +175,7 @@ class Exchange(Request):
     to_store: Mapping[str, Any] | None = None
     size = 0
     keepalive = 0.0
+    names_engine = True
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     # What Starlette's constructor sets; its methods that read a body are not used.
     _stream_consumed = _is_disconnected = False
@@ -502,7 +505,7 @@ class Exchange(Request):
         if self.is_named:
             del head[1]
         ticket = self.ticket
-        if ticket is not None and ticket.engine:
+        if ticket is not None and ticket.engine and self.names_engine:
             head += _engine_headers(ticket.engine, ticket.affinity)
         if content_type is not JSON:
             self.streams = content_type.startswith(b"text/event-stream")

@@ -96,6 +96,7 @@ class KeepAlive:
             if data:
                 self._is_sending = True
                 if not exchange.started:
+                    exchange.names_engine = False
                     await exchange.start(200, EVENT_STREAM)
                 await (exchange.write or exchange.chunk)(data)
         except (LatimerError, OSError):

@@ -12,8 +12,10 @@ import openai
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.generation.frames import COMMENT
-from latimer.backends.base import Batch, Finish, Generation, Piece
+from latimer.backends.base import Backend, Batch, Finish, Generation, Piece
 from latimer.backends.errors import Busy, ContextExceeded, EngineUnavailable, LatimerError
+from latimer.backends.fleet.pool import Pool
+from latimer.backends.fleet.replica import Replica
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
@@ -76,12 +78,12 @@ class Silent(Echo):
         yield [Piece(0, b" two"), Finish(0, "end", None, 1, 2)]
 
 
-def app_of(engine: Silent, keepalive: float = SHORT) -> OpenAIAdapter:
+def app_of(engine: Backend, keepalive: float = SHORT) -> OpenAIAdapter:
     """Return an adapter over an engine, with a short interval."""
     return OpenAIAdapter(engine, any_model=True, keepalive=keepalive)
 
 
-async def streamed(client_of: Any, engine: Silent, keepalive: float = SHORT) -> httpx2.Response:
+async def streamed(client_of: Any, engine: Backend, keepalive: float = SHORT) -> httpx2.Response:
     """Return the whole response to a streamed chat."""
     async with client_of(app_of(engine, keepalive)) as client:
         body = {"model": "m", "messages": USER, "stream": True}
@@ -126,6 +128,21 @@ async def test_no_comment_without_need(client_of: Any, keepalive: float) -> None
     reply = await streamed(client_of, Silent(), keepalive)
     assert ":" not in {event[:1] for event in reply.text.split("\n\n")}
     assert text_of(reply) == "one two"
+
+
+@pytest.mark.parametrize(("keepalive", "names"), [(0, True), (SHORT, False)])
+async def test_a_head_before_the_first_event_names_no_engine(
+    client_of: Any, keepalive: float, names: bool
+) -> None:
+    """A comment sends the head while another engine may still serve the request, so the head does
+    not name the engine."""
+    pool = Pool("demo", [Replica(name, Silent()) for name in ("one", "two")])
+    await pool.ask_all()
+    reply = await streamed(client_of, pool, keepalive)
+    assert text_of(reply) == "one two"
+    assert ("x-latimer-engine" in reply.headers) is names
+    assert ("x-latimer-affinity" in reply.headers) is names
+    await pool.aclose()
 
 
 async def test_plain_responses_have_no_comments(client_of: Any) -> None:
