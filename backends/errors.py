@@ -43,6 +43,11 @@ def shortened(text: str, most: int = MOST_SHOWN) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def as_sentence(text: str) -> str:
+    """Return a reason with a full stop, unless it is a sentence, so that another one can follow."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 def summed_up(text: str) -> str:
     """Shorten a message from other software, and the long words of a client's text in it."""
     words = _LONG_WORD.sub(lambda word: shortened(word[0], MOST_SHOWN // 2), text)

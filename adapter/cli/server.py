@@ -260,7 +260,7 @@ def _cancel(tasks: Iterable[asyncio.Task[object]]) -> None:
 
 def leaves(delay: int) -> str:
     """Return the line that a server prints when it will drain after a delay."""
-    return f"Latimer ends in {delay} s, and serves until then; /ready is a 503."
+    return f"Latimer begins to drain in {delay} s, and serves until then; /ready is a 503."
 
 
 def waits_for(running: int, drain: int) -> str:

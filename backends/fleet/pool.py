@@ -38,6 +38,7 @@ from ..errors import (
     ModelChanged,
     ModelLoading,
     RequestError,
+    as_sentence,
     reason_label,
 )
 from ..identity import difference
@@ -322,7 +323,7 @@ class Pool(Speaking):
             if others and replica.state == "ready":
                 seconds = replica.breaker.eject()
                 replica.ejections += 1
-                words = f"is not used for {seconds:.0f} s after {error.message}"
+                words = f"is not used for {seconds:.0f} s: {error.message}"
                 replica.note("engine_ejected", self.name, words, error.message)
                 replica.is_lost = True
                 replica.set("unavailable", f"it failed several times: {error.message}")
@@ -473,7 +474,7 @@ class Pool(Speaking):
 
     def unavailable(self) -> EngineUnavailable:
         """Return the error of a request that no engine can serve."""
-        reasons = [f"{one.name}: {one.reason}" for one in self.replicas if one.reason]
+        reasons = [f"{one.name}: {as_sentence(one.reason)}" for one in self.replicas if one.reason]
         message = " ".join([f"No engine of the model {self.name} is available.", *reasons])
         used = [one for one in self.replicas if one.state != "draining"]
         pauses = [one.loader.pause for one in used if one.loader and one.state == "failed"]
@@ -481,7 +482,7 @@ class Pool(Speaking):
             # Any other engine may answer at any time.
             rest = min(pauses)
             words = f"The next attempt is in {max(math.ceil(rest), 1)} s."
-            return not_loaded(f"{message.rstrip('.')}. {words}", rest)
+            return not_loaded(f"{message} {words}", rest)
         kind = (
             ModelLoading if all(one.reports_loading for one in self.replicas) else EngineUnavailable
         )

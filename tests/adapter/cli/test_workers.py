@@ -150,7 +150,7 @@ async def test_all_workers_say_that_the_server_ends(engine: str, second: bool) -
             at = time.monotonic()
             server.process.terminate()
             assert server.line(
-                f"^Latimer ends in {delay} s, and serves until then; /ready is a 503"
+                f"^Latimer begins to drain in {delay} s, and serves until then; /ready is a 503"
             )
             await asyncio.sleep(0.2)
             for client in clients:

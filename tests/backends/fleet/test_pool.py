@@ -184,6 +184,23 @@ async def test_retries_have_a_budget() -> None:
     assert 1000 + 100 + 200 - 2 <= tries <= 1000 + 100 + 200 + 100
 
 
+async def test_the_reasons_of_engines_are_sentences(caplog: pytest.LogCaptureFixture) -> None:
+    """Each reason ends before the next one begins, and an ejection names its reason after a
+    colon."""
+    one, other = Engine("one", 8), Engine("other", 8)
+    pool = await pool_of(one, other, affinity="none")
+    one.fails = EngineError("The engine at URL failed.")
+    for _ in range(12):
+        await said(pool)
+    assert "engine one is not used for 30 s: The engine at URL failed." in caplog.text
+    pool.replicas[0].set("draining", "it is drained by the operator")
+    pool.replicas[1].set("unavailable", "It cannot be reached. Is it running?")
+    assert pool.unavailable().message == (
+        "No engine of the model demo is available. one: it is drained by the operator. "
+        "other: It cannot be reached. Is it running?"
+    )
+
+
 async def test_an_engine_that_returns_gets_requests_again() -> None:
     """An engine that does not answer is asked again, and used as soon as it does."""
     one, other = Engine("one", 1), Engine("other", 1)
