@@ -635,6 +635,10 @@ class Backend(Protocol):
         """
         return None
 
+    def last_byte(self) -> float:
+        """Return the time of the last byte from the engine, by the event loop; 0 if unknown."""
+        return 0.0
+
     async def health(self) -> None:
         """Check that the engine is ready; raise `EngineUnavailable` otherwise."""
         await self.model()

@@ -523,6 +523,12 @@ class ConnectionPool:
         self._busy: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._last_byte = 0.0
+
+    @property
+    def last_byte(self) -> float:
+        """The time of the last byte of a response, by the event loop; 0 if there was none."""
+        return max([self._last_byte, *(one.last for one in self._busy if one.headers_complete)])
 
     def separate(self, most_idle: int) -> ConnectionPool:
         """Return a pool with the same settings and connections of its own."""
@@ -586,6 +592,8 @@ class ConnectionPool:
     def release(self, connection: Connection) -> None:
         """Take back a connection; it is closed unless its response was read to the end."""
         self._busy.discard(connection)
+        if connection.headers_complete:
+            self._last_byte = connection.last
         if self._probes:
             self._end_probe(connection)
         if connection.may_be_kept and not connection.closed:
@@ -755,6 +763,11 @@ class HttpClient:
         self.pool = client if isinstance(client, ConnectionPool) else None
         origin = f"{parts.scheme}://{_host_of(parts)}"
         self._client = self.pool or _Foreign(client, origin, self.address)
+
+    @property
+    def last_byte(self) -> float:
+        """See `ConnectionPool.last_byte`; 0 for a user's client."""
+        return 0.0 if self.pool is None else self.pool.last_byte
 
     def separate(self) -> HttpClient:
         """Return a client with one idle connection of its own; a user's client is shared."""

@@ -365,6 +365,10 @@ class LazyBackend(Backend):
         return None if self._backend is None else self._backend.load()
 
     @override
+    def last_byte(self) -> float:
+        return 0.0 if self._backend is None else self._backend.last_byte()
+
+    @override
     async def health(self) -> None:
         await (await self._ready()).health()
 

@@ -265,11 +265,15 @@ class EngineLoader(ABC):
             # An unload that had begun has ended.
             await self.backend.aclose()
 
-    def lost(self, reason: str, tail: str = "") -> None:
-        """Note that a ready engine has ended by itself; at first it may be loaded again at once."""
+    def lost(self, reason: str, tail: str = "", silent: float = 0.0) -> None:
+        """Note that a ready engine has ended by itself; at first it may be loaded again at once.
+
+        Args:
+            silent: the seconds that it did not answer before its end.
+        """
         if self.state != "ready":
             return
-        if time.monotonic() - self.since > STABLE:
+        if time.monotonic() - self.since - silent > STABLE:
             self._failures = 0
         if self._failures:
             self._fail(reason, tail)

@@ -18,6 +18,7 @@ from typing import Any
 from typing_extensions import override
 
 from ..base import Backend
+from ..errors import LatimerError
 from . import launch
 from .config import PORT
 from .groups import MARK, Group, new_mark, state_folder
@@ -25,6 +26,10 @@ from .loading import POLL, EngineLoader, LoadFailed
 
 # Seconds that an engine gets to end after SIGTERM, and after SIGKILL.
 TERM, KILL = 10.0, 5.0
+# Seconds without a byte from an engine that is asked all the time, after which it is killed, and
+# the questions in that time. A llama-server that computes 40 long prompts on one core answers
+# within a second.
+SILENCE, LOOKS = 60.0, 12
 # The bytes of an engine's output that are kept, and the lines of them that describe a failure.
 KEPT, LINES = 2**16, 20
 _HOST = "127.0.0.1"
@@ -60,6 +65,7 @@ class EngineProcess(EngineLoader):
         environment: variables for the process, besides Latimer's own.
         folder: the state folder; by default the platform's.
         term: seconds between SIGTERM and SIGKILL.
+        silence: seconds after which an engine is killed that answers nothing.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class EngineProcess(EngineLoader):
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
         term: float = TERM,
+        silence: float = SILENCE,
         start_timeout: float = 300.0,
         idle: float | None = None,
         is_pinned: bool = False,
@@ -86,6 +93,7 @@ class EngineProcess(EngineLoader):
         self._environment = environment or {}
         self._folder = folder or state_folder()
         self._term = term
+        self._silence = silence
         self._port = _free_port()
         self._backend = make(self.address)
         self._tail = Tail()
@@ -161,19 +169,54 @@ class EngineProcess(EngineLoader):
             raise LoadFailed(f"'{self._command[0]}' cannot be started: {error.strerror}") from error
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Read what the process writes, and note its end."""
+        """Read what the process writes, end it if it hangs, and note its end."""
         reading = asyncio.create_task(self._read(process))
+        asking = asyncio.create_task(self._end_when_silent())
         try:
             status = await process.wait()
             # What it wrote last may still be in the pipe, which other programs may keep open.
             await asyncio.wait([reading], timeout=1.0)
         finally:
             reading.cancel()
+            asking.cancel()
         if self.state == "ready" and self._group is not None:
             self._group.kill()
             # An engine that counts as unloaded has no record; see `lost`.
             self._group.forget()
-        self.lost(_ended(status), self._last_lines())
+        if asking.done() and asking.exception() is None:
+            reason = f"it answered nothing for {self._silence:g} s, so Latimer killed it"
+            self.lost(reason, self._last_lines(), self._silence)
+        else:
+            self.lost(_ended(status), self._last_lines())
+
+    async def _end_when_silent(self) -> None:
+        """Ask the engine from time to time, and kill it if nothing comes from it for too long.
+
+        Bytes of a running response count, too. Only time in which it was asked counts, so that an
+        engine outlives the sleep of its machine.
+        """
+        loop = asyncio.get_running_loop()
+        look = self._silence / LOOKS
+        silent = last_byte = 0.0
+        while silent < self._silence:
+            begun = loop.time()
+            await asyncio.sleep(look)
+            is_well = self.state != "ready" or await self._answers_within(2 * look)
+            before, last_byte = last_byte, self._backend.last_byte()
+            if is_well or last_byte > before:
+                silent = 0.0
+            else:
+                silent += min(loop.time() - begun, 3 * look)
+        if self._group is not None:
+            self._group.kill()
+
+    async def _answers_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._backend.health()
+        except (LatimerError, TimeoutError):
+            return False
+        return True
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

@@ -193,6 +193,10 @@ class LlamaServer(Backend):
         return Load(turns.taken, turns.waiting)
 
     @override
+    def last_byte(self) -> float:
+        return max(self.server.client.last_byte, self.server.monitor.client.last_byte)
+
+    @override
     async def health(self) -> None:
         """Ask the server at most twice a second."""
         await self.server.health()

@@ -134,6 +134,52 @@ async def test_an_engine_that_is_killed_is_loaded_again(tmp_path: Path) -> None:
         assert await texts(found.backend)
 
 
+async def ends(found: EngineProcess) -> None:
+    """Wait until a ready engine has ended by itself."""
+    async with asyncio.timeout(20):
+        while found.state == "ready":
+            await asyncio.sleep(0.01)
+
+
+async def test_an_engine_that_hangs_is_loaded_again(tmp_path: Path) -> None:
+    """A llama-server that hangs is killed, is loaded again at once, and then after a pause."""
+    async with engine(tmp_path, real(), silence=1.2) as found:
+        for state in ("unloaded", "failed"):
+            await found.load()
+            pid = found.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await ends(found)
+            assert found.state == state
+            assert found.failure == "it answered nothing for 1.2 s, so Latimer killed it"
+            assert groups.start_of(pid) is None
+            assert not records(tmp_path)
+        assert 1 < found.pause <= 2
+        found._again -= found.pause
+        await found.load()
+        assert await texts(found.backend)
+
+
+class _Deaf(LlamaServer):
+    """A llama-server whose health is never known."""
+
+    async def health(self) -> None:
+        if self.server.monitor.model is not None:
+            raise EngineUnavailable("It does not say so.")
+
+
+async def test_an_engine_that_sends_tokens_is_not_killed(tmp_path: Path) -> None:
+    """While tokens come, an engine that does not answer questions runs on; then it is killed."""
+    async with engine(tmp_path, real(), _Deaf, silence=1.2) as found:
+        await found.load()
+        pid, end = found.pid, time.monotonic() + 3
+        while time.monotonic() < end:
+            assert await texts(found.backend)
+        assert (found.state, found.pid) == ("ready", pid)
+        await ends(found)
+        assert found.failure.startswith("it answered nothing for")
+
+
 async def test_a_model_that_cannot_be_loaded_is_failed(tmp_path: Path) -> None:
     """A llama-server that cannot read its model is a failed engine with the end of its log."""
     wrong = tmp_path / "wrong.gguf"
