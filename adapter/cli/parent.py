@@ -53,6 +53,7 @@ from .terminal import (
     say,
 )
 from .worker import (
+    BEAT,
     CLOSED,
     CONNECTION,
     COUNTED,
@@ -74,6 +75,9 @@ _BURST = 64
 _STABLE = 10.0
 # Seconds before a worker starts again, by the number of its short lives in a row, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+# The beats of a worker that may be missing before it gets connections only if all others miss as
+# many, and before it is ended.
+_QUIET, SILENT = 3, 30
 # Seconds that the system's lack of files or memory gets to end.
 _SHORTAGE = 0.1
 # The bytes that a folder in memory must have free for a store.
@@ -125,13 +129,14 @@ class _Child:
         connections: the number of its open connections.
         last: the number of the last connection that it got.
         running: the requests that its drain waits for, when it `has_counted` them.
+        missed: the beats since its last message.
     """
 
     def __init__(self, number: int, process: Any, channel: socket.socket) -> None:
         self.number, self.process, self.channel = number, process, channel
         self.started = time.monotonic()
         self.is_ready = self.is_leaving = self.has_counted = False
-        self.connections = self.last = self.running = 0
+        self.connections = self.last = self.running = self.missed = 0
 
     @property
     def name(self) -> str:
@@ -183,7 +188,7 @@ class _Parent:
         self._accepts = self._has_started = self._is_complete = self._is_draining = False
         # The time at which the drain begins, after a signal.
         self._leaves_at = math.inf
-        self._end = 0.0
+        self._end = self._beat_at = 0.0
         self._code = 0
         self._lifeline, self._life = os.pipe()
         self._signals, self._waker = socket.socketpair()
@@ -199,6 +204,7 @@ class _Parent:
                     self._start(number)
                 for key, _ in self._selector.select(self._pause()):
                     key.data()
+                self._count_beats()
                 if not self._is_draining and self._leaves_at <= time.monotonic():
                     self._drain()
         finally:
@@ -219,13 +225,33 @@ class _Parent:
 
     def _pause(self) -> float | None:
         """Return the seconds until something is due; None if nothing is."""
-        times = [*self._due.values(), self._end if self._is_draining else self._leaves_at]
-        left = max(min(times) - time.monotonic(), 0.0) if min(times) < math.inf else None
-        if self._is_draining and left == 0.0:
+        now = time.monotonic()
+        end = self._end if self._is_draining else self._leaves_at
+        if self._is_draining and end <= now:
             for child in self._children.values():
                 child.process.kill()
             return 1.0
-        return left
+        next_one = min([end, *self._due.values(), *([self._beat_at] if self._ready() else [])])
+        return max(next_one - now, 0.0) if next_one < math.inf else None
+
+    def _count_beats(self) -> None:
+        """End a worker that has sent nothing for too long; `_on_end` replaces it.
+
+        The beats of this process are counted, so a machine that was suspended ends none.
+        """
+        now = time.monotonic()
+        if now < self._beat_at:
+            return
+        self._beat_at = now + BEAT
+        for child in self._ready():
+            child.missed += 1
+            if child.missed > SILENT:
+                child.is_ready = False
+                child.process.kill()
+                say(
+                    f"{child.name} has given no sign for {SILENT * BEAT:g} s. Latimer ends it.",
+                    "worker", "warning", worker=child.number + 1,
+                )  # fmt: skip
 
     def _follow_signals(self) -> None:
         numbers = [signal.SIGINT, signal.SIGTERM]
@@ -352,6 +378,7 @@ class _Parent:
             self._selector.unregister(child.channel)
             child.is_ready = False
             return
+        child.missed = 0
         child.connections -= messages.count(CLOSED)
         child.running += messages.count(RUNNING)
         if READY in messages:
@@ -458,7 +485,7 @@ class _Parent:
                 self._selector.unregister(one)
 
     def _on_client(self, listening: socket.socket, most: int = _BURST) -> None:
-        """Give the connections that wait to the workers that have the fewest."""
+        """Give the connections that wait to the workers that have the fewest, and that respond."""
         for _ in range(most):
             able = [child for child in self._ready() if not child.is_leaving]
             if not able:
@@ -481,5 +508,5 @@ class _Parent:
                         break
 
 
-def _load(child: _Child) -> tuple[int, int]:
-    return child.connections, child.last
+def _load(child: _Child) -> tuple[bool, int, int]:
+    return child.missed > _QUIET, child.connections, child.last

@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 # From the parent: a connection, and what to do.
 CONNECTION, RELOAD, LEAVE, DRAIN, STOP = b"c", b"h", b"l", b"d", b"e"
 # From the worker: it accepts connections; one has closed; it was asked to end; it has the settings
-# of the file; the requests that run when its drain begins, each with a byte, and their end.
+# of the file; the requests that run when its drain begins, each with a byte, and their end; its
+# event loop runs.
 READY, CLOSED, LEAVES, RELOADED, RUNNING, COUNTED = b"r", b"x", b"q", b"n", b"t", b"."
+ALIVE = b"a"
+# Seconds between two of the last ones.
+BEAT = 1.0
 # In the shared folder: the responses in the background, and the transcripts of spoken answers.
 REGISTER, TRANSCRIPTS = "responses", "transcripts.db"
 
@@ -166,6 +170,12 @@ class _WorkerServer(Server):
         self._loop.add_reader(self._worker.channel, self._read)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._worker.send(READY)
+        self._beat()
+
+    def _beat(self) -> None:
+        """Tell the parent that the event loop runs, again and again."""
+        self._worker.send(ALIVE)
+        self._loop.call_later(BEAT, self._beat)
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -71,10 +71,23 @@ class Running:
 
 
 @contextlib.contextmanager
-def workers(*arguments: str, count: int = 2, **environment: str) -> Iterator[Running]:
-    """Run `latimer serve` with workers until all of them serve."""
-    process: subprocess.Popen[str] = Latimer(
-        ["latimer", "serve", *arguments, "--workers", str(count), "--port", "0"],
+def workers(
+    *arguments: str, count: int = 2, before: str = "", **environment: str
+) -> Iterator[Running]:
+    """Run `latimer serve` with workers until all of them serve.
+
+    Args:
+        before: statements that change constants of the command's `parent`.
+    """
+    words = ["serve", *arguments, "--workers", str(count), "--port", "0"]
+    kind: type[subprocess.Popen[str]] = Latimer
+    first = ["latimer"]
+    if before:
+        # The constants of a copy are those of the original.
+        code = f"from latimer.adapter.cli import main, parent; {before}; main()"
+        first, kind = [sys.executable, "-c", code], subprocess.Popen
+    process = kind(
+        [*first, *words],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **QUIET, "LATIMER_REASONING_KEY": "test", **environment},

@@ -98,6 +98,49 @@ async def test_a_killed_worker_loses_only_its_streams(engine: str) -> None:
         assert server.process.returncode == 0
 
 
+async def test_a_worker_that_hangs_is_replaced(engine: str) -> None:
+    """A worker that gives no sign is killed with a line of the log, and another one starts."""
+    with workers(engine, before="parent.SILENT = 2") as server:
+        (held,) = await streams(server.address, 1, 3_000)
+        os.kill(server.pids[0], signal.SIGSTOP)
+        name = rf"Worker 1 \(process {server.pids[0]}\)"
+        assert server.line(rf"^{name} has given no sign for 2 s\. Latimer ends it\.$")
+        assert server.line(rf"^{name} was ended by SIGKILL\. Another one starts now\.$")
+        assert server.line(r"^Worker 1 \(process \d+\) serves again\.$")
+        assert await ended([held]) == [False]
+        async with connections(server):
+            pass
+        assert server.end() == IDLE
+
+
+@pytest.mark.slow
+async def test_a_server_that_was_suspended_keeps_its_workers(engine: str) -> None:
+    """Workers that stop together with their parent, as in a suspended machine, live on."""
+    with workers(engine, before="parent.SILENT = 2") as server:
+        every = [server.process.pid, *server.pids]
+        for pid in every:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(4)
+        for pid in every:
+            os.kill(pid, signal.SIGCONT)
+        async with connections(server):
+            pass
+        await asyncio.sleep(1.5)
+        assert server.end() == IDLE
+
+
+@pytest.mark.slow
+async def test_new_connections_avoid_a_worker_that_hangs(engine: str) -> None:
+    """After three seconds without a sign, a worker gets no connection while another one runs."""
+    with workers(engine) as server:
+        os.kill(server.pids[0], signal.SIGSTOP)
+        await asyncio.sleep(5.5)
+        async with connections(server, 6):
+            pass
+        os.kill(server.pids[0], signal.SIGCONT)
+        assert server.end() == IDLE
+
+
 @pytest.mark.slow
 async def test_connections_are_shared_evenly(engine: str) -> None:
     """Each of three workers gets a third of the connections, also after some have closed."""
