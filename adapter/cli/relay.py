@@ -107,14 +107,14 @@ class Relay:
     async def _in_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let all workers answer a request of the operator, and send what they say together."""
         body = await _body(receive)
-        numbers = {int(path.stem) for path in self._folder.glob("*.sock")} - {self._number}
-        (status, own), *others = await asyncio.gather(
-            self._own(scope, body), *(self._other(one, scope, body) for one in numbers)
-        )
+        status, own = await self._own(scope, body)
+        # What this worker refuses, the others would refuse, log and count, too.
         if status == 200:
+            self._note(scope["path"])
+            numbers = {int(path.stem) for path in self._folder.glob("*.sock")} - {self._number}
+            others = await asyncio.gather(*(self._other(one, scope, body) for one in numbers))
             values = [orjson.loads(data) for code, data in others if code == 200]
             own = orjson.dumps(combined([orjson.loads(own), *values]))
-            self._note(scope["path"])
         await Response(own, status, media_type="application/json")(scope, receive, send)
 
     def _note(self, path: str) -> None:

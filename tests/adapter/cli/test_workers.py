@@ -348,6 +348,14 @@ async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> 
         assert "fake is ready" in await ask("load", "--socket", path)
         assert await statuses(server) == {200}
         assert "cannot be unloaded" in await ask("unload", *keyed)
+        async with httpx2.AsyncClient(base_url=server.address) as client:
+            # One worker refuses a request, and no other one counts it.
+            for key, status in (("wrong", 401), ("operator", 404)):
+                client.headers["authorization"] = f"Bearer {key}"
+                reply = await client.post("/admin/engines/none/drain")
+                assert reply.status_code == status
+                counted = await scrape(client)
+                assert counted.sum("latimer_requests_total", status=str(status)) == 1
         server.end()
     lines = "".join(server.lines)
     # The worker that the operator reached logs it.
