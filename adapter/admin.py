@@ -97,20 +97,24 @@ def describe(fleet: Fleet, replica: Replica) -> dict[str, Any]:
     return found
 
 
-def combined(replies: Sequence[Any]) -> Any:
+def combined(replies: Sequence[Any], silent: Sequence[int]) -> Any:
     """Return the response of all workers to a request of the operator, from that of each.
 
     Their requests add up. The state is the worst one, with its reason.
+
+    Args:
+        silent: the numbers of the workers that do not answer, from 1 on.
     """
+    more = {"silent_workers": silent} if silent else {}
     if "data" not in replies[0]:
-        return _as_one(replies)
+        return _as_one(replies) | more
     found: dict[str, list[Any]] = {}
     for engine in chain.from_iterable(reply["data"] for reply in replies):
         found.setdefault(engine["id"], []).append(engine)
-    return {**replies[0], "data": [*map(_as_one, found.values())]}
+    return {**replies[0], "data": [*map(_as_one, found.values())], **more}
 
 
-def _as_one(engines: Sequence[Any]) -> Any:
+def _as_one(engines: Sequence[Any]) -> dict[str, Any]:
     worst = max(engines, key=lambda engine: FROM_BEST.index(engine["state"]))
     sums = {name: sum(one[name] for one in engines) for name in ("running", "waiting")}
     return {**worst, **sums}

@@ -117,7 +117,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--json", "as_json", is_flag=True, help="Print the server's response.")
 def ps(server: Operated, as_json: bool) -> None:
     """List the engines of a running server, with their states."""
-    engines = server.ask("GET", "")["data"]
+    reply = server.ask("GET", "")
+    _warn(reply)
+    engines = reply["data"]
     if as_json:
         click.echo(orjson.dumps(engines, option=orjson.OPT_INDENT_2).decode())
         return
@@ -190,15 +192,24 @@ def unload(server: Operated, name: str) -> None:
 @_options
 def drain(server: Operated, name: str) -> None:
     """Send no more requests to an engine, and wait until it runs none."""
-    engine = server.ask("POST", f"/{quote(name, safe='')}/drain")
-    while engine["running"]:
+    reply = engine = server.ask("POST", f"/{quote(name, safe='')}/drain")
+    _warn(reply)
+    # The server replaces a worker that does not answer.
+    while engine["running"] or "silent_workers" in reply:
         time.sleep(_LOOK)
-        engines = server.ask("GET", "")["data"]
-        engine = next((one for one in engines if one["id"] == name), {**engine, "running": 0})
+        reply = server.ask("GET", "")
+        engine = next((one for one in reply["data"] if one["id"] == name), {**engine, "running": 0})
     say(f"{name} runs no requests, and gets no more. latimer load {name} uses it again.")
 
 
+def _warn(reply: dict[str, Any]) -> None:
+    """Say which workers do not answer."""
+    for number in reply.get("silent_workers", ()):
+        say(f"Worker {number} does not answer. Its requests are not counted.")
+
+
 def _say(engine: dict[str, Any]) -> None:
+    _warn(engine)
     say(f"{engine['id']} is {engine['state']}." if not engine["reason"] else _reason(engine))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Coroutine
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +29,8 @@ from ..service import Service
 _RESPONSE = re.compile(r"/responses/+(resp_[0-9a-f]+)")
 # Seconds that a worker gets to start again, and between two attempts to reach it.
 _PATIENCE, _AGAIN = 5.0, 0.05
+# Seconds that the others may take longer than this worker for a request of the operator.
+_LONGER = 1.0
 # The header with the address of the client.
 _CLIENT = b"x-forwarded-for"
 # Headers of a connection, and those of proxies, which a worker believes when a sibling sends them.
@@ -106,15 +109,22 @@ class Relay:
 
     async def _in_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let all workers answer a request of the operator, and send what they say together."""
-        body = await _body(receive)
+        body, begun = await _body(receive), time.monotonic()
         status, own = await self._own(scope, body)
         # What this worker refuses, the others would refuse, log and count, too.
         if status == 200:
             self._note(scope["path"])
+            limit = time.monotonic() - begun + _LONGER
             numbers = {int(path.stem) for path in self._folder.glob("*.sock")} - {self._number}
-            others = await asyncio.gather(*(self._other(one, scope, body) for one in numbers))
-            values = [orjson.loads(data) for code, data in others if code == 200]
-            own = orjson.dumps(combined([orjson.loads(own), *values]))
+            others = await asyncio.gather(
+                *(self._other(one, scope, body, limit) for one in sorted(numbers))
+            )
+            replies = [orjson.loads(own)]
+            replies += [orjson.loads(data) for code, data in others if code == 200]
+            silent = [
+                one + 1 for one, (code, _) in zip(sorted(numbers), others, strict=True) if not code
+            ]
+            own = orjson.dumps(combined(replies, silent))
         await Response(own, status, media_type="application/json")(scope, receive, send)
 
     def _note(self, path: str) -> None:
@@ -140,17 +150,24 @@ class Relay:
         await self._app(scope, receive, send)
         return status, b"".join(parts)
 
-    async def _other(self, number: int, scope: Scope, body: bytes) -> tuple[int, bytes]:
-        """Return the status and the body of another worker's response; 0 if it does not answer."""
+    async def _other(
+        self, number: int, scope: Scope, body: bytes, limit: float
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of another worker's response.
+
+        The status is 0 if it does not answer in time, and 503 if it has ended.
+        """
         try:
-            async with asyncio.timeout(2 * _PATIENCE):
-                response = await self._sent(number, scope, body)
+            async with asyncio.timeout(limit):
+                response = await self._sent(number, scope, body, patience=limit / 2)
                 try:
                     return response.status_code, await response.aread()
                 finally:
                     await response.aclose()
-        except (httpx2.TransportError, TimeoutError):
+        except TimeoutError:
             return 0, b""
+        except httpx2.TransportError:
+            return WorkerGone.status, b""
 
     async def _pass_on(self, number: int, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -171,13 +188,19 @@ class Relay:
             passing.result()
 
     async def _sent(
-        self, number: int, scope: Scope, body: bytes, client: str = ""
+        self,
+        number: int,
+        scope: Scope,
+        body: bytes,
+        client: str = "",
+        patience: float = _PATIENCE,
     ) -> httpx2.Response:
         """Send a request to a worker, which may be starting; return its response's head.
 
         Args:
             client: the address of the client for the log of that worker; empty for a request that
                 this one logs.
+            patience: seconds that it gets to start.
 
         Raises:
             httpx2.TransportError: the worker did not answer.
@@ -197,7 +220,7 @@ class Relay:
         request = httpx2.Request(
             scope["method"], target.decode("ascii"), headers=headers, content=body
         )
-        until = asyncio.get_running_loop().time() + _PATIENCE
+        until = asyncio.get_running_loop().time() + patience
         while True:
             try:
                 return await connection.send(request, stream=True)

@@ -362,6 +362,38 @@ async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> 
     assert lines.count("the operator asked for engine fake: drain") == 1
 
 
+@pytest.mark.slow
+async def test_the_operator_does_not_wait_for_a_worker_that_hangs(
+    engine: str, tmp_path: Path
+) -> None:
+    """A worker that does not answer within a second is named; a drain waits for the next one."""
+    file, path = tmp_path / "fleet.toml", tmp_path / "admin.sock"
+    file.write_text(f'[engines.fake]\nurl = "{engine}"\n')
+    with workers("--config", str(file), "--admin-socket", str(path)) as server:
+        os.kill(server.pids[1], signal.SIGSTOP)
+        transport = httpx2.AsyncHTTPTransport(uds=str(path))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            begun = time.monotonic()
+            found = (await client.get("/admin/engines")).json()
+            assert 0.9 < time.monotonic() - begun < 2
+            assert found["silent_workers"] == [2]
+            assert [one["state"] for one in found["data"]] == ["ready"]
+            listed = await asyncio.to_thread(run, "ps", "--socket", str(path))
+            assert listed.stderr == "Worker 2 does not answer. Its requests are not counted.\n"
+            draining = asyncio.create_task(
+                asyncio.to_thread(run, "drain", "fake", "--socket", str(path))
+            )
+            await asyncio.sleep(3)
+            assert not draining.done()
+            os.kill(server.pids[1], signal.SIGKILL)
+            assert server.line("serves again")
+            said = (await draining).stderr
+            assert said.startswith(
+                "Worker 2 does not answer. Its requests are not counted.\nfake runs no"
+            )
+            assert "silent_workers" not in (await client.get("/admin/engines")).json()
+
+
 LIMITED = key("one") + "requests_per_minute = 5\n"
 RESPONSE: dict[str, Any] = {"model": "fake", "input": "paced", "background": True}
 
