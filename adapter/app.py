@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -24,9 +24,9 @@ from ..backends.base import Backend
 from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
+from .arguments import Options, checked, entries_of, listed, prefixes_of
 from .auth import Keys
 from .base_urls import advice_for
-from .chat.instruct import INSTRUCT_FORMATS
 from .errors import (
     InvalidRequest,
     ShuttingDown,
@@ -38,15 +38,13 @@ from .errors import (
     worded,
 )
 from .handshake import APP, read_key, refuse
-from .hosted import NAMES, Limits
 from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store_of
 from .messages.errors import in_api_of
-from .metric_rows import Names
 from .metrics import Metrics
-from .model_entry import Fetch, ModelEntry, Policy, ReasoningField
+from .model_entry import Fetch, ModelEntry, Policy
 from .observers import Observer
 from .option import option_of
-from .origins import LocalRules, OriginMiddleware
+from .origins import OriginMiddleware
 from .playground import playground_routes
 from .record import Record
 from .request import EXCHANGE, FRAME, PUSH, WHOLE, Disconnected, Exchange
@@ -59,103 +57,9 @@ from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
 
 if TYPE_CHECKING:
-    from ..backends.speech.base import Speaker, Transcriber
+    pass
 
 log = logging.getLogger("latimer")
-
-
-class Options(TypedDict, total=False):
-    """The options of an adapter.
-
-    Args:
-        model_names: the model names for clients; by default the engine's own name.
-        any_model: accept every model name.
-        api_keys: reject requests with 401 that do not send one of these keys in
-            `Authorization: Bearer …` or `x-api-key`. Without keys, every client is accepted.
-        keys: more keys, each with a name and its table (`limits.config.KeyConfig`): its digest, the
-            models that it may use, and its limits.
-        admission: the store of these limits (`limits.config.AdmissionConfig`); memory by default.
-        share_prefixes: share the prompt cache of the in-process engine across API keys, and count
-            what any engine's has of other keys. A client can then infer other clients' prompts.
-        cors_origins: the web pages of other origins that may read responses in a browser, `*` for
-            all. By default the adapter sends no CORS headers, so that those of an app around it
-            hold; only pages of the same host may open a WebSocket.
-        local_rules: the rules of `latimer serve` without a key (`origins.LocalRules`), instead of
-            `cors_origins`. They reject requests from other pages, and requests to unknown host
-            names. By default there are none.
-        max_body: the largest request body, in bytes; by default 32 MiB.
-        strict: reject unknown fields, and fields that the engine only approximates; implies
-            `limits="openai"`.
-        limits: `openai` to apply the limits of OpenAI's hosted service too; by default `engine`:
-            a request may ask for what the engine can do.
-        parse_content: parse control tokens in message text. The author of a message can then
-            forge messages of any role.
-        fetch_images: fetch images from the http and https URLs in a request, at public addresses
-            only. By default only data: URLs are accepted.
-        chat_format: the name of an instruct format (`INSTRUCT_FORMATS`) that replaces the model's
-            chat template. The `adapter` of a request overrides it.
-        logit_bias_vocabulary: the vocabulary of the token ids in requests, by its name in tiktoken
-            (`cl100k_base`); by default the model's own.
-        keepalive: the seconds of silence after which a stream sends a comment, 10 by default; 0
-            sends none.
-        websocket_lifetime: the seconds after which a WebSocket of responses closes, 3,600 by
-            default; 0 refuses WebSockets.
-        reasoning_field: the field of messages for reasoning: `reasoning_content` (the default),
-            `reasoning`, or None to omit reasoning from responses.
-        matryoshka: cut vectors to the `dimensions` of a request. Use it only for a model that was
-            trained for it; by default `dimensions` is rejected.
-        reasoning_key: the secret that seals the reasoning which clients of Responses keep
-            (`encrypted_content`). By default it is random, so that sealed reasoning can be opened
-            until the end of the process.
-        store: where requests with `store: true` are kept: `memory` (the default), the path of an
-            SQLite file, a URL `postgresql://…`, or `off`.
-        store_age: the time that they are kept: a duration such as `24h`, or seconds; `forever`. By
-            default 24 hours in memory, else for ever.
-        store_size: the MiB that all of them may take; the key with the most loses its oldest. By
-            default 64 in memory, else there is no limit.
-        store_media: a folder or `s3://BUCKET/PREFIX` for their images and audio; by default a
-            folder next to an SQLite file, else the database.
-        store_required: reject a request that cannot be stored.
-        metrics: measure requests, and serve `/metrics` for Prometheus if an empty prefix is served.
-        metrics_names: `vllm` for vLLM's names of the metrics that it has too.
-        metrics_open: serve `/metrics` to requests without an API key, too.
-        playground: serve a web page at `/` (`playground`); False by default. The prefixes must have
-            `/v1` and an empty one.
-        speaker: speaks answers and texts (`backends.speech`); by default the engine's own.
-        transcriber: transcribes recordings (`backends.speech`); by default the engine's own.
-    """
-
-    model_names: Sequence[str]
-    any_model: bool
-    api_keys: Iterable[str]
-    keys: Mapping[str, KeyConfig | Mapping[str, Any]]
-    admission: AdmissionConfig | Mapping[str, Any]
-    share_prefixes: bool
-    cors_origins: Sequence[str] | None
-    local_rules: LocalRules | None
-    max_body: int
-    strict: bool
-    limits: Limits
-    parse_content: bool
-    fetch_images: bool
-    chat_format: str | None
-    logit_bias_vocabulary: str | None
-    keepalive: float
-    websocket_lifetime: float
-    reasoning_field: ReasoningField | None
-    reasoning_key: str | None
-    matryoshka: bool
-    store: str
-    store_age: str | float | None
-    store_size: int | None
-    store_media: str | None
-    store_required: bool
-    metrics: bool
-    metrics_names: Names
-    metrics_open: bool
-    playground: bool
-    speaker: Speaker | None
-    transcriber: Transcriber | None
 
 
 def _keywords() -> Mapping[str, str]:
@@ -173,20 +77,6 @@ def _keywords() -> Mapping[str, str]:
 _KEYWORDS = _keywords()
 # An option, and its value in the texts of errors. llama-server has some of these options, too.
 _OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
-
-# The defaults of `latimer serve`, without rules for pages and without the playground.
-DEFAULTS = cast(
-    "Options",
-    {
-        "local_rules": None,
-        **Settings.model_construct().arguments("adapter"),
-        "cors_origins": None,
-        "playground": False,
-        "speaker": None,
-        "transcriber": None,
-    },
-)
-
 
 # Seconds from the start to the imports of the endpoints that the start does not need.
 _LOAD_AFTER = 0.5
@@ -389,19 +279,12 @@ async def _fail(exchange: Exchange, error: Exception) -> None:
 
 
 def policy_of(options: Mapping[str, Any]) -> Policy:
-    """Return the rules for requests to a model.
-
-    Raises:
-        KeyError: `chat_format` is unknown.
-    """
-    name = options["chat_format"]
-    if name is not None and name not in INSTRUCT_FORMATS:
-        raise KeyError(name)
+    """Return the rules for requests to a model."""
     return Policy(
         strict=options["strict"],
         parse_content=options["parse_content"],
         fetch=_fetch() if options["fetch_images"] else None,
-        chat_format=name,
+        chat_format=options["chat_format"],
         vocabulary=options["logit_bias_vocabulary"],
         keepalive=options["keepalive"],
         reasoning=options["reasoning_field"],
@@ -415,13 +298,10 @@ def _service_of(
     """Return the service of a backend, or of several models.
 
     Raises:
-        KeyError: `chat_format` is unknown.
-        ValueError: `limits` is unknown, or the store's settings are wrong.
+        TypeError: `backend` is neither an engine nor a list of models.
+        ValueError: the store's settings are wrong.
     """
     policy = policy_of(options)
-    limits = options["limits"]
-    if limits not in NAMES:
-        raise ValueError(f"limits must be one of {', '.join(NAMES)}, not {limits!r}")
     store = store_config_of(
         options["store"],
         options["store_age"],
@@ -429,18 +309,18 @@ def _service_of(
         options["store_media"],
         options["store_required"],
     )
-    if isinstance(backend, Sequence):
-        entries = backend
-    else:
-        entries = [ModelEntry(backend, options["model_names"], options["any_model"], policy)]
+    entries = entries_of(backend)
+    if entries is None:
+        engine = cast("Backend", backend)
+        entries = [ModelEntry(engine, options["model_names"], options["any_model"], policy)]
     service = Service(
         entries,
         options["max_body"],
         observers,
-        hosted=limits == "openai" or policy.strict,
+        hosted=options["limits"] == "openai" or policy.strict,
         store=None if store is None else Store(store),
         seal=Seal(options["reasoning_key"]),
-        limits=store_of(AdmissionConfig.model_validate(options["admission"])),
+        limits=store_of(cast("AdmissionConfig", options["admission"])),
         socket_lifetime=options["websocket_lifetime"],
         speaker=options["speaker"],
         transcriber=options["transcriber"],
@@ -480,11 +360,7 @@ class OpenAIAdapter(Router):
         observers: Sequence[Observer] = (),
         **options: Unpack[Options],
     ) -> None:
-        unknown = options.keys() - DEFAULTS.keys()
-        if unknown:
-            # A misspelt `api_keys` must not start a server without keys.
-            raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
-        options = {**DEFAULTS, **options}
+        options, prefixes = checked(options), prefixes_of(prefixes)
         measures = options["metrics"] and "" in prefixes
         if measures:
             own_metrics = Metrics(options["metrics_names"], options["metrics_open"])
@@ -493,7 +369,7 @@ class OpenAIAdapter(Router):
         metrics: MetricsAccess = "off"
         if measures:
             metrics = "open" if options["metrics_open"] else "key"
-        keys = self._api_keys = Keys(options["api_keys"], grants_of(keys_of(options["keys"])))
+        keys = self._api_keys = Keys(options["api_keys"] or (), grants_of(keys_of(options["keys"])))
         page: Sequence[BaseRoute] = ()
         if options["playground"]:
             if not {"/v1", ""} <= {*prefixes}:
@@ -612,7 +488,8 @@ class OpenAIAdapter(Router):
         Raises:
             ValueError: there is no key, but there was one: the server would be open.
         """
-        found = Keys(api_keys, grants_of(keys_of(keys)))
+        tables = checked({"keys": keys})["keys"]
+        found = Keys(listed("api_keys", api_keys), grants_of(keys_of(tables)))
         if self._api_keys.needed and not found.needed:
             raise ValueError("a server that needs a key cannot do without one while it runs")
         before = self._api_keys.plain

@@ -30,8 +30,11 @@ def check_key(key: str, setting: str) -> None:
             spaces around it.
     """
     if not key:
-        reason = "is empty"
-    elif any(unicodedata.category(one) == "Cs" for one in key):
+        raise UnusableKey(
+            f"{setting}: a key is empty. Set the variable that it comes from, or omit {setting} to "
+            "use no key."
+        )
+    if any(unicodedata.category(one) == "Cs" for one in key):
         reason = "is not valid UTF-8"
     elif any(unicodedata.category(one) == "Cc" for one in key):
         reason = "contains a line break or another control character"
@@ -85,6 +88,9 @@ class Keys:
         keys: keys without a table.
         grants: the permissions of keys with one, by their SHA-256 digests.
 
+    Raises:
+        UnusableKey: a key cannot be sent in a header.
+
     Attributes:
         plain: the digests of the keys without a table.
         needed: True if requests need a key: there is one.
@@ -93,7 +99,11 @@ class Keys:
     """
 
     def __init__(self, keys: Iterable[str], grants: Mapping[bytes, Grant] | None = None) -> None:
-        digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys if key]
+        digests = []
+        for key in keys:
+            # An empty key would be that of requests without one.
+            check_key(key, "api_keys")
+            digests.append(_digest(key.encode()))
         self.plain = frozenset(digests)
         # Keys are looked up by their digests. So the time that this takes says nothing about a key.
         self._owners = {digest: _owner(digest) for digest in (*digests, *(grants or ()))}

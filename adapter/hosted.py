@@ -7,14 +7,13 @@ The schemas hold what an engine can do. These limits apply after the schema, wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..schemas import limits
 from ..schemas.openai.common import length_error, range_error
 from .errors import InvalidRequest, about, wrong_value
 
 Limits: TypeAlias = Literal["engine", "openai"]
-NAMES: tuple[str, ...] = get_args(Limits)
 
 Body: TypeAlias = Mapping[str, Any]
 Rule: TypeAlias = Callable[[str, Body], InvalidRequest | None]

@@ -34,7 +34,7 @@ from ..backends.fleet.config import (
     contradictions,
     served_by,
 )
-from ..backends.llama_cpp.options import BATCH, CACHE_DISK, PARALLEL, CacheType
+from ..backends.llama_cpp.options import BATCH, BOUNDS, CACHE_DISK, PARALLEL, CacheType
 from ..backends.queue import QUEUE
 from ..schemas.limits import BODY
 from .auth import UnusableKey, check_key, keys_of
@@ -88,6 +88,12 @@ SHORTEST = 0.1
 
 def _bytes_of(mib: int | None) -> int | None:
     return sys.maxsize if mib == -1 else None if mib is None else mib << 20
+
+
+def _bounds_of(name: str) -> dict[str, int]:
+    """Return the bounds of an option of the in-process engine, for a field."""
+    least, most = BOUNDS[name]
+    return {"ge": least, "le": most}
 
 
 def _check_names(names: list[str]) -> None:
@@ -194,27 +200,23 @@ class FlatSettings(Checked):
         None,
         "Size of the KV cache in tokens, shared by parallel choices.",
         default="the model's, over llama-server for each choice; at most 8192",
-        ge=1,
-        le=2**24,
+        **_bounds_of("context"),
     )
     parallel: int = file_setting(
         PARALLEL,
         "Choices that run in parallel.",
         default="in process 16, else 4",
-        ge=1,
-        le=256,
+        **_bounds_of("parallel"),
     )
-    # llama.cpp aborts with more than 512 threads (GGML_MAX_N_THREADS).
-    threads: int | None = file_setting(None, "Number of CPU threads.", ge=1, le=512)
-    batch: int = file_setting(BATCH, "Batch size in tokens.", ge=1, le=2**20)
+    threads: int | None = file_setting(None, "Number of CPU threads.", **_bounds_of("threads"))
+    batch: int = file_setting(BATCH, "Batch size in tokens.", **_bounds_of("batch"))
     gpu_layers: int = file_setting(
         -1,
         "Number of layers on the GPU, or all.",
         default="all",
         convert=lambda value: -1 if value == "all" else value,
         expected="a whole number of layers, or all",
-        ge=-1,
-        le=2**20,
+        **_bounds_of("gpu_layers"),
     )
     cache_type: CacheType | None = file_setting(
         None,
@@ -345,7 +347,7 @@ class FlatSettings(Checked):
         "API key that clients must send; repeatable.",
         to=("adapter",),
         argument="api_keys",
-        value=lambda self: self.api_keys(),
+        value=lambda self: self.api_keys() or None,
     )
     api_key_file: Path | None = client_setting(None, "File with one API key per line.")
     admin_key: SecretStr | None = client_setting(

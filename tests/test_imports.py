@@ -101,8 +101,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     tuple(
         f"adapter/{name}.py"
         for name in (
-            "__init__", "admin", "app", "engines", "environment", "fleet", "on_demand", "openapi",
-            "option", "routes", "settings", "settings_file",
+            "__init__", "admin", "app", "arguments", "engines", "environment", "fleet", "on_demand",
+            "openapi", "option", "routes", "settings", "settings_file",
         )
     ),
     ("adapter/cli/*.py",),

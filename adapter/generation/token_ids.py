@@ -78,6 +78,18 @@ def forget() -> None:
         _loads.clear()
 
 
+def check_vocabulary(name: str) -> None:
+    """Check the name of a vocabulary that a setting has, without loading it.
+
+    Raises:
+        ValueError: tiktoken is not installed, or knows no vocabulary of that name.
+    """
+    try:
+        _check(name, _names())
+    except (EngineError, InvalidRequest) as error:
+        raise ValueError(error.message.removesuffix(".")) from None
+
+
 def load(name: str) -> Encoding:
     """Return a vocabulary by its name in tiktoken (`cl100k_base`, `o200k_base` …).
 

@@ -160,7 +160,7 @@ class LlamaCpp(Backend):
             context=context,
             parallel=parallel,
             batch=batch,
-            threads=threads or default_threads(),
+            threads=default_threads() if threads is None else threads,
             gpu_layers=gpu_layers,
             cache_type=cache_type,
             cache_memory=default_cache_memory() if cache_memory is None else cache_memory,

@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from ..base import Pooling
-from ..errors import EngineError
+from ..errors import EngineError, shortened
 from ..pooling import check_pooling
 
 CacheType: TypeAlias = Literal[
@@ -36,6 +36,15 @@ BATCH = 512
 # The maximum in llama.cpp (`llama_max_parallel_sequences`).
 MOST_SEQUENCES = 256
 CACHE_DISK = 8 << 30
+# The least and the largest value of each number that is the same in a setting. llama.cpp aborts
+# with more than 512 threads (GGML_MAX_N_THREADS).
+BOUNDS = {
+    "context": (1, 2**24),
+    "parallel": (1, MOST_SEQUENCES),
+    "batch": (1, 2**20),
+    "threads": (1, 512),
+    "gpu_layers": (-1, 2**20),
+}
 # Seconds that writing saved sequences may take at shutdown.
 CLOSE_SECONDS = 60
 DEFAULT_CONTEXT = 8192
@@ -71,7 +80,7 @@ class Options:
     """The options of an engine, which `LlamaCpp` documents.
 
     Raises:
-        EngineError: two options contradict each other.
+        EngineError: an option is wrong, or two contradict each other.
     """
 
     context: int | None = None
@@ -96,6 +105,20 @@ class Options:
     draft_model: Path | None = None
 
     def __post_init__(self) -> None:
+        for name, (least, most) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is None and name == "context":
+                continue
+            if type(value) is not int or not least <= value <= most:
+                raise EngineError(
+                    f"'{name}' must be a whole number from {least} to {most}, not "
+                    f"{shortened(repr(value))}."
+                )
+        if self.cache_type is not None and self.cache_type not in get_args(CacheType):
+            raise EngineError(
+                f"'cache_type' must be one of {', '.join(get_args(CacheType))}, not "
+                f"{shortened(repr(self.cache_type))}."
+            )
         if self.exact and self.flash_attention:
             raise EngineError("'exact' does not support flash attention. Omit one of them.")
         if self.exact and self.cache_type not in (None, "f32"):

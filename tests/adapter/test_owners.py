@@ -84,7 +84,7 @@ async def test_a_key_learns_nothing_of_the_prompts_in_a_shared_cache(
 
     engine = Sharing()
     engine.capabilities = replace(CAPABILITIES, own_caches=own, native=True)
-    app = OpenAIAdapter(engine, api_keys=keys, share_prefixes=shared, observers=[Log()])
+    app = OpenAIAdapter(engine, api_keys=keys or None, share_prefixes=shared, observers=[Log()])
     body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
     async with client_of(app) as client:
         client.headers["authorization"] = "Bearer sk-one"

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 import click
 import pytest
-from latimer.adapter.app import DEFAULTS, Options
+from latimer.adapter.arguments import DEFAULTS, Options
 from latimer.adapter.cli.check import check
 from latimer.adapter.cli.commands import serve
 from latimer.adapter.cli.options import option

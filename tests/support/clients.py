@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.app import Options
+from latimer.adapter.arguments import Options
 from latimer.backends.base import Backend
 from typing_extensions import Unpack
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from latimer.adapter.app import Options
+from latimer.adapter.arguments import Options
 from latimer.adapter.store.config import store_config_of
 from latimer.adapter.store.records import Record, Stored, new_id
 from latimer.adapter.store.store import Store

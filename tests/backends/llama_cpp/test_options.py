@@ -125,3 +125,23 @@ async def test_an_adapter_that_is_none_is_told(file: Path, words: str) -> None:
     """The error names a LoRA file that cannot be used, and the reason."""
     with pytest.raises(EngineError, match=words):
         await answer(lora=[file])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"context": 0}, "'context' must be a whole number from 1 to 16777216, not 0."),
+        ({"context": -1}, "'context' must be a whole number from 1 to 16777216, not -1."),
+        ({"threads": 0}, "'threads' must be a whole number from 1 to 512, not 0."),
+        ({"threads": True}, "'threads' must be a whole number from 1 to 512, not True."),
+        ({"parallel": 257}, "'parallel' must be a whole number from 1 to 256, not 257."),
+        ({"batch": "512"}, "'batch' must be a whole number from 1 to 1048576, not '512'."),
+        ({"gpu_layers": 1.5}, "'gpu_layers' must be a whole number from -1 to 1048576, not 1.5."),
+        ({"cache_type": "q3"}, "'cache_type' must be one of f32, f16, bf16, q8_0, q5_1, q5_0, "),
+    ],
+)
+def test_a_wrong_option_is_an_error_at_once(options: dict[str, Any], said: str) -> None:
+    """An option that the engine cannot have is an error when the backend is made."""
+    with pytest.raises(EngineError) as caught:
+        LlamaCpp(**options)
+    assert str(caught.value).startswith(said)
