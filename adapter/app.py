@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
@@ -80,6 +80,11 @@ _OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (o
 
 # Seconds from the start to the imports of the endpoints that the start does not need.
 _LOAD_AFTER = 0.5
+
+NEEDS_ASYNCIO = (
+    "Latimer needs asyncio, and this server runs another event loop. Run it with asyncio, such as "
+    "hypercorn with -k asyncio."
+)
 
 # Where Starlette's `ExceptionMiddleware` leaves the handlers that its routes ask.
 _HANDLERS = "starlette.exception_handlers"
@@ -349,6 +354,9 @@ class OpenAIAdapter(Router):
             API key there; what it raises becomes OpenAI's error object.
         observers: get what was measured of each request, such as a `RequestLog`.
         options: see `Options`.
+
+    Attributes:
+        stack: the middleware and the routes, without a check of the first request.
     """
 
     def __init__(
@@ -389,10 +397,39 @@ class OpenAIAdapter(Router):
             lifespan=self._lifespan,
             middleware=own,
         )
+        # What a server that runs asyncio can call at once.
+        self.stack: ASGIApp = self.middleware_stack
+        self.middleware_stack = self._begin
         self._starts = tuple(prefix.strip("/") for prefix in prefixes)
         self._has_page = bool(page)
         self._plain: Mapping[str, ApiRoute] = {}
         self._indexed: list[BaseRoute] = []
+
+    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the event loop of the first request, or of the lifespan; later ones need no check.
+
+        Without asyncio, the lifespan fails, and each request gets a 500 and a line of the log.
+        """
+        if _has_loop():
+            self.middleware_stack = self.stack  # type: ignore[assignment]
+            await self.stack(scope, receive, send)
+            return
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": NEEDS_ASYNCIO})
+            return
+        log.error(NEEDS_ASYNCIO)
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1011})
+            return
+        body = orjson.dumps(of_http(500, NEEDS_ASYNCIO))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 500, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     @override
     def app(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
@@ -526,6 +563,8 @@ class OpenAIAdapter(Router):
 
     @asynccontextmanager
     async def _lifespan(self, _app: object) -> AsyncIterator[None]:
+        if not _has_loop():
+            raise RuntimeError(NEEDS_ASYNCIO)
         loading = asyncio.create_task(self._load_soon())
         yield
         loading.cancel()
@@ -537,6 +576,15 @@ class OpenAIAdapter(Router):
         # first requests after the start come first.
         await asyncio.sleep(_LOAD_AFTER)
         await offload.importing(self.load)
+
+
+def _has_loop() -> bool:
+    """Return True if asyncio runs this code, which other libraries such as Trio can do, too."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _path_in(scope: Scope) -> str:
@@ -560,30 +608,65 @@ def _fetch() -> Fetch:
 class OpenAIMiddleware:
     """ASGI middleware that serves OpenAI's paths under `/v1`, and passes the rest to an app.
 
-    The app's own lifespan runs. When it ends, the middleware releases the backend.
+    The app's own lifespan runs, if it has one. At its end, the middleware writes what waits for the
+    store, and releases the backend.
 
     Args:
         app: the app that handles all other paths.
         backend: the backend that handles OpenAI's paths.
+        observers: see `OpenAIAdapter`.
         options: see `Options`.
+
+    Attributes:
+        adapter: the adapter of OpenAI's paths, for `open_store`, `drain` and the like.
     """
 
-    def __init__(self, app: ASGIApp, backend: Backend, **options: Unpack[Options]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        backend: Backend,
+        *,
+        observers: Sequence[Observer] = (),
+        **options: Unpack[Options],
+    ) -> None:
         self._outer = app
-        self._adapter = OpenAIAdapter(backend, ("/v1",), **options)
+        self.adapter = OpenAIAdapter(backend, ("/v1",), observers=observers, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and self._adapter.serves(scope):
-            await self._adapter(scope, receive, send)
+        if scope["type"] in ("http", "websocket") and self.adapter.serves(scope):
+            await self.adapter(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
         else:
             await self._outer(scope, receive, send)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def release(message: Message) -> None:
-            if str(message["type"]).startswith("lifespan.shutdown."):
-                await self._adapter.aclose()
+        """Run the adapter's lifespan with that of the app, or alone if the app has none."""
+        own = AsyncExitStack()
+        taken, sent = list[Message](), list[Message]()
+
+        async def take() -> Message:
+            taken.append(await receive())
+            return taken[-1]
+
+        async def reply(message: Message) -> None:
+            sent.append(message)
+            if message["type"] == "lifespan.startup.complete":
+                await own.enter_async_context(self.adapter.lifespan_context(self.adapter))
+            elif str(message["type"]).startswith("lifespan.shutdown."):
+                await own.aclose()
             await send(message)
 
-        await self._outer(scope, receive, release)
+        try:
+            await self._outer(scope, take, reply)
+        except Exception as error:
+            if sent:
+                raise
+            # Such as Django's. A server continues without a lifespan then.
+            log.info("The app has no lifespan: %s", error)
+        if not sent:
+            if not taken:
+                await receive()
+            await reply({"type": "lifespan.startup.complete"})
+            await receive()
+            await reply({"type": "lifespan.shutdown.complete"})

@@ -42,14 +42,14 @@ _Ended: TypeAlias = Sequence[Any]
 
 
 class Observer(Protocol):
-    """An observer of requests, which gets what was measured of them.
+    """An observer of requests, which gets what was measured of them: a base class for your own.
 
     Attributes:
         keeps: see `Record`.
         follows: True to get the start of each request, too.
     """
 
-    keeps: bool
+    keeps: bool = False
     follows: bool = False
 
     def begin(self, exchange: Exchange) -> None:

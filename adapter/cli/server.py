@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
         http: type[Protocol] = Protocol,
     ) -> None:
         # The router itself would only pass on what it gets.
-        self._served = around or app.middleware_stack
+        self._served = around or app.stack
         if settings.trusted_proxies:
             # It names the client for the log.
             self._served = ForwardedFor(self._served, settings.trusted_proxies)

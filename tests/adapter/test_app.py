@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from fastapi import FastAPI
 from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
+from latimer.adapter.app import NEEDS_ASYNCIO
+from latimer.adapter.observers import Observer
+from latimer.adapter.record import Record
 from latimer.backends.errors import Busy, ContextFull, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_server import LlamaServer
@@ -457,6 +461,78 @@ def test_the_lifespan_releases_the_backend() -> None:
         assert seen == ["up"]
     assert seen == ["up", "down"]
     assert backend.closed == 2
+
+
+def test_the_middleware_has_the_lifespan_of_an_app_without_one(tmp_path: Path) -> None:
+    """Around an app that has no lifespan, as Django's, the middleware stores what waits at the end,
+    and releases the backend."""
+
+    async def refuses(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise ValueError("only HTTP")
+
+    async def takes_first(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        raise ValueError("only HTTP")
+
+    async def ignores(scope: Any, receive: Any, send: Any) -> None:
+        """Do nothing."""
+
+    body = {**HI, "model": "a", "store": True}
+    for number, app in enumerate((refuses, takes_first, ignores)):
+        backend = Echo("Hi")
+        store = str(tmp_path / f"{number}.db")
+        with TestClient(OpenAIMiddleware(app, backend, any_model=True, store=store)) as client:
+            id_ = client.post("/v1/chat/completions", json=body).json()["id"]
+            assert backend.closed == 0
+        assert backend.closed == 1
+        with TestClient(OpenAIMiddleware(app, Echo(), store=store)) as client:
+            assert client.get(f"/v1/chat/completions/{id_}").is_success
+
+
+def test_a_start_that_fails_is_that_of_the_app() -> None:
+    """An app that reports in its lifespan that it cannot start fails behind the middleware too."""
+
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "broken"})
+        raise ValueError("broken")
+
+    backend = Echo()
+    with pytest.raises(ValueError, match="broken"), TestClient(OpenAIMiddleware(fails, backend)):
+        pass
+    assert backend.closed == 0
+
+
+def test_the_middleware_has_observers_and_its_adapter() -> None:
+    """Observers of the middleware get its requests, and its adapter opens its store."""
+    seen: list[str] = []
+
+    class Noted(Observer):
+        def take(self, ended: Sequence[Record]) -> None:
+            seen.extend(record.path for record in ended)
+
+    app = OpenAIMiddleware(Starlette(), Echo("Hi"), any_model=True, observers=[Noted()])
+    with TestClient(app) as client:
+        assert client.post("/v1/chat/completions", json=HI).is_success
+        app.adapter.drain()
+    assert seen == ["/v1/chat/completions"]
+
+
+def test_another_event_loop_is_one_clear_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Trio's loop is named in the error of the start, and in that of a request without a start."""
+    with (
+        pytest.raises(RuntimeError, match=r"^Latimer needs asyncio"),
+        TestClient(OpenAIMiddleware(Starlette(), Echo()), backend="trio"),
+    ):
+        pass
+    client = TestClient(OpenAIAdapter(Echo("Hi"), any_model=True), backend="trio")
+    for _ in range(2):
+        caplog.clear()
+        reply = client.post("/v1/chat/completions", json=HI)
+        assert reply.status_code == 500
+        assert "Latimer needs asyncio" in reply.json()["error"]["message"]
+        assert [record.message for record in caplog.records] == [NEEDS_ASYNCIO]
 
 
 def test_unknown_options_are_refused() -> None:
