@@ -15,6 +15,8 @@ from ..postgresql_errors import SILENT, first_line, reason_of
 
 # The reason for clients when there is no answer within seconds.
 LATE = "the database does not answer in time"
+# The same of a store in memory.
+BUSY = "this process is too busy to keep objects in memory in time"
 
 
 class StoreError(Exception):

@@ -47,10 +47,12 @@ class Writer:
         write: writes records in one transaction, and returns those that the database can never
             take; raises `StoreUnavailable`.
         delay: the seconds that an object waits for others.
+        late: the reason when the database does not answer in time.
     """
 
-    def __init__(self, write: Write, delay: float = DELAY) -> None:
+    def __init__(self, write: Write, delay: float = DELAY, late: str = LATE) -> None:
         self._write = write
+        self._late_reason = late
         self._delay = delay
         self._waiting: deque[Record] = deque()
         # The bytes of all objects, and of those that are not packed.
@@ -167,7 +169,7 @@ class Writer:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.flush()
         except (StoreUnavailable, TimeoutError) as error:
-            reason = getattr(error, "detail", LATE)
+            reason = getattr(error, "detail", self._late_reason)
             what = _objects(self.waiting, "is", "are")
             log.error("the store is not available: %s; %s lost", reason, what)
         if self._timer is not None:
@@ -234,7 +236,7 @@ class Writer:
 
     def _give_up(self) -> None:
         """Count the running attempt as failed."""
-        self._late = StoreUnavailable(LATE)
+        self._late = StoreUnavailable(self._late_reason)
         self._report(self._late)
 
     def _succeed(self, batch: Sequence[Record], rejected: Sequence[Record]) -> None:

@@ -21,7 +21,7 @@ from ...backends.single_flight import OnceCell
 from ..postgresql_errors import SILENT
 from ..probe import Probe
 from .config import StoreConfig
-from .errors import LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
+from .errors import BUSY, LATE, ConversationTooLarge, StoreError, StoreUnavailable, Withdrawn
 from .queue import DELAY, MEMORY_DELAY, QUIET, Writer
 from .records import CONVERSATION, Key, Page, Query, Record, Status, Stored, new_id, time_of
 
@@ -62,7 +62,9 @@ class Store:
 
     def __init__(self, place: StoreConfig) -> None:
         self.place = place
-        self._writer = Writer(self.write, DELAY if place.durable else MEMORY_DELAY)
+        self._late = LATE if place.durable else BUSY
+        delay = DELAY if place.durable else MEMORY_DELAY
+        self._writer = Writer(self.write, delay, self._late)
         self._database: OnceCell[Database] = OnceCell()
         # False after the last attempt to open it failed.
         self._can_open = True
@@ -176,7 +178,7 @@ class Store:
                         # Nothing waits: a probe has found it lost, and it may be back.
                         self._note_probe(await self._probe.now())
             except TimeoutError:
-                raise StoreUnavailable(LATE) from None
+                raise StoreUnavailable(self._late) from None
             if self._writer.state != "ok":
                 raise StoreUnavailable(SILENT)
 
@@ -437,7 +439,7 @@ class Store:
             async with asyncio.timeout(OPEN_SECONDS):
                 return await self.open()
         except TimeoutError:
-            raise StoreUnavailable(LATE) from None
+            raise StoreUnavailable(self._late) from None
         except StoreError as error:
             raise StoreUnavailable("it cannot be opened", str(error)) from None
 
@@ -461,7 +463,7 @@ class Store:
                 database = await (self._open_to_answer() if makes else self._for_reading(id))
                 found = nothing if database is None else await work(database)
         except TimeoutError:
-            error = StoreUnavailable(LATE)
+            error = StoreUnavailable(self._late)
         except StoreUnavailable as known:
             error = known
         else:
@@ -494,7 +496,7 @@ class Store:
                 self._fails_until = 0.0
             self._writer.hurry()
         elif self._can_open:
-            late = StoreUnavailable(LATE)
+            late = StoreUnavailable(self._late)
             self._writer.fail(error if isinstance(error, StoreUnavailable) else late)
 
     def _tidy(self) -> None:

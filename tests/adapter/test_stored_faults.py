@@ -7,7 +7,7 @@ import json
 import shutil
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -15,6 +15,8 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.store import queue
+from latimer.adapter.store.records import Record
+from latimer.adapter.store.store import Store
 from support.clients import client_of
 from support.engines.echo import Echo
 from support.stored import PIXEL, opened, record
@@ -84,6 +86,29 @@ async def test_chat_is_answered_while_the_file_is_locked(
             assert health["store"] == {"status": "unavailable", "waiting": 3, "lost": 0}
         assert await everything(http) == [old, *made]
     assert SECRET not in caplog.text
+
+
+async def test_errors_of_a_store_in_memory_name_no_database(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store in memory that takes an object too late says so, and does not speak of a database."""
+    gate, write = asyncio.Event(), Store.write
+
+    async def late(store: Store, records: Sequence[Record]) -> Sequence[Record]:
+        await gate.wait()
+        return await write(store, records)
+
+    monkeypatch.setattr(Store, "write", late)
+    app = OpenAIAdapter(Echo(context=256))
+    async with client_of(app) as http:
+        assert (await http.post(PATH, json=BODY)).is_success
+        reply = await http.get(PATH)
+        assert reply.status_code == 503
+        gate.set()
+    await app.aclose()
+    for text in (caplog.text, reply.text):
+        assert "this process is too busy" in text
+        assert "database" not in text
 
 
 async def test_a_missing_image_is_a_503(
