@@ -26,8 +26,9 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         *(
             f"backends/{name}.py"
             for name in (
-                "__init__", "base", "embeddings", "errors", "http", "identity", "offload",
-                "pooling", "queue", "sandbox", "sentencepiece", "single_flight", "spellings", "sse",
+                "__init__", "base", "connection", "embeddings", "errors", "http", "identity",
+                "offload", "pooling", "queue", "sandbox", "sentencepiece", "single_flight",
+                "spellings", "sse",
                 "stops", "streams",
             )
         ),

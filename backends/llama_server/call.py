@@ -11,6 +11,7 @@ import orjson
 
 from .. import offload
 from ..base import Batch, Event, Generation, Model, Piece, Pushed, Stops, Text, Token, TokenIds
+from ..connection import Connection
 from ..errors import (
     MALFORMED,
     ContextExceeded,
@@ -23,7 +24,6 @@ from ..errors import (
     whole_of,
 )
 from ..grammar import with_gbnf
-from ..http import Connection
 from .prompt import check_biases, check_prompt, native_prompt, prompt_ids, text_prompt
 from .scoring import score, speculative
 from .server import Server

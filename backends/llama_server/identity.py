@@ -18,6 +18,7 @@ import orjson
 from typing_extensions import override
 
 from ..base import MediaKind, Model
+from ..connection import Connection
 from ..errors import (
     MALFORMED,
     EngineError,
@@ -29,7 +30,7 @@ from ..errors import (
     text_of,
     whole_of,
 )
-from ..http import Connection, HttpClient
+from ..http import HttpClient
 from ..identity import IdentityMonitor
 from .router import RouterClient, is_router, names_in, not_an_engine
 from .translate import ENGINE, to_error

@@ -12,6 +12,7 @@ import httpcore2
 import httpx2
 import pytest
 from latimer.backends import http
+from latimer.backends.connection import MOST_HELD, Connection
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import (
     MOST_IDLE,
@@ -652,10 +653,10 @@ class Deaf(asyncio.Transport):
 
 async def test_a_reader_of_all_is_woken_rarely() -> None:
     """A reader that wants the whole body gets it at its end, or when `MOST_HELD` bytes wait."""
-    connection = http.Connection(asyncio.get_running_loop())
+    connection = Connection(asyncio.get_running_loop())
     connection.connection_made(Deaf())
     connection.start(b"GET / HTTP/1.1\r\n\r\n", b"")
-    size = http.MOST_HELD
+    size = MOST_HELD
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nab" % (size + 6))
     connection.holds = True
     assert await anext(connection) == b"ab"

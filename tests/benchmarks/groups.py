@@ -41,6 +41,7 @@ from latimer.adapter.cli import main as latimer
 from latimer.adapter.cli.protocol import Protocol
 from latimer.adapter.service import Service
 from latimer.backends import http, offload
+from latimer.backends.connection import Connection
 
 KINDS = {"chat": chat, "completion": completion}
 NUMBERS = (1, 2, 4, 8, 16, 28)
@@ -115,8 +116,8 @@ def serve(port: int, engine: int, file: Path) -> None:
     around(requests.Exchange, "__init__", "task begins", None)
     waits("wait_for_others")
     waits("give_way")
-    around(http.Connection, "start", None, "call sent")
-    around(http.Connection, "data_received", "engine's data", "data read")
+    around(Connection, "start", None, "call sent")
+    around(Connection, "data_received", "engine's data", "data read")
     answered()
     around(Service, "ended", None, "end")
     atexit.register(lambda: file.write_text(json.dumps([*zip(TIMES, PLACES, BEGINS, strict=True)])))

@@ -11,8 +11,9 @@ import httpcore2
 import httpx2
 import pytest
 from latimer.backends.base import Finish, Generation, Prompt, Sampling, Text
+from latimer.backends.connection import Connection
 from latimer.backends.errors import Busy
-from latimer.backends.http import Connection, ConnectionPool, Request, Response
+from latimer.backends.http import ConnectionPool, Request, Response
 from latimer.backends.llama_server import LlamaServer
 from latimer.backends.llama_server.embeddings import embedder
 from latimer.backends.llama_server.server import QUESTIONS
