@@ -568,7 +568,9 @@ class Service:
             if spoken is not None:
                 await spoken.aclose()
         for question in self.asked.values():
-            question.task.cancel()
+            with suppress(RuntimeError):
+                # Its event loop may be closed.
+                question.task.cancel()
         for listing in self._listings:
             await listing.backend.aclose()
         if self.release is not None:

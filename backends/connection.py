@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httptools
@@ -125,10 +126,21 @@ class Connection(asyncio.Protocol):
         return data
 
     def close(self) -> None:
-        """Close the connection immediately."""
+        """Close the connection immediately, even if its event loop is closed."""
         self.closed = True
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if not self.loop.is_closed():
             self._transport.abort()
+            return
+        transport, self._transport = self._transport, None
+        # What the event loop calls after `abort`. No public function closes the socket, which the
+        # garbage collector would close with a `ResourceWarning`.
+        end = getattr(transport, "_call_connection_lost", None)
+        if end is not None:
+            # Also after its end.
+            with suppress(AttributeError, RuntimeError):
+                end(None)
 
     def drop(self) -> None:
         """Close the connection when its reader has finished.

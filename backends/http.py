@@ -19,8 +19,10 @@ import os
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Awaitable,
@@ -29,6 +31,7 @@ from collections.abc import (
     Iterable,
     Mapping,
 )
+from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
@@ -188,6 +191,9 @@ class Response:
 class ConnectionPool:
     """A pool of connections to one engine, with the interface of `httpcore2.AsyncRequestInterface`.
 
+    A connection belongs to an event loop. The pool belongs to the first one that uses it, and has a
+    pool of its own for each other one. After the end of its event loop it belongs to the next.
+
     Args:
         url: `http://host:port` or `https://…`; a path is ignored.
         silence: seconds without a byte after which a response that has begun counts as lost.
@@ -231,6 +237,10 @@ class ConnectionPool:
         self._sweep: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last_byte = 0.0
+        # Closes the connections at the end of the event loop.
+        self._end: AsyncIterator[None] | None = None
+        self._others: dict[asyncio.AbstractEventLoop, ConnectionPool] = {}
+        self._lock = threading.Lock()
 
     @property
     def last_byte(self) -> float:
@@ -241,6 +251,41 @@ class ConnectionPool:
         """Return a pool with the same settings and connections of its own."""
         return ConnectionPool(self.address, self._silence, self._patience, self._probe, most_idle)
 
+    def _of(self, loop: asyncio.AbstractEventLoop) -> ConnectionPool:
+        """Return the pool of an event loop, which may be this one."""
+        with self._lock:
+            for other in [one for one in self._others if one.is_closed()]:
+                self._others.pop(other)._abandon()
+            if self._loop is None or self._loop.is_closed():
+                self._abandon()
+                self._loop = loop
+            if self._loop is loop:
+                return self
+            own = self._others.get(loop)
+            if own is None:
+                own = self._others[loop] = self.separate(self.most_idle)
+                own._loop, own.on_connect = loop, self.on_connect
+            own.most_idle = self.most_idle
+            return own
+
+    def _abandon(self) -> None:
+        """Drop the connections of an event loop that is closed."""
+        for connection in [*self._idle, *self._busy]:
+            connection.close()
+        self._idle.clear()
+        self._busy.clear()
+        self._probes.clear()
+        self._sweep = self._end = None
+
+    async def _close_at_end(self) -> AsyncGenerator[None, None]:
+        """Close the idle connections when the event loop ends its generators, before its end."""
+        try:
+            yield
+        finally:
+            self._close_idle()
+            # Lets the transports finish closing.
+            await asyncio.sleep(0)
+
     async def handle_async_request(self, request: Request | httpcore2.Request) -> Response:
         """Send a request, and return its response when the head has arrived.
 
@@ -248,6 +293,11 @@ class ConnectionPool:
             EngineUnavailable: the engine cannot be reached.
             EngineError: the engine was silent for too long, or the connection broke.
         """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            own = self._of(loop)
+            if own is not self:
+                return await own.handle_async_request(request)
         if not isinstance(request, tuple):
             request = await _encoded(request)
         failure = self._failure
@@ -262,8 +312,8 @@ class ConnectionPool:
                     raise EngineUnavailable(self._failure.message)
             try:
                 self._busy.add(connection)
-                if self._sweep is None or self._loop is not connection.loop:
-                    self._watch(connection.loop)
+                if self._sweep is None:
+                    self._sweep = loop.call_later(self._interval, self._look, loop)
                 connection.start(*request)
                 while not connection.headers_complete:
                     await connection.wait()
@@ -284,17 +334,37 @@ class ConnectionPool:
     def fail_pending(self, error: EngineUnavailable) -> None:
         """Fail the requests that are waiting for a connection, and close the idle connections."""
         self._failure = error
-        self._close_idle()
+        self._in_loop(self._close_idle)
+        for other in [*self._others.values()]:
+            other.fail_pending(error)
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        """Call a function in the event loop of the pool; drop the connections of a closed one."""
+        loop = self._loop
+        if loop is None or loop is asyncio.get_running_loop():
+            call()
+        elif loop.is_closed():
+            self._abandon()
+        else:
+            with suppress(RuntimeError):
+                # It may be closed meanwhile.
+                loop.call_soon_threadsafe(call)
 
     async def aclose(self) -> None:
         """Close the idle connections; a later request opens new ones."""
+        self._in_loop(self._stop)
+        for other in [*self._others.values()]:
+            other._in_loop(other._stop)
+        # Lets the transports finish closing before the event loop is closed.
+        await asyncio.sleep(0)
+
+    def _stop(self) -> None:
+        """Close the idle connections, and end the timer."""
         if self._sweep is not None and not self._busy:
             # With busy connections the timer stays, since it ends silent exchanges.
             self._sweep.cancel()
             self._sweep = None
         self._close_idle()
-        # Lets the transports finish closing before the event loop is closed.
-        await asyncio.sleep(0)
 
     def release(self, connection: Connection) -> None:
         """Take back a connection; it is closed unless its response was read to the end."""
@@ -307,11 +377,6 @@ class ConnectionPool:
             self._keep(connection)
         else:
             connection.drop()
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the timer that watches all exchanges and the idle connections."""
-        self._loop = loop
-        self._sweep = loop.call_later(self._interval, self._look, loop)
 
     def _take(self) -> Connection | None:
         """Return the most recently used idle connection that is alive, or None."""
@@ -399,6 +464,9 @@ class ConnectionPool:
             EngineUnavailable: the engine does not accept the connection.
         """
         loop = asyncio.get_running_loop()
+        if self._end is None:
+            self._end = self._close_at_end()
+            await anext(self._end)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(

@@ -162,7 +162,9 @@ class IdentityMonitor(ABC, Generic[Identity]):
 
     async def _learn(self) -> None:
         if self.model is None:
-            self.model = await self._read_model()
+            model = await self._read_model()
+            # Another event loop may have read it meanwhile.
+            self.model = self.model or model
 
     @property
     def known(self) -> Model | None:

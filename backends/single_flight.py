@@ -11,12 +11,16 @@ Fact = TypeVar("Fact")
 
 
 class SingleFlight:
-    """A check shared by concurrent callers; they go on in the same turn of the event loop."""
+    """A check shared by concurrent callers; they go on in the same turn of the event loop.
+
+    The callers in another event loop run a check of their own.
+    """
 
     def __init__(self) -> None:
-        # Set at the end of the running check. A lock would wake one caller in each turn of the
-        # event loop; the last of a hundred callers would wait for a hundred turns.
-        self._running: asyncio.Event | None = None
+        # The event loop of the running check, and what is set at its end. A lock would wake one
+        # caller in each turn of the event loop; the last of a hundred callers would wait for a
+        # hundred turns.
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._begun = 0
         self._ended = 0
         self._error: Exception | None = None
@@ -31,30 +35,35 @@ class SingleFlight:
         asked = self._begun
         if not fresh and self._running is not None:
             asked -= 1
+        loop = asyncio.get_running_loop()
         while self._ended <= asked:
-            if self._running is None:
-                await self._run(check)
+            running = self._running
+            if running is None or running[0] is not loop:
+                await self._run(check, loop)
                 return
-            await self._running.wait()
+            await running[1].wait()
         if self._error is not None:
             # Otherwise its traceback has the frames of all callers.
             raise self._error.with_traceback(None)
 
-    async def _run(self, check: Callable[[], Awaitable[None]]) -> None:
+    async def _run(
+        self, check: Callable[[], Awaitable[None]], loop: asyncio.AbstractEventLoop
+    ) -> None:
         """Check, and wake the callers that wait for the end."""
-        self._begun += 1
-        running = self._running = asyncio.Event()
+        number = self._begun = self._begun + 1
+        running = self._running = loop, asyncio.Event()
         try:
             await check()
         except Exception as error:
-            self._ended, self._error = self._begun, error
+            self._ended, self._error = number, error
             raise
         else:
-            self._ended, self._error = self._begun, None
+            self._ended, self._error = number, None
         finally:
             # After a cancelled check, the first caller that wakes runs one.
-            self._running = None
-            running.set()
+            if self._running is running:
+                self._running = None
+            running[1].set()
 
 
 class OnceCell(Generic[Fact]):
@@ -78,7 +87,10 @@ class OnceCell(Generic[Fact]):
 
         async def check() -> None:
             if self.value is None:
-                self.value = await learn()
+                value = await learn()
+                # Callers in another event loop may have learned it meanwhile.
+                if self.value is None:
+                    self.value = value
 
         while self.value is None:
             await self._flight.run(check)

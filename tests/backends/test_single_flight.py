@@ -213,3 +213,40 @@ async def test_a_check_ends_with_its_last_caller() -> None:
     engine.go.set()
     await fresh.run()
     assert engine.asked == 2
+
+
+def test_another_event_loop_runs_its_own_check() -> None:
+    """A check that has not ended in one event loop holds up no caller in another one."""
+    engine, checks = Engine(), SingleFlight()
+    first = asyncio.new_event_loop()
+    waiting = first.create_task(checks.run(engine.look))
+    first.run_until_complete(asyncio.sleep(0))
+
+    async def answer() -> None:
+        pass
+
+    asyncio.run(asyncio.wait_for(checks.run(answer, fresh=False), 5))
+    engine.go.set()
+    first.run_until_complete(waiting)
+    first.close()
+    assert engine.asked == 1
+
+
+def test_event_loops_learn_the_same_fact() -> None:
+    """A fact that two event loops learn at the same time is one object for both."""
+    cell: OnceCell[object] = OnceCell()
+    first, go = asyncio.new_event_loop(), asyncio.Event()
+
+    async def slow() -> object:
+        await go.wait()
+        return object()
+
+    async def fast() -> object:
+        return object()
+
+    waiting = first.create_task(cell.get(slow))
+    first.run_until_complete(asyncio.sleep(0))
+    found = asyncio.run(asyncio.wait_for(cell.get(fast), 5))
+    go.set()
+    assert first.run_until_complete(waiting) is found
+    first.close()

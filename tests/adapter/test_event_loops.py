@@ -1,0 +1,106 @@
+"""Tests of one adapter in several event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.backends.base import Backend
+from latimer.backends.koboldcpp import KoboldCpp
+from latimer.backends.llama_server import LlamaServer
+from starlette.testclient import TestClient
+from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.wire import running
+
+CHAT = "/v1/chat/completions"
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+PATHS = ("/health", "/ready", "/metrics", "/v1/models")
+
+
+@pytest.fixture(params=["llama_server", "koboldcpp"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """A backend over another process or thread, which the test closes."""
+    if request.param == "llama_server":
+        yield LlamaServer(request.getfixturevalue("llama_server_url"))
+        return
+    with running(FakeKoboldcpp(script="Hi")) as fake:
+        yield KoboldCpp(fake.url)
+
+
+async def statuses(app: OpenAIAdapter, chats: int = 1) -> Counter[int]:
+    """Return the statuses of requests to all paths, in the running event loop."""
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        found = [(await client.get(path)).status_code for path in PATHS]
+        for _ in range(chats):
+            for stream in (False, True):
+                reply = await client.post(CHAT, json={**HI, "stream": stream})
+                found.append(reply.status_code)
+        asked = [client.post(CHAT, json=HI) for _ in range(8)]
+        found += [one.status_code for one in await asyncio.gather(*asked)]
+    return Counter(found)
+
+
+def test_a_client_without_a_context_gets_all_answers(backend: Backend) -> None:
+    """Each request of Starlette's client outside of `with` has an event loop of its own."""
+    app = OpenAIAdapter(backend)
+    client = TestClient(app)
+    for _ in range(4):
+        assert {client.get(path).status_code for path in PATHS} == {200}
+        assert client.post(CHAT, json=HI).status_code == 200
+        text = client.post(CHAT, json={**HI, "stream": True}).text
+        assert text.endswith("data: [DONE]\n\n")
+    asyncio.run(app.aclose())
+
+
+def test_event_loops_follow_each_other(backend: Backend) -> None:
+    """An adapter answers in each event loop, and closes in another one without a warning."""
+    app = OpenAIAdapter(backend)
+    for _ in range(3):
+        assert asyncio.run(statuses(app)) == {200: len(PATHS) + 10}
+    asyncio.run(app.aclose())
+    del app
+    gc.collect()
+
+
+def test_an_adapter_that_is_not_closed_leaves_no_warning(backend: Backend) -> None:
+    """The connections of an event loop are closed at its end, also if nobody closes the adapter."""
+    app = OpenAIAdapter(backend)
+    assert set(asyncio.run(statuses(app))) == {200}
+    del app
+    gc.collect()
+
+
+def test_a_loop_that_was_closed_at_once_is_forgotten(llama_server_url: str) -> None:
+    """The connections of an event loop that has not ended its generators are dropped silently."""
+    app = OpenAIAdapter(LlamaServer(llama_server_url))
+    for uses_again in (True, False):
+        loop = asyncio.new_event_loop()
+        assert set(loop.run_until_complete(statuses(app))) == {200}
+        # Lets connections that the app has closed finish.
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        if uses_again:
+            assert set(asyncio.run(statuses(app))) == {200}
+        asyncio.run(app.aclose())
+    del app, loop
+    gc.collect()
+
+
+def test_a_loop_that_pauses_keeps_its_connections(llama_server_url: str) -> None:
+    """Event loops that take turns each have their own connections."""
+    app = OpenAIAdapter(LlamaServer(llama_server_url))
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    for _ in range(2):
+        for loop in loops:
+            assert set(loop.run_until_complete(statuses(app))) == {200}
+    for loop in loops:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+    asyncio.run(app.aclose())
