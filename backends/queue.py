@@ -9,6 +9,7 @@ first.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from bisect import insort
 from collections.abc import Collection, Hashable, Iterable, Iterator
@@ -139,6 +140,7 @@ class Waiting(Protocol):
 _TURN = attrgetter("turn")
 W = TypeVar("W", bound=Waiting)
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class FairQueue(Generic[W]):
@@ -229,20 +231,52 @@ def check_room(waiting: int, limit: int, ticket: Ticket | None, wait: float) -> 
         )
 
 
-class _Call:
-    """A call that waits for a place."""
+def settle(future: asyncio.Future[T], result: T | Exception) -> bool:
+    """Set the result or the error of a future that may belong to another event loop.
 
-    __slots__ = ("place", "since", "ticket", "turn")
+    Returns:
+        False if that event loop is closed, so that nobody waits any more.
+    """
+    loop = future.get_loop()
+    # A task that is garbage may release a place without an event loop.
+    if loop is asyncio._get_running_loop():
+        _settle(future, result)
+        return True
+    try:
+        loop.call_soon_threadsafe(_settle, future, result)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _settle(future: asyncio.Future[T], result: T | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+class _Call:
+    """A call that waits for a place.
+
+    Attributes:
+        has_place: True if a place was given to it, which its task may not know yet.
+    """
+
+    __slots__ = ("has_place", "place", "since", "ticket", "turn")
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
         self.place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.turn = 0
         self.since = time.monotonic()
+        self.has_place = False
 
 
 class AdmissionQueue:
-    """A bounded queue in front of an engine.
+    """A bounded queue in front of an engine, for calls of any event loops and threads.
 
     Args:
         limit: the largest number of waiting requests; others are rejected. None means no limit.
@@ -257,15 +291,19 @@ class AdmissionQueue:
         self._places = places
         self.taken = 0
         self._waiting: FairQueue[_Call] = FairQueue()
+        # Of the queue. The number of places needs none: no thread stops between a test of it and
+        # its change, because no function is called there.
+        self._lock = threading.RLock()
         self._moved = 0.0
         self._seconds = 1.0
 
     def resize(self, places: int) -> None:
         """Change the number of places; new places go to waiting requests."""
         self._places = places
-        while self._waiting.requests and self.taken < places:
-            self.taken += 1
-            self._pass_on()
+        with self._lock:
+            while self._waiting.requests and self.taken < places:
+                self.taken += 1
+                self._pass_on()
 
     @property
     def waiting(self) -> int:
@@ -309,18 +347,22 @@ class AdmissionQueue:
         call = _Call(ticket or Ticket())
         call.ticket.admitted = True
         call.ticket.queued += 1
-        if not self._waiting.requests:
-            self._moved = call.since
-        self._waiting.add(call)
+        with self._lock:
+            if not self._waiting.requests:
+                self._moved = call.since
+            self._waiting.add(call)
+            # Another thread may have released a place since.
+            self.resize(self._places)
         try:
             await call.place
-        except asyncio.CancelledError:
+        except BaseException:
+            # Also the end of a task whose event loop was closed.
             call.ticket.note_wait(call.since)
-            if not call.place.cancelled():
-                # The place was already given to this call.
-                self.release()
-            elif call in self._waiting.requests.get(call.ticket, ()):
-                self._waiting.remove(call)
+            with self._lock:
+                if call.has_place:
+                    self.release()
+                elif call in self._waiting.requests.get(call.ticket, ()):
+                    self._waiting.remove(call)
             raise
 
     def release(self) -> None:
@@ -338,15 +380,16 @@ class AdmissionQueue:
 
     def _pass_on(self) -> None:
         """Give a taken place to the next call of the next request."""
-        for call in self._waiting.in_turn():
-            if call.place.done():
-                self._waiting.remove(call)
-                continue
-            self._waiting.take(call)
-            now = time.monotonic()
-            self._seconds = 0.8 * self._seconds + 0.2 * (now - self._moved)
-            self._moved = now
-            call.ticket.note_wait(call.since)
-            call.place.set_result(None)
-            return
-        self.taken -= 1
+        with self._lock:
+            for call in self._waiting.in_turn():
+                if call.place.done() or not settle(call.place, None):
+                    self._waiting.remove(call)
+                    continue
+                call.has_place = True
+                self._waiting.take(call)
+                now = time.monotonic()
+                self._seconds = 0.8 * self._seconds + 0.2 * (now - self._moved)
+                self._moved = now
+                call.ticket.note_wait(call.since)
+                return
+            self.taken -= 1

@@ -9,8 +9,9 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import orjson
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from ..http import Client
 
 T = TypeVar("T")
+# A question for the tokenizer: its path, payload, size and headers, and the answer.
+Question: TypeAlias = tuple[str, Any, int, bytes, "asyncio.Future[Any]"]
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +109,10 @@ class Server:
         self._specials: OnceCell[Sequence[Special]] = OnceCell()
         self.embedder: OnceCell[Embedder] = OnceCell()
         self.embeds_at_once = FIRST_EMBEDS
-        # The questions for the tokenizer, of which the first is sent, each with its answer.
-        self._texts: deque[tuple[str, Any, int, bytes, asyncio.Future[Any]]] = deque()
+        # The questions of each event loop for the tokenizer, each with its answer; the task that
+        # sends the first one has the place.
+        self._texts: dict[asyncio.AbstractEventLoop, deque[Question]] = {}
+        self._tokenizer_place = AdmissionQueue(None)
         self._tasks: set[asyncio.Future[Any]] = set()
 
     @classmethod
@@ -177,6 +182,12 @@ class Server:
 
     async def aclose(self) -> None:
         """Wait for the background tasks, and close all connections."""
+        own = asyncio.get_running_loop()
+        for task in [one for one in self._tasks if one.get_loop() is not own]:
+            self._tasks.discard(task)
+            with suppress(RuntimeError):
+                # Its event loop may be closed.
+                task.get_loop().call_soon_threadsafe(task.cancel)
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
             for task in late:
@@ -206,25 +217,31 @@ class Server:
         if not self.generates:
             raise NotServed("generate", ENGINE, "Did you mean to use v1/embeddings?")
 
-        answer = asyncio.get_running_loop().create_future()
-        self._texts.append((path, payload, size, FORWARDED.get(), answer))
-        if len(self._texts) == 1:
-            self.background(self._tokenize())
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        texts = self._texts.get(loop)
+        if texts is None:
+            for closed in [one for one in self._texts if one.is_closed()]:
+                self._texts.pop(closed, None)
+            texts = self._texts[loop] = deque()
+        texts.append((path, payload, size, FORWARDED.get(), answer))
+        if len(texts) == 1:
+            self.background(self._tokenize(texts))
         return await answer
 
-    async def _tokenize(self) -> None:
+    async def _tokenize(self, texts: deque[Question]) -> None:
         """Ask what waits; the next question is sent in the turn of the event loop with an answer.
 
         With a lock, the tokenizer would have nothing to do for two turns after each answer.
         """
-        texts = self._texts
         try:
             while texts:
                 path, payload, size, forwarded, answer = texts[0]
                 if not answer.done():
                     FORWARDED.set(forwarded)
                     try:
-                        reply = await self.ask("POST", path, payload, size)
+                        async with self._tokenizer_place:
+                            reply = await self.ask("POST", path, payload, size)
                     except Exception as error:
                         # The caller may have been cancelled.
                         if not answer.done():
@@ -286,14 +303,25 @@ class Server:
         The caller does not wait: a cancelled request has nothing to wait for.
         """
 
-        async def end() -> None:
-            try:
-                if call is not None:
-                    await call.end()
-            finally:
+        if call is None:
+            self.turns.release()
+            return
+        has_left = False
+
+        def leave(_: object = None) -> None:
+            nonlocal has_left
+            if not has_left:
+                has_left = True
                 self.turns.release()
 
-        self.background(end())
+        async def end() -> None:
+            try:
+                await call.end()
+            finally:
+                leave()
+
+        # The event loop may end before the task begins.
+        self.background(end()).add_done_callback(leave)
 
     def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that must finish even if its caller is cancelled."""

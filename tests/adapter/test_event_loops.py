@@ -1,9 +1,10 @@
-"""Tests of one adapter in several event loops."""
+"""Tests of one adapter in several event loops: one after the other, and at the same time."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -103,4 +104,23 @@ def test_a_loop_that_pauses_keeps_its_connections(llama_server_url: str) -> None
     for loop in loops:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+    asyncio.run(app.aclose())
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_threads_with_event_loops_share_an_adapter(backend: Backend, debug: bool) -> None:
+    """Several threads, each with a running event loop, get all answers of one adapter."""
+    app = OpenAIAdapter(backend)
+    found: list[Counter[int]] = []
+
+    def run() -> None:
+        # Debugging shows calls of another thread's event loop that are not safe.
+        found.append(asyncio.run(statuses(app, 5), debug=debug))
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [{200: len(PATHS) + 18}] * len(threads)
     asyncio.run(app.aclose())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import threading
 
 import pytest
 from latimer.backends.errors import Busy
@@ -273,3 +275,63 @@ async def test_each_tier_fills_the_queue() -> None:
     for task in waiting:
         turns.release()
         await task
+
+
+async def test_a_place_goes_to_another_thread() -> None:
+    """A call that waits in the event loop of another thread gets the place that is released."""
+    queue, waits = AdmissionQueue(None), threading.Event()
+
+    async def take() -> None:
+        taking = asyncio.create_task(queue.take())
+        await asyncio.sleep(0)
+        waits.set()
+        await asyncio.wait_for(taking, 5)
+        queue.release()
+
+    await queue.take()
+    # Debugging rejects calls of an event loop from another thread that would not wake it.
+    other = asyncio.create_task(asyncio.to_thread(asyncio.run, take(), debug=True))
+    assert await asyncio.to_thread(waits.wait, 10)
+    queue.release()
+    await asyncio.wait_for(other, 10)
+    assert (queue.taken, queue.waiting) == (0, 0)
+
+
+def test_a_call_of_a_closed_event_loop_gets_no_place() -> None:
+    """A released place goes past the calls of an event loop that was closed while they waited."""
+    queue = AdmissionQueue(None)
+    closed = asyncio.new_event_loop()
+    closed.run_until_complete(queue.take())
+    left = closed.create_task(queue.take())
+    closed.run_until_complete(asyncio.sleep(0))
+    closed.close()
+    # Its end as garbage is not what is tested.
+    left._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    async def take() -> None:
+        taking = asyncio.create_task(queue.take())
+        await asyncio.sleep(0)
+        queue.release()
+        await asyncio.wait_for(taking, 5)
+        queue.release()
+
+    asyncio.run(take())
+    assert (queue.taken, queue.waiting) == (0, 0)
+
+
+def test_a_call_that_ends_with_its_closed_event_loop_gives_its_place_back() -> None:
+    """A call that becomes garbage with its event loop gives back the place that it has got."""
+    queue = AdmissionQueue(None)
+    closed = asyncio.new_event_loop()
+    closed.run_until_complete(queue.take())
+    left = closed.create_task(queue.take())
+    closed.run_until_complete(asyncio.sleep(0))
+    closed.call_soon(queue.release)
+    closed.call_soon(closed.stop)
+    closed.run_forever()
+    assert queue.taken == 1
+    left._log_destroy_pending = False  # type: ignore[attr-defined]
+    closed.close()
+    del left
+    gc.collect()
+    assert (queue.taken, queue.waiting) == (0, 0)
