@@ -86,6 +86,8 @@ class Observers:
         self._unseen: list[_Ended] = []
         self._times = 0
         self._timer: asyncio.TimerHandle | None = None
+        # The event loop of the timer.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.replace(observers)
 
     def replace(self, observers: Sequence[Observer]) -> None:
@@ -133,8 +135,10 @@ class Observers:
             self._times += len(record.arrivals)
         if len(unseen) >= self._most_unseen or self._times >= _MOST_TIMES or exchange.size > _LARGE:
             self.flush()
-        elif self._timer is None:
-            loop = asyncio.get_running_loop()
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._loop is not loop:
+            self._loop = loop
             self._timer = loop.call_later(OBSERVED_AFTER, self.flush)
 
     def flush(self) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ...backends.queue import settle
 from ..errors import LimitsUnavailable
 from ..probe import PROBE_SECONDS, Probe
 from .leases import Grant, Lease, LeaseStore, LimitsError, Refusal
@@ -187,7 +188,7 @@ class SharedLimits(LeaseStore):
             return await self._without(grant, tokens, error)
         if isinstance(found, SharedLease):
             self._leases[found.id] = found
-            if self._renewing is None or self._renewing.done():
+            if not _runs(self._renewing):
                 self._renewing = asyncio.get_running_loop().create_task(self._keep())
         return found
 
@@ -205,7 +206,7 @@ class SharedLimits(LeaseStore):
             for task in (self._renewing, self._asking):
                 if task is not None:
                     task.cancel()
-            if self._working is not None and not self._working.done():
+            if self._working is not None and _runs(self._working):
                 await asyncio.wait([self._working], timeout=ANSWER_SECONDS)
         # A step that failed meanwhile has started it again.
         self._probe.cancel()
@@ -234,7 +235,7 @@ class SharedLimits(LeaseStore):
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((step, done))
-        if self._working is None or self._working.done():
+        if not _runs(self._working):
             self._working = loop.create_task(self._work())
         return done
 
@@ -251,7 +252,7 @@ class SharedLimits(LeaseStore):
                 self._fail(error, batch)
             else:
                 for (_, done), result in zip(batch, results, strict=True):
-                    done.set_result(result)
+                    settle(done, result)
                 self._probe.used_at = time.monotonic()
                 if self._is_down:
                     self._note_probe(None)
@@ -265,12 +266,11 @@ class SharedLimits(LeaseStore):
         # It may come back without another step.
         self._probe.start()
         for step, done in batch:
-            if isinstance(step, Reserve):
-                done.set_exception(error)
+            if not isinstance(step, Reserve):
+                settle(done, None)
+            elif settle(done, error) and done.done():
                 # The client may have disconnected.
                 done.exception()
-            else:
-                done.set_result(None)
 
     async def _ask(self) -> None:
         async with asyncio.timeout(PROBE_SECONDS):
@@ -279,7 +279,7 @@ class SharedLimits(LeaseStore):
     def _ask_soon(self) -> None:
         """Ask a lost database whether it answers again, unless it was asked a moment ago."""
         now = time.monotonic()
-        if now >= self._down_until and (self._asking is None or self._asking.done()):
+        if now >= self._down_until and not _runs(self._asking):
             self._down_until = now + DOWN_SECONDS
             self._asking = asyncio.get_running_loop().create_task(self._ask_again())
 
@@ -307,6 +307,12 @@ class SharedLimits(LeaseStore):
                 leases.setdefault(lease.grant, []).append(lease.id)
             for grant, ids in leases.items():
                 self._add(Renew(grant, ids))
+
+
+def _runs(task: asyncio.Task[None] | None) -> bool:
+    """Return True if a task runs; one of an event loop that ended is never done."""
+    loop = asyncio.get_running_loop()
+    return task is not None and not task.done() and task.get_loop() is loop
 
 
 @contextmanager

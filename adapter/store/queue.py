@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
+from ...backends.queue import settle
 from .errors import LATE, StoreUnavailable
 from .records import Record, pack
 
@@ -65,6 +66,8 @@ class Writer:
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        # The event loop of these.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._pause = 0.0
         self._has_failed = False
         # The reason why the running attempt counts as failed.
@@ -100,12 +103,22 @@ class Writer:
         self._bytes += record.size
         self._loose += record.size
         self._taken += 1
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._change_to(loop)
         if self._task is None and self._timer is None:
-            loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._delay, self._start)
         if self._loose > LOOSE and self._packing is None:
-            self._packing = asyncio.get_running_loop().create_task(self._pack())
+            self._packing = loop.create_task(self._pack())
         return True
+
+    def _change_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Forget the timer and the tasks of an event loop that is closed; they never end."""
+        if self._loop is not None and self._loop.is_closed():
+            self._timer = self._task = self._packing = None
+            self._trying = 0
+            self._late = None
+        self._loop = loop
 
     async def flush(self, patience: float | None = None) -> None:
         """Wait until every object that was added before is written.
@@ -120,9 +133,12 @@ class Writer:
         """
         if self._done == self._taken:
             return
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._change_to(loop)
         if self._late is not None:
             raise _again(self._late)
-        done = asyncio.get_running_loop().create_future()
+        done = loop.create_future()
         self._flushes.append((self._taken, done))
         if self._task is None:
             self._start()
@@ -251,9 +267,10 @@ class Writer:
             self.lose(1, "the database cannot take them", record)
         self._recover()
         for target, done in self._flushes:
-            if target <= self._done and not done.done():
-                done.set_result(None)
-        self._flushes = [one for one in self._flushes if not one[1].done()]
+            if target <= self._done:
+                settle(done, None)
+        left = [one for one in self._flushes if one[0] > self._done]
+        self._flushes = [one for one in left if not one[1].done()]
 
     def _recover(self) -> None:
         """Count the database as one that answers, and log that once."""
@@ -282,8 +299,7 @@ class Writer:
         self._has_failed = True
         flushes, self._flushes = self._flushes, []
         for _, done in flushes:
-            if not done.done():
-                done.set_exception(_again(error))
+            settle(done, _again(error))
 
 
 def _objects(count: int, one: str, many: str) -> str:

@@ -42,7 +42,7 @@ from ..errors import (
     reason_label,
 )
 from ..identity import difference
-from ..queue import QUEUE, Try
+from ..queue import QUEUE, Try, settle
 from .affinity import matches
 from .breaker import RetryBudget
 from .config import Affinity
@@ -199,10 +199,14 @@ class Pool(Speaking):
 
     def start(self) -> None:
         """Begin to look after the engines."""
-        task = self._tasks.get(self)
-        if self._is_closed or (task is not None and not task.done()):
-            return
-        self._tasks[self] = asyncio.create_task(self._look_after())
+        if not (self._is_closed or self._runs(self)):
+            self._tasks[self] = asyncio.create_task(self._look_after())
+
+    def _runs(self, key: object) -> bool:
+        """Return True if a task runs; one of an event loop that ended is never done."""
+        task = self._tasks.get(key)
+        loop = asyncio.get_running_loop()
+        return task is not None and not task.done() and task.get_loop() is loop
 
     async def _look_after(self) -> None:
         """Ask each engine from time to time, before a request needs it."""
@@ -221,11 +225,10 @@ class Pool(Speaking):
 
     def ask(self, replica: Replica) -> asyncio.Task[None]:
         """Ask an engine whether it is ready, and what it serves; return the running question."""
-        task = self._tasks.get(replica)
-        if task is None or task.done():
+        if not self._runs(replica):
             self._looked[replica] = time.monotonic()
-            task = self._tasks[replica] = asyncio.create_task(self._ask(replica))
-        return task
+            self._tasks[replica] = asyncio.create_task(self._ask(replica))
+        return self._tasks[replica]
 
     async def ask_all(self) -> None:
         """Ask every engine that is not ready, and wait for the answers."""
@@ -495,8 +498,8 @@ class Pool(Speaking):
                 self._fail(place)
 
     def _fail(self, place: Place) -> None:
-        if place.future is not None and not place.future.done():
-            place.future.set_exception(self.unavailable())
+        if place.future is not None:
+            settle(place.future, self.unavailable())
 
     def grant(self) -> None:
         """Give free places to waiting calls."""
@@ -560,7 +563,8 @@ class Pool(Speaking):
         ticket = place.ticket
         if ticket.key:
             self._shares.charge(ticket.key, place.charged, ticket.weight)
-        place.future.set_result(replica)
+        if not settle(place.future, replica):
+            self.release(place)
 
     def _set_timer(self, now: float) -> None:
         """Look again when the first parked call has waited long enough."""
@@ -865,12 +869,13 @@ class Pool(Speaking):
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks.values():
+        tasks = [self._tasks[key] for key in self._tasks if self._runs(key)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for place in [*self._calls()]:
-            if place.future is not None and not place.future.done():
-                place.future.set_exception(EngineUnavailable("The model is no longer served."))
+            if place.future is not None:
+                settle(place.future, EngineUnavailable("The model is no longer served."))
         for replica in self.replicas:
             replica.leave(self.grant)
 

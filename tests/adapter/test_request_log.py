@@ -17,6 +17,7 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import digest_of
@@ -671,3 +672,26 @@ def test_other_lines_are_json_too() -> None:
     event = json.loads(line)
     assert (event["level"], event["event"], event["logger"]) == ("warning", "log", "latimer")
     assert event["message"].startswith("engine one\nTraceback")
+
+
+def test_an_event_loop_that_has_ended_does_not_hold_lines_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests of an event loop that has ended are logged with those of the next one."""
+    monkeypatch.setattr("latimer.adapter.observers.OBSERVED_AFTER", 0.01)
+    lines: list[bytes] = []
+    app = OpenAIAdapter(Echo(), observers=[RequestLog(lines.append)])
+
+    async def ask(waits: bool) -> None:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            await client.get("/v1/models")
+        for _ in range(500 if waits else 0):
+            if lines:
+                break
+            await asyncio.sleep(0.01)
+
+    asyncio.run(ask(waits=False))
+    assert not lines
+    asyncio.run(ask(waits=True))
+    assert len(b"".join(lines).splitlines()) == 2

@@ -157,3 +157,23 @@ async def test_closing_tries_once_and_says_what_is_lost(caplog: pytest.LogCaptur
     queue.add(record())
     await queue.aclose()
     assert "1 object is lost" in caplog.text
+
+
+def test_an_event_loop_that_has_ended_does_not_hold_objects_back() -> None:
+    """Objects that were added in an event loop which has ended are written in the next one."""
+    written = asyncio.Event()
+
+    async def write(records: Sequence[Record]) -> Sequence[Record]:
+        assert len(records) == 2
+        written.set()
+        return ()
+
+    queue = Writer(write)
+
+    async def add(waits: bool) -> None:
+        assert queue.add(record())
+        if waits:
+            await asyncio.wait_for(written.wait(), 10)
+
+    asyncio.run(add(waits=False))
+    asyncio.run(add(waits=True))

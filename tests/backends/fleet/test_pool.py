@@ -548,3 +548,24 @@ async def test_prompts_are_checked_as_the_engines_do(monkeypatch: pytest.MonkeyP
         await pool.check(job())
     one.gate.set()
     assert await task == "one"
+
+
+def test_a_model_is_served_in_one_event_loop_after_the_other() -> None:
+    """A model over several engines is looked after in the event loop that uses it now."""
+    closed = asyncio.new_event_loop()
+    pool = closed.run_until_complete(pool_of(Engine("a"), Engine("b")))
+    closed.call_soon(pool.start)
+    assert closed.run_until_complete(said(pool)) in ("a", "b")
+    (left,) = asyncio.all_tasks(closed)
+    # The event loop neither cancels nor ends it. Its end as garbage is not what is tested.
+    left._log_destroy_pending = False  # type: ignore[attr-defined]
+    closed.close()
+
+    async def again() -> None:
+        pool.start()
+        assert len(asyncio.all_tasks()) == 2
+        assert await said(pool) in ("a", "b")
+        assert idle(pool)
+        await pool.aclose()
+
+    asyncio.run(again())
