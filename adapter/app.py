@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
@@ -46,7 +46,7 @@ from .observers import Observer
 from .option import option_of
 from .origins import OriginMiddleware
 from .playground import playground_routes
-from .record import Record
+from .record import GONE, Record
 from .request import EXCHANGE, FRAME, PUSH, WHOLE, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, MetricsAccess, SocketRoute, routes_of
@@ -159,8 +159,10 @@ class ErrorMiddleware:
                 exchange.unwatch()
         except Disconnected:
             exchange.is_left = True
+            await _end_left(exchange)
         except asyncio.CancelledError:
             if exchange.is_left and not _is_cancelling():
+                await _end_left(exchange)
                 return
             if not self._service.has_ended:
                 raise
@@ -242,6 +244,14 @@ def _is_cancelling() -> bool:
     """Undo one cancellation of the task; return True if there is another."""
     task = asyncio.current_task()
     return task is not None and task.uncancel() > 0
+
+
+async def _end_left(exchange: Exchange) -> None:
+    """Send an empty response for a client that has left, because middleware may wait for one."""
+    if not exchange.started and FRAME not in exchange.scope:
+        # ASGI allows a server to raise one.
+        with suppress(OSError):
+            await exchange.reply(GONE, b"")
 
 
 async def _shut_down(exchange: Exchange) -> None:

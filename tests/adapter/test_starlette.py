@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import orjson
 import pytest
 from benchmarks.calls import Prepared, scope_of
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.auth import require_key
 from latimer.adapter.request import WHOLE, Exchange
+from latimer.adapter.request_log import RequestLog
 from latimer.backends.errors import Busy
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,6 +25,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, NoMatchFound, Route, Router, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
+from support.clients import Leaving
+from support.engines.echo import Echo
 
 HI = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 CHAT = "/v1/chat/completions"
@@ -54,6 +58,19 @@ class Noted:
             await send(message)
 
         await self.app(scope, receive, note)
+
+
+class Cut:
+    """An app whose clients disconnect before the end of their bodies."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def received() -> Any:
+            return {"type": "http.disconnect"}
+
+        await self.app(scope, received, send)
 
 
 async def home(request: Request) -> JSONResponse:
@@ -164,6 +181,36 @@ def test_starlettes_middleware_works(middleware: Middleware) -> None:
         assert client.post(CHAT, json=HI).json()["usage"]["prompt_tokens"] == 12
         assert client.post(CHAT, json={**HI, "stream": True}).text.endswith("data: [DONE]\n\n")
         assert client.post(CHAT, json={}).json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("around", [True, False])
+async def test_middleware_gets_a_response_for_a_client_that_has_left(
+    around: bool, reads: bool
+) -> None:
+    """Middleware that waits for a response gets an empty one with 499 after a disconnect.
+
+    The client leaves while its body is read, or while the engine works.
+    """
+    lines: list[bytes] = []
+    engine = Echo("Hello.", pause=60)
+    middleware = [Middleware(BaseHTTPMiddleware, _passed_on)]
+    served = OpenAIAdapter(
+        engine, middleware=[] if around else middleware, observers=[RequestLog(lines.append)]
+    )
+    app = Starlette(routes=[Mount("/", served)], middleware=middleware) if around else served
+    leaving = Leaving(app)
+    transport = httpx2.ASGITransport(Cut(app) if reads else leaving)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        asked = asyncio.create_task(client.post(CHAT, json={**HI, "model": "demo"}))
+        while not (reads or engine.running):
+            await asyncio.sleep(0.01)
+        leaving.gone.set()
+        reply = await asked
+    await served.aclose()
+    assert (reply.status_code, reply.content, engine.running) == (499, b"", 0)
+    events = [orjson.loads(line) for line in b"".join(lines).splitlines()]
+    assert [one["status"] for one in events] == [499]
 
 
 def test_errors_of_users_have_openais_format() -> None:
