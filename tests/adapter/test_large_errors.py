@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from latimer.adapter.errors import InvalidRequest
-from latimer.adapter.messages.request import _parsed as parse_message
-from latimer.adapter.validation import parse
+from latimer.adapter.messages.request import from_validation as for_messages
+from latimer.adapter.validation import from_validation, parse
 from latimer.schemas import limits
 from pydantic import TypeAdapter, ValidationError
 
@@ -81,5 +81,5 @@ def test_an_error_does_not_keep_the_request(module: str) -> None:
     adapter = adapters(module)["_REQUEST"]
     body = {"model": "m", "messages": [{"role": "x"}], "max_tokens": 1}
     with pytest.raises(InvalidRequest) as refused:
-        parse_message(adapter, body) if module == "messages" else parse(adapter, (), body)
+        parse(adapter, (), body, for_messages if module == "messages" else from_validation)
     assert refused.value.__context__ is None
