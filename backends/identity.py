@@ -326,6 +326,10 @@ class LazyBackend(Backend):
         return self._found().native(job, stream)
 
     @override
+    async def check(self, job: Generation) -> None:
+        await self._found().check(job)
+
+    @override
     async def embedding_model(self) -> EmbeddingModel | None:
         return await (await self._ready()).embedding_model()
 
