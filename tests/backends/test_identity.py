@@ -150,7 +150,7 @@ async def test_another_engine_at_the_address_is_found(llama_server_url: str) -> 
 
 
 # The names that a pool leaves at their defaults: metrics and probes ask each of its engines.
-OF_EACH_ENGINE = {"load", "loads_here"}
+OF_EACH_ENGINE = {"last_byte", "load", "loads_here"}
 
 
 def test_nothing_of_an_engine_is_left_out() -> None:
