@@ -249,8 +249,8 @@ def _is_cancelling() -> bool:
 async def _end_left(exchange: Exchange) -> None:
     """Send an empty response for a client that has left, because middleware may wait for one."""
     if not exchange.started and FRAME not in exchange.scope:
-        # ASGI allows a server to raise one.
-        with suppress(OSError):
+        # ASGI allows a server to raise an OSError, and some raise others.
+        with suppress(Exception):
             await exchange.reply(GONE, b"")
 
 
@@ -421,7 +421,9 @@ class OpenAIAdapter(Router):
         Without asyncio, the lifespan fails, and each request gets a 500 and a line of the log.
         """
         if _has_loop():
-            self.middleware_stack = self.stack  # type: ignore[assignment]
+            # Not if an app has put something around it.
+            if self.middleware_stack == self._begin:
+                self.middleware_stack = self.stack  # type: ignore[assignment]
             await self.stack(scope, receive, send)
             return
         if scope["type"] == "lifespan":
@@ -670,10 +672,14 @@ class OpenAIMiddleware:
         try:
             await self._outer(scope, take, reply)
         except Exception as error:
-            if sent:
+            if taken or sent:
+                # It has a lifespan, which failed.
+                await own.aclose()
                 raise
             # Such as Django's. A server continues without a lifespan then.
             log.info("The app has no lifespan: %s", error)
+        # What an app that has a lifespan may have left open.
+        await own.aclose()
         if not sent:
             if not taken:
                 await receive()

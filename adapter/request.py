@@ -430,6 +430,7 @@ class Exchange(Request):
             if ready.done():
                 break
             if not self.started:
+                self.names_engine = False
                 await self.start(200, EVENT_STREAM)
                 self.has_waited = True
             await self.chunk(b": %s\n\n" % as_ascii(note()).encode())

@@ -133,6 +133,7 @@ async def commented(exchange: Exchange, arriving: AsyncIterator[T]) -> AsyncGene
         try:
             while not (await asyncio.wait([waiting], timeout=exchange.keepalive or None))[0]:
                 if not exchange.started:
+                    exchange.names_engine = False
                     await exchange.start(200, EVENT_STREAM)
                 await exchange.chunk(b": waiting\n\n")
         except BaseException:

@@ -276,15 +276,16 @@ def _merged(backend: Backend, plan: Plan) -> Stream:
         _shifted(backend.open(replace(job, ticket=ticket)), i, plan)
         for i, job in enumerate(plan.jobs)
     )
-    return merge_streams(streams, ticket)
+    # A fleet takes a call only with its first token, which another prompt need not wait for.
+    return merge_streams(streams, ticket, accepted=1 if backend.is_pooled else None)
 
 
 async def _check(backend: Backend, plan: Plan) -> None:
-    """Raise the errors of later prompts before the stream begins; the first one has its own."""
-    for i, job in enumerate(plan.jobs[1:], 1):
+    """Raise the first error of the prompts before the stream begins."""
+    for i, job in enumerate(plan.jobs):
         with naming(i, len(plan.jobs)):
             await backend.check(job)
-        if i % AT_ONCE == 0:
+        if i % AT_ONCE == AT_ONCE - 1:
             await offload.give_way()
 
 

@@ -118,7 +118,8 @@ class Writer:
             self._timer = self._task = self._packing = None
             self._trying = 0
             self._late = None
-        self._loop = loop
+        if self._timer is None and self._task is None and self._packing is None:
+            self._loop = loop
 
     async def flush(self, patience: float | None = None) -> None:
         """Wait until every object that was added before is written.

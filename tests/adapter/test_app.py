@@ -471,15 +471,11 @@ def test_the_middleware_has_the_lifespan_of_an_app_without_one(tmp_path: Path) -
         if scope["type"] != "http":
             raise ValueError("only HTTP")
 
-    async def takes_first(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        raise ValueError("only HTTP")
-
     async def ignores(scope: Any, receive: Any, send: Any) -> None:
         """Do nothing."""
 
     body = {**HI, "model": "a", "store": True}
-    for number, app in enumerate((refuses, takes_first, ignores)):
+    for number, app in enumerate((refuses, ignores)):
         backend = Echo("Hi")
         store = str(tmp_path / f"{number}.db")
         with TestClient(OpenAIMiddleware(app, backend, any_model=True, store=store)) as client:
@@ -490,12 +486,15 @@ def test_the_middleware_has_the_lifespan_of_an_app_without_one(tmp_path: Path) -
             assert client.get(f"/v1/chat/completions/{id_}").is_success
 
 
-def test_a_start_that_fails_is_that_of_the_app() -> None:
-    """An app that reports in its lifespan that it cannot start fails behind the middleware too."""
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_start_that_fails_is_that_of_the_app(reports: bool) -> None:
+    """An app that cannot start, whether it reports that or only raises, fails behind the middleware
+    too."""
 
     async def fails(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        await send({"type": "lifespan.startup.failed", "message": "broken"})
+        if reports:
+            await send({"type": "lifespan.startup.failed", "message": "broken"})
         raise ValueError("broken")
 
     backend = Echo()

@@ -228,6 +228,14 @@ async def test_in_process_all_prompts_are_checked_first(demo: httpx2.AsyncClient
     await _refuse_last(demo, 100, 2)
 
 
+async def test_the_first_wrong_prompt_is_named(demo: httpx2.AsyncClient) -> None:
+    """Of several wrong prompts in a stream, the error is about the first, as without a stream."""
+    for stream in (False, True):
+        body = {"model": "m", "prompt": ["", "word " * 3000], "stream": stream}
+        error = (await demo.post("/v1/completions", json=body)).json()["error"]
+        assert (error["param"], error["code"]) == ("prompt[0]", "empty_string")
+
+
 async def test_a_huge_id_is_an_integer(echo: httpx2.AsyncClient) -> None:
     """A token id of more than 64 bits is an integer out of range, and no decimal number."""
     reply = await echo.post("/v1/completions", json={"model": "m", "prompt": [2**70]})
