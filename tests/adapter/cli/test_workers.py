@@ -98,6 +98,7 @@ async def test_a_killed_worker_loses_only_its_streams(engine: str) -> None:
         assert server.process.returncode == 0
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hangs_is_replaced(engine: str) -> None:
     """A worker that gives no sign is killed with a line of the log, and another one starts."""
     with workers(engine, before="parent.SILENT = 2") as server:

@@ -141,6 +141,7 @@ async def ends(found: EngineProcess) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_hangs_is_loaded_again(tmp_path: Path) -> None:
     """A llama-server that hangs is killed, is loaded again at once, and then after a pause."""
     async with engine(tmp_path, real(), silence=1.2) as found:
@@ -168,6 +169,7 @@ class _Deaf(LlamaServer):
             raise EngineUnavailable("It does not say so.")
 
 
+@pytest.mark.slow
 async def test_an_engine_that_sends_tokens_is_not_killed(tmp_path: Path) -> None:
     """While tokens come, an engine that does not answer questions runs on; then it is killed."""
     async with engine(tmp_path, real(), _Deaf, silence=1.2) as found:
