@@ -258,6 +258,12 @@ def _settle(future: asyncio.Future[T], result: T | Exception) -> None:
         future.set_result(result)
 
 
+def is_running(task: asyncio.Task[None] | None) -> bool:
+    """Return True if a task runs in this event loop; one of a loop that ended is never done."""
+    loop = asyncio.get_running_loop()
+    return task is not None and not task.done() and task.get_loop() is loop
+
+
 class _Call:
     """A call that waits for a place.
 

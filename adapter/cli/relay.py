@@ -115,15 +115,14 @@ class Relay:
         if status == 200:
             self._note(scope["path"])
             limit = time.monotonic() - begun + _LONGER
-            numbers = {int(path.stem) for path in self._folder.glob("*.sock")} - {self._number}
+            workers = {int(path.stem) for path in self._folder.glob("*.sock")}
+            numbers = sorted(workers - {self._number})
             others = await asyncio.gather(
-                *(self._other(one, scope, body, limit) for one in sorted(numbers))
+                *(self._other(one, scope, body, limit) for one in numbers)
             )
             replies = [orjson.loads(own)]
             replies += [orjson.loads(data) for code, data in others if code == 200]
-            silent = [
-                one + 1 for one, (code, _) in zip(sorted(numbers), others, strict=True) if not code
-            ]
+            silent = [one + 1 for one, (code, _) in zip(numbers, others, strict=True) if not code]
             own = orjson.dumps(combined(replies, silent))
         await Response(own, status, media_type="application/json")(scope, receive, send)
 

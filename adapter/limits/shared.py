@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ...backends.queue import settle
+from ...backends.queue import is_running, settle
 from ..errors import LimitsUnavailable
 from ..probe import PROBE_SECONDS, Probe
 from .leases import Grant, Lease, LeaseStore, LimitsError, Refusal
@@ -188,7 +188,7 @@ class SharedLimits(LeaseStore):
             return await self._without(grant, tokens, error)
         if isinstance(found, SharedLease):
             self._leases[found.id] = found
-            if not _runs(self._renewing):
+            if not is_running(self._renewing):
                 self._renewing = asyncio.get_running_loop().create_task(self._keep())
         return found
 
@@ -206,7 +206,7 @@ class SharedLimits(LeaseStore):
             for task in (self._renewing, self._asking):
                 if task is not None:
                     task.cancel()
-            if self._working is not None and _runs(self._working):
+            if self._working is not None and is_running(self._working):
                 await asyncio.wait([self._working], timeout=ANSWER_SECONDS)
         # A step that failed meanwhile has started it again.
         self._probe.cancel()
@@ -235,7 +235,7 @@ class SharedLimits(LeaseStore):
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((step, done))
-        if not _runs(self._working):
+        if not is_running(self._working):
             self._working = loop.create_task(self._work())
         return done
 
@@ -279,7 +279,7 @@ class SharedLimits(LeaseStore):
     def _ask_soon(self) -> None:
         """Ask a lost database whether it answers again, unless it was asked a moment ago."""
         now = time.monotonic()
-        if now >= self._down_until and not _runs(self._asking):
+        if now >= self._down_until and not is_running(self._asking):
             self._down_until = now + DOWN_SECONDS
             self._asking = asyncio.get_running_loop().create_task(self._ask_again())
 
@@ -307,12 +307,6 @@ class SharedLimits(LeaseStore):
                 leases.setdefault(lease.grant, []).append(lease.id)
             for grant, ids in leases.items():
                 self._add(Renew(grant, ids))
-
-
-def _runs(task: asyncio.Task[None] | None) -> bool:
-    """Return True if a task runs; one of an event loop that ended is never done."""
-    loop = asyncio.get_running_loop()
-    return task is not None and not task.done() and task.get_loop() is loop
 
 
 @contextmanager

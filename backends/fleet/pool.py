@@ -42,7 +42,7 @@ from ..errors import (
     reason_label,
 )
 from ..identity import difference
-from ..queue import QUEUE, Try, settle
+from ..queue import QUEUE, Try, is_running, settle
 from .affinity import matches
 from .breaker import RetryBudget
 from .config import Affinity
@@ -199,14 +199,8 @@ class Pool(Speaking):
 
     def start(self) -> None:
         """Begin to look after the engines."""
-        if not (self._is_closed or self._runs(self)):
+        if not (self._is_closed or is_running(self._tasks.get(self))):
             self._tasks[self] = asyncio.create_task(self._look_after())
-
-    def _runs(self, key: object) -> bool:
-        """Return True if a task runs; one of an event loop that ended is never done."""
-        task = self._tasks.get(key)
-        loop = asyncio.get_running_loop()
-        return task is not None and not task.done() and task.get_loop() is loop
 
     async def _look_after(self) -> None:
         """Ask each engine from time to time, before a request needs it."""
@@ -225,7 +219,7 @@ class Pool(Speaking):
 
     def ask(self, replica: Replica) -> asyncio.Task[None]:
         """Ask an engine whether it is ready, and what it serves; return the running question."""
-        if not self._runs(replica):
+        if not is_running(self._tasks.get(replica)):
             self._looked[replica] = time.monotonic()
             self._tasks[replica] = asyncio.create_task(self._ask(replica))
         return self._tasks[replica]
@@ -869,7 +863,7 @@ class Pool(Speaking):
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [self._tasks[key] for key in self._tasks if self._runs(key)]
+        tasks = [task for task in self._tasks.values() if is_running(task)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -233,11 +233,11 @@ class LlamaCpp(Backend):
 
     @override
     async def check(self, job: Generation) -> None:
-        engine, parts = await self._engine(), list[list["int | Chunk"]]()
+        engine = await self._engine()
         if engine.generator is not None and not job.prompt.media:
             vocabulary, context = engine.vocabulary, engine.model.context
             size = size_of(job, vocabulary)
-            prompt = await offload.run(size, prompt_of, job, vocabulary, parts, context)
+            prompt = await offload.run(size, prompt_of, job, vocabulary, (), context)
             self._task(job, engine, None, prompt)
 
     async def _prepare_dry(self, job: Generation, vocabulary: Vocabulary, context: int) -> None:

@@ -297,16 +297,21 @@ async def test_a_place_goes_to_another_thread() -> None:
     assert (queue.taken, queue.waiting) == (0, 0)
 
 
-def test_a_call_of_a_closed_event_loop_gets_no_place() -> None:
-    """A released place goes past the calls of an event loop that was closed while they waited."""
-    queue = AdmissionQueue(None)
-    closed = asyncio.new_event_loop()
-    closed.run_until_complete(queue.take())
-    left = closed.create_task(queue.take())
-    closed.run_until_complete(asyncio.sleep(0))
-    closed.close()
+def waiting_in(loop: asyncio.AbstractEventLoop, queue: AdmissionQueue) -> asyncio.Task[None]:
+    """Return a call that waits in an event loop for the only place; it may end as garbage."""
+    loop.run_until_complete(queue.take())
+    left = loop.create_task(queue.take())
+    loop.run_until_complete(asyncio.sleep(0))
     # Its end as garbage is not what is tested.
     left._log_destroy_pending = False  # type: ignore[attr-defined]
+    return left
+
+
+def test_a_call_of_a_closed_event_loop_gets_no_place() -> None:
+    """A released place goes past the calls of an event loop that was closed while they waited."""
+    queue, closed = AdmissionQueue(None), asyncio.new_event_loop()
+    left = waiting_in(closed, queue)
+    closed.close()
 
     async def take() -> None:
         taking = asyncio.create_task(queue.take())
@@ -316,21 +321,18 @@ def test_a_call_of_a_closed_event_loop_gets_no_place() -> None:
         queue.release()
 
     asyncio.run(take())
+    assert not left.done()
     assert (queue.taken, queue.waiting) == (0, 0)
 
 
 def test_a_call_that_ends_with_its_closed_event_loop_gives_its_place_back() -> None:
     """A call that becomes garbage with its event loop gives back the place that it has got."""
-    queue = AdmissionQueue(None)
-    closed = asyncio.new_event_loop()
-    closed.run_until_complete(queue.take())
-    left = closed.create_task(queue.take())
-    closed.run_until_complete(asyncio.sleep(0))
+    queue, closed = AdmissionQueue(None), asyncio.new_event_loop()
+    left = waiting_in(closed, queue)
     closed.call_soon(queue.release)
     closed.call_soon(closed.stop)
     closed.run_forever()
     assert queue.taken == 1
-    left._log_destroy_pending = False  # type: ignore[attr-defined]
     closed.close()
     del left
     gc.collect()
