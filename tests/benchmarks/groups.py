@@ -39,7 +39,7 @@ from benchmarks.load import chat, completion, load
 from latimer.adapter import request as requests
 from latimer.adapter.cli import main as latimer
 from latimer.adapter.cli.protocol import Protocol
-from latimer.adapter.service import Service
+from latimer.adapter.observers import Observers
 from latimer.backends import http, offload
 from latimer.backends.connection import Connection
 
@@ -119,7 +119,7 @@ def serve(port: int, engine: int, file: Path) -> None:
     around(Connection, "start", None, "call sent")
     around(Connection, "data_received", "engine's data", "data read")
     answered()
-    around(Service, "ended", None, "end")
+    around(Observers, "ended", None, "end")
     atexit.register(lambda: file.write_text(json.dumps([*zip(TIMES, PLACES, BEGINS, strict=True)])))
     latimer(["serve", f"http://127.0.0.1:{engine}", "--port", str(port)])
 
