@@ -197,6 +197,28 @@ REFUSED = _own(
     "Requests refused with a 429: by a limit of their key, or because the queue is full.",
     ("limit",),
 )
+# Only keys with a table have a name, so their number is that of the settings.
+KEY_REQUESTS = _own(
+    "key_requests",
+    "counter",
+    "Requests by the table of their API key and HTTP status.",
+    ("key", "model_name", "status"),
+)
+# The first of the two numbers of a key is that of its prompts.
+KEY_TOKENS = (
+    _own(
+        "key_prompt_tokens",
+        "counter",
+        "Prompt tokens of requests with an API key that has a table.",
+        ("key", "model_name"),
+    ),
+    _own(
+        "key_generation_tokens",
+        "counter",
+        "Generated tokens of requests with an API key that has a table.",
+        ("key", "model_name"),
+    ),
+)
 RUNNING = Row("num_requests_running", "gauge", "Calls that an engine runs.", ENGINE)
 # `vllm_metrics` has it with the label `engine`, as vLLM.
 WAITING = Row(
@@ -277,8 +299,8 @@ _PROCESS = (
 
 ROWS: tuple[Row, ...] = (
     RUNNING, WAITING, CACHE, STATE, *OF_STREAMS, BETWEEN, *OF_ALL, MOST_TOKENS, *TOKENS.values(),
-    PREEMPTIONS, FINISHED, REQUESTS, GONE, REFUSED, AFFINITY, RETRIES, EJECTIONS, LOADS, EVICTIONS,
-    STORE_QUEUE, STORE_LOST, STORE_UP, LIMITS_UP, BUILD, *_PROCESS,
+    PREEMPTIONS, FINISHED, REQUESTS, GONE, REFUSED, KEY_REQUESTS, *KEY_TOKENS, AFFINITY, RETRIES,
+    EJECTIONS, LOADS, EVICTIONS, STORE_QUEUE, STORE_LOST, STORE_UP, LIMITS_UP, BUILD, *_PROCESS,
 )  # fmt: skip
 
 

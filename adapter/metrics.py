@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import accumulate, product
-from operator import sub
+from operator import add, sub
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .metric_rows import (
@@ -28,6 +28,8 @@ from .metric_rows import (
     FROM_BEST,
     GENERATION,
     GONE,
+    KEY_REQUESTS,
+    KEY_TOKENS,
     LIMITS_UP,
     LOADS,
     MOST_TOKENS,
@@ -227,6 +229,10 @@ class Metrics(Observer):
         self._requests: dict[tuple[str, str, int], int] = {}
         self._gone: dict[str, int] = {}
         self._refused = dict.fromkeys(_LIMITS, 0)
+        # Of keys that have a table: requests by its name, model and status, and tokens of prompts
+        # and generated ones by its name and model.
+        self._key_requests: dict[tuple[str, str, int], int] = {}
+        self._key_tokens: dict[tuple[str, str], tuple[int, int]] = {}
 
     def take(self, ended: Sequence[Record]) -> None:
         """Count requests."""
@@ -240,6 +246,8 @@ class Metrics(Observer):
                     self._http.add(record)
             if record.is_left:
                 self._gone[model] = self._gone.get(model, 0) + 1
+            if record.is_named:
+                self._add_key(record)
             if prompt is None:
                 self._failed(record)
             else:
@@ -251,6 +259,19 @@ class Metrics(Observer):
 
     def _new(self, model: str, engine: str) -> Series:
         return self._series.setdefault((model, engine), Series())
+
+    def _add_key(self, record: Record) -> None:
+        """Count a request for the table of its key, with the tokens that its limits charge."""
+        if not record.is_detached:
+            key = record.key, record.model, record.status
+            self._key_requests[key] = self._key_requests.get(key, 0) + 1
+        tokens = record.partial
+        if record.prompt_tokens is not None:
+            tokens = record.prompt_tokens, record.completion_tokens
+        if any(tokens):
+            before = self._key_tokens.get((record.key, record.model), (0, 0))
+            prompt, generated = map(add, before, tokens)
+            self._key_tokens[record.key, record.model] = prompt, generated
 
     def _failed(self, record: Record) -> None:
         """Count a request without usage: it was refused, or it failed."""
@@ -310,7 +331,10 @@ class Metrics(Observer):
         }
         requests, gone, refused = {**self._requests}, {**self._gone}, {**self._refused}
         limits = service.limits.is_up()
-        return Snapshot(copies, requests, gone, refused, states, store, limits, retries, http)
+        keys = {**self._key_requests}, {**self._key_tokens}
+        return Snapshot(
+            copies, requests, gone, refused, *keys, states, store, limits, retries, http
+        )
 
     async def _count_running(self, service: Service) -> None:
         """Add the times between the tokens of streams that run, at most some at a time."""
@@ -346,6 +370,8 @@ class Snapshot:
         series: by model and engine.
         requests: by model, path and status.
         gone: by model; `refused`: by limit.
+        key_requests: by the table of a key, model and status.
+        key_tokens: of prompts, and generated ones, by the table of a key and model.
         retries: by model, engine and reason.
         http: the requests under other names, if they are served.
     """
@@ -354,6 +380,8 @@ class Snapshot:
     requests: Mapping[tuple[str, str, int], int]
     gone: Mapping[str, int]
     refused: Mapping[str, int]
+    key_requests: Mapping[tuple[str, str, int], int]
+    key_tokens: Mapping[tuple[str, str], tuple[int, int]]
     states: States
     store: Status | None
     limits_up: bool
@@ -371,6 +399,9 @@ class Snapshot:
         yield REQUESTS, self.requests
         yield GONE, {(model,): count for model, count in self.gone.items()}
         yield REFUSED, {(limit,): count for limit, count in self.refused.items()}
+        yield KEY_REQUESTS, self.key_requests
+        for index, row in enumerate(KEY_TOKENS):
+            yield row, {key: tokens[index] for key, tokens in self.key_tokens.items()}
         if self.store is not None:
             state, waiting, lost = self.store
             yield STORE_QUEUE, {(): waiting}

@@ -769,6 +769,33 @@ async def test_limits_of_keys_count() -> None:
     assert found.sum("latimer_requests_total", status="429", model_name="m") == 2
 
 
+async def test_keys_count_their_requests_and_tokens() -> None:
+    """The table of a key counts requests by status, and the tokens of its usages; no other key."""
+    from latimer.adapter.limits.config import digest_of
+
+    keys = {"team": {"digest": digest_of("k"), "requests_per_minute": 2}}
+    engine = Engine("one")
+    async with fleet(engine, keys=keys, api_keys=["plain"], metrics_open=True) as (client, _app):
+        client.headers["authorization"] = "Bearer k"
+        replies = [await chat(client) for _ in range(3)]
+        client.headers["authorization"] = "Bearer plain"
+        await chat(client)
+        client.headers["authorization"] = "Bearer unknown"
+        await chat(client)
+        found = await scrape(client)
+    assert [one.status_code for one in replies] == [200, 200, 429]
+    used = [one.json()["usage"] for one in replies[:2]]
+    of_team = {"key": "team", "model_name": "m"}
+    assert found.sum("latimer_key_requests_total", **of_team, status="200") == 2
+    assert found.sum("latimer_key_requests_total", **of_team, status="429") == 1
+    assert found.sum("latimer_key_requests_total") == 3
+    for name, field in (("prompt", "prompt_tokens"), ("generation", "completion_tokens")):
+        total = sum(one[field] for one in used)
+        assert total > 0
+        assert found.sum(f"latimer_key_{name}_tokens_total", **of_team) == total
+        assert found.sum(f"latimer_key_{name}_tokens_total") == total
+
+
 def test_buckets_are_in_order() -> None:
     """The buckets of each histogram rise, as `bisect` needs."""
     for row in ROWS:
