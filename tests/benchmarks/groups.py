@@ -165,11 +165,13 @@ def table(marks: Sequence[Mark]) -> str:
         total = sum(map(len, groups))
         if total < LEAST * count:
             continue
-        cells = [sum(map(sum, groups)) / total, sum(len(one) ** 2 for one in groups) / total]
+        mean, size = sum(map(sum, groups)) / total, sum(len(one) ** 2 for one in groups) / total
+        cells = [f"{mean:.1f}", f"{size:.1f}"]
         for number in NUMBERS:
             at = [one[number - 1] for one in groups if len(one) >= number]
-            cells.append(statistics.median(at) if at else float("nan"))
-        lines.append(f"| {name} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+            # No group may be as large.
+            cells.append(f"{statistics.median(at):.1f}" if at else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n{count:,} requests\n"
 
 

@@ -564,12 +564,17 @@ def main() -> None:
             )
             shown = result.figures()
             drawn[way] = {**shown, "micros": result.micros}
+            costs = (
+                f"{result.micros:.0f} | {result.request_micros:.0f} | {result.longest:.1f} | "
+                f"{result.calls:.0f}"
+            )
+            # Turns take no decision.
+            costs = " | | | " if way == "round robin" else costs
             print(
                 f"| {engines:,} | {way} | {result.requests:,} | {shown['reuse']:.1f}% | "
                 f"{shown['load']:.0f}% | {shown['balance']:.2f} | {shown['p50']:.0f} ms | "
                 f"{shown['p99']:.0f} ms | {shown['waiting']:.1f} | {result.cut} | "
-                f"{result.failed} | {result.micros:.0f} | {result.request_micros:.0f} | "
-                f"{result.longest:.1f} | {result.calls:.0f} |",
+                f"{result.failed} | {costs} |",
                 flush=True,
             )
     if options.plot:
