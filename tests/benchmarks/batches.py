@@ -104,7 +104,7 @@ def main() -> None:
                 turns = [sequences.turn(prompt) for _ in range(given.repeats)]
                 both, first, second = map(statistics.median, zip(*turns, strict=True))
                 sys.stdout.write(
-                    f"| {cells} | {count} | {both:.0f} | {first:.0f}, {second:.0f} "
+                    f"| {cells} | {count} | {both:.1f} | {first:.1f}, {second:.1f} "
                     f"| {(first + second) / both:.2f} |\n"
                 )
                 sys.stdout.flush()

@@ -10,7 +10,7 @@ alone and among fifteen others, and compares their texts and log-probabilities.
 
 `speed` runs llama-servers with one slot, two and four on one machine. The server generates the
 tokens by itself (`ignore_eos`). Latimer's backend scores as many, and scores a text in which every
-third token is part of a character. The in-process engine scores them too, compared with a bare
+second token is part of a character. The in-process engine scores them too, compared with a bare
 `llama_decode`. Results are medians.
 """
 
