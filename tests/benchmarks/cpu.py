@@ -346,6 +346,8 @@ def observed(kind: str) -> list[float]:
                 else:
                     # Other work was so much that a timer has divided the block.
                     time.sleep(2 * OBSERVED_AFTER)
+    if not all(found.values()):
+        sys.exit("Other work has divided every block. Measure again on a quieter machine.")
     unseen, seen = (sorted(found[port]) for port in ports)
     return [seen[int(share * len(seen))] / unseen[int(share * len(unseen))] for share in SHARES]
 

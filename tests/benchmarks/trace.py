@@ -22,7 +22,8 @@ NAMES = ("between steps", "admit and fill", "decode", "sample", "hand over")
 
 def steps_of(text: str) -> Iterator[dict[str, Any]]:
     """Yield the spans of each complete step, by name."""
-    # A process that was killed leaves the list open.
+    # A process that was killed leaves the list open, or an empty file.
+    text = text or "["
     events = json.loads(text.rstrip().rstrip(",").removesuffix("]").rstrip().rstrip(",") + "]")
     step: dict[str, Any] = {}
     for event in events:
