@@ -514,7 +514,12 @@ class Exchange(Request):
                 head += _OF_STREAMS
         if whole is None:
             message = {"type": "http.response.start", "status": status, "headers": head}
-            await self._send(message)
+            try:
+                await self._send(message)
+            except asyncio.CancelledError:
+                # The client has left before middleware took the message. It waits for one still.
+                self.started = False
+                raise
             if self.pushes and self.push is None:
                 self.push = message.get(PUSH)  # type: ignore[assignment]
         else:

@@ -213,6 +213,33 @@ async def test_middleware_gets_a_response_for_a_client_that_has_left(
     assert [one["status"] for one in events] == [499]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_middleware_gets_a_response_for_a_client_that_leaves_at_its_start(
+    stream: bool,
+) -> None:
+    """Middleware that has not taken the start of a response at a disconnect gets one with 499."""
+    served = OpenAIAdapter(Echo("Hello."))
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        async def later(message: Any) -> None:
+            if message["type"] == "http.response.start" and not leaving.gone.is_set():
+                leaving.gone.set()
+                await asyncio.Event().wait()
+            await send(message)
+
+        await served(scope, receive, later)
+
+    routes = [Mount("/", slow)]
+    leaving = Leaving(
+        Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, _passed_on)])
+    )
+    transport = httpx2.ASGITransport(leaving)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        reply = await client.post(CHAT, json={**HI, "model": "demo", "stream": stream})
+    await served.aclose()
+    assert (reply.status_code, reply.content) == (499, b"")
+
+
 def test_errors_of_users_have_openais_format() -> None:
     """An error of a middleware or a route of the user becomes OpenAI's error object."""
 
