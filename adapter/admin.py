@@ -18,7 +18,7 @@ from starlette.routing import Route
 from ..backends.errors import shortened
 from ..backends.fleet.machine import Member
 from ..backends.fleet.replica import Replica
-from .errors import InvalidRequest
+from .errors import InvalidRequest, MethodNotAllowed
 from .fleet import Fleet
 from .metric_rows import FROM_BEST
 
@@ -35,17 +35,22 @@ def admin_routes(fleet: Fleet, key: str) -> list[Route]:
         key: the key that requests must send in `Authorization: Bearer …`.
     """
 
-    def own(action: Callable[[Request], Awaitable[Any]]) -> Any:
+    def own(path: str, method: str, action: Callable[[Request], Awaitable[Any]]) -> Route:
         async def endpoint(request: Request) -> Response:
             _check(request, key)
+            if request.method != method and (request.method, method) != ("HEAD", "GET"):
+                raise MethodNotAllowed(request.method, request.scope["path"], [method])
             return Response(orjson.dumps(await action(request)), media_type="application/json")
 
-        return endpoint
+        route = Route(path, endpoint)
+        # Every method matches, so that others get OpenAI's error instead of Starlette's text.
+        route.methods = None
+        return route
 
     async def engines(_: Request) -> Any:
         return {"object": "list", "data": [describe(fleet, one) for one in _all(fleet)]}
 
-    def acting(act: Callable[[Fleet, Replica], Awaitable[None]]) -> Any:
+    def acting(act: Callable[[Fleet, Replica], Awaitable[None]]) -> Callable[..., Awaitable[Any]]:
         async def action(request: Request) -> Any:
             replica = _named(fleet, request.path_params["name"])
             # Another worker has logged what it passes on.
@@ -60,12 +65,12 @@ def admin_routes(fleet: Fleet, key: str) -> list[Route]:
             await act(fleet, replica)
             return describe(fleet, replica)
 
-        return own(action)
+        return action
 
     return [
-        Route(PREFIX, own(engines), methods=["GET"]),
+        own(PREFIX, "GET", engines),
         *(
-            Route(f"{PREFIX}/{{name}}/{verb}", acting(act), methods=["POST"])
+            own(f"{PREFIX}/{{name}}/{verb}", "POST", acting(act))
             for verb, act in (("load", load), ("unload", unload), ("drain", drain))
         ),
     ]

@@ -24,7 +24,7 @@ from ..backends.base import Backend
 from ..backends.errors import LatimerError, RequestError, shortened
 from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
-from .arguments import Options, checked, entries_of, listed, prefixes_of
+from .arguments import Options, checked, entries_of, listed, observers_of, prefixes_of
 from .auth import Keys
 from .base_urls import advice_for
 from .errors import (
@@ -379,6 +379,7 @@ class OpenAIAdapter(Router):
         **options: Unpack[Options],
     ) -> None:
         options, prefixes = checked(options), prefixes_of(prefixes)
+        observers = observers_of(observers)
         measures = options["metrics"] and "" in prefixes
         if measures:
             own_metrics = Metrics(options["metrics_names"], options["metrics_open"])

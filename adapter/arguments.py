@@ -13,6 +13,7 @@ from .hosted import Limits
 from .limits.config import AdmissionConfig, KeyConfig
 from .metric_rows import Names
 from .model_entry import ModelEntry, ReasoningField
+from .observers import Observer
 from .option import option_of, type_of
 from .origins import LocalRules
 from .settings import Checked, Settings
@@ -147,6 +148,7 @@ _OBJECTS = (
     ("speaker", "speak", "speaker_of('piper:voice.onnx')"),
     ("transcriber", "transcribe", "transcriber_of('faster-whisper')"),
 )
+_OF_OBSERVERS = ("keeps", "follows", "begin", "take", "close")
 _PREFIX = re.compile(r"|(/[^/{}?#\s]+)+")
 
 
@@ -252,6 +254,24 @@ def prefixes_of(value: Sequence[str]) -> Sequence[str]:
             raise ValueError(
                 f"prefixes: {prefix!r} is not the beginning of a path. Expected '' or a text such "
                 "as '/v1', without a final slash and without parameters in braces"
+            )
+    return found
+
+
+def observers_of(value: Iterable[Observer]) -> list[Observer]:
+    """Return the observers of requests.
+
+    Raises:
+        ValueError: they are not a list, or one of them does not observe.
+    """
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ValueError("observers must be a list: pass a list, such as [RequestLog(print)]")
+    found = [*value]
+    for one in found:
+        if isinstance(one, type) or not all(hasattr(one, name) for name in _OF_OBSERVERS):
+            raise ValueError(
+                "observers must be objects with the base class Observer, such as "
+                f"RequestLog(print), not {_shown(one)}"
             )
     return found
 

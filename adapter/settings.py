@@ -145,7 +145,8 @@ class Checked(BaseModel):
         if isinstance(value, str) and is_list(field):
             value = [word.strip() for word in value.split(",") if word.strip()]
         elif isinstance(value, bool) and type_of(field) in (int, float):
-            raise PydanticCustomError("int_type", "expected a number, but got a boolean")
+            kind = "int_type" if type_of(field) is int else "float_type"
+            raise PydanticCustomError(kind, "expected a number, but got a boolean")
         elif option.convert is not None:
             value = option.convert(value)
         found = validate(value)

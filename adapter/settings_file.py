@@ -53,6 +53,8 @@ def read_file(file: Path) -> dict[str, Any]:
 # The most errors to describe.
 MOST_ERRORS = 3
 _LONGEST = 60
+# The last step of pydantic's place of an error in the key of a dictionary.
+_OF_NAME = "[key]"
 
 _KINDS: Mapping[str, str] = {
     "bool": "true or false",
@@ -117,6 +119,8 @@ def _line(
             where += f".{printable(str(steps.pop(0))[:_LONGEST])}"
         if not steps:
             break
+        if steps[0] == _OF_NAME:
+            return f"{where}: a name must be a string"
         fields = table.model_fields
         field = fields.get(name := str(steps.pop(0)))
         if field is not None:

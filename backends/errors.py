@@ -315,7 +315,8 @@ class ContextFull(Busy):
         size = "" if context is None else f" of {context} tokens"
         super().__init__(
             f"The slots of {engine} share one context{size}, and the requests that ran at the same "
-            f"time have filled it. Send the request again later. {advice}",
+            f"time have filled it. Send the request again later, or with fewer choices or tokens. "
+            f"{advice}",
             1.0,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...backends.errors import LatimerError
 from ..admin import DRAINED, PREFIX, combined
-from ..errors import LateRequest, error_event, render
+from ..errors import Header, LateRequest, error_event, render
 from ..responses.register import Register
 from ..service import Service
 
@@ -110,7 +110,7 @@ class Relay:
     async def _in_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let all workers answer a request of the operator, and send what they say together."""
         body, begun = await _body(receive), time.monotonic()
-        status, own = await self._own(scope, body)
+        status, headers, own = await self._own(scope, body)
         # What this worker refuses, the others would refuse, log and count, too.
         if status == 200:
             self._note(scope["path"])
@@ -124,7 +124,9 @@ class Relay:
             replies += [orjson.loads(data) for code, data in others if code == 200]
             silent = [one + 1 for one, (code, _) in zip(numbers, others, strict=True) if not code]
             own = orjson.dumps(combined(replies, silent))
-        await Response(own, status, media_type="application/json")(scope, receive, send)
+        response = Response(own, status)
+        response.raw_headers += [one for one in headers if one[0] != b"content-length"]
+        await response(scope, receive, send)
 
     def _note(self, path: str) -> None:
         """Note that an engine was drained, or is used again."""
@@ -134,20 +136,21 @@ class Relay:
         elif verb == "load":
             self._drained(name).unlink(missing_ok=True)
 
-    async def _own(self, scope: Scope, body: bytes) -> tuple[int, bytes]:
-        """Return the status and the body of this worker's response."""
+    async def _own(self, scope: Scope, body: bytes) -> tuple[int, Sequence[Header], bytes]:
+        """Return the status, the headers and the body of this worker's response."""
         status, parts = 500, list[bytes]()
+        headers: Sequence[Header] = ()
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body}
 
         async def send(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
+            nonlocal status, headers
+            status, headers = message.get("status", status), message.get("headers", headers)
             parts.append(message.get("body", b""))
 
         await self._app(scope, receive, send)
-        return status, b"".join(parts)
+        return status, headers, b"".join(parts)
 
     async def _other(
         self, number: int, scope: Scope, body: bytes, limit: float

@@ -80,6 +80,11 @@ class KeyConfig(_Strict):
             )
         return digest
 
+    @field_validator("models", mode="before")
+    @classmethod
+    def _as_list(cls, names: Any) -> Any:
+        return [*names] if isinstance(names, tuple) else names
+
     @field_validator("models")
     @classmethod
     def _check_models(cls, names: list[str] | None) -> list[str] | None:

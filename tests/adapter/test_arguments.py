@@ -10,6 +10,7 @@ from latimer.adapter import OpenAIAdapter, OpenAIMiddleware
 from latimer.adapter.arguments import DEFAULTS
 from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.origins import LocalRules
+from latimer.adapter.request_log import RequestLog
 from latimer.backends.llama_server import LlamaServer
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -97,6 +98,7 @@ def test_a_string_is_no_list(name: str, value: object) -> None:
         ({"cors_origins": ["https://a.example/"]}, "cors_origins: 'https://a.example/' is not"),
         ({"local_rules": True}, "local_rules must be an object such as LocalRules(), not a value"),
         ({"local_rules": LocalRules}, "local_rules must be an object such as LocalRules(), not "),
+        ({"max_body": True}, "max_body must be a whole number, not true"),
         ({"max_body": -1}, "max_body must be at least 1, not -1"),
         ({"strict": "yes"}, "strict must be true or false, not 'yes'"),
         ({"limits": "hosted"}, "limits must be one of engine, openai, not 'hosted'"),
@@ -106,6 +108,7 @@ def test_a_string_is_no_list(name: str, value: object) -> None:
             "logit_bias_vocabulary: Invalid value: 'x'. Supported values are: 'cl100k_base', ",
         ),
         ({"keepalive": "10"}, "keepalive must be a number, not '10'"),
+        ({"keepalive": True}, "keepalive must be a number, not true"),
         ({"keepalive": -1}, "keepalive must be at least 0"),
         ({"keepalive": float("nan")}, "keepalive must be a number, not nan"),
         ({"websocket_lifetime": -5}, "websocket_lifetime must be at least 0"),
@@ -125,9 +128,13 @@ def test_a_string_is_no_list(name: str, value: object) -> None:
         ({"keys": {"a": {}}}, "keys.a.digest is missing"),
         ({"keys": {"a": {"digest": SECRET}}}, "keys.a.digest: expected sha256: and 64 "),
         ({"keys": {"a": {"digest": DIGEST, "x": 1}}}, "keys.a.x: unknown setting"),
+        ({"keys": {1: {"digest": DIGEST}}}, "keys.1: a name must be a string"),
         ({"keys": {"a b": {"digest": DIGEST}}}, "keys.a b: a name has up to 64 letters"),
         ({"admission": {"store": "x://"}}, "admission.store: expected memory, or a URL"),
         ({"admission": {"stor": "x"}}, "admission.stor: unknown setting (did you mean 'store'?)"),
+        ({"observers": None}, "observers must be a list: pass a list, such as [RequestLog("),
+        ({"observers": [None]}, "observers must be objects with the base class Observer, such as"),
+        ({"observers": [RequestLog]}, "observers must be objects with the base class Observer, "),
         ({"prefixes": ("v1",)}, "prefixes: 'v1' is not the beginning of a path. Expected '' or"),
         ({"prefixes": ("/v1/",)}, "prefixes: '/v1/' is not the beginning of a path."),
         ({"prefixes": ("/{tenant}/v1",)}, "prefixes: '/{tenant}/v1' is not the beginning of"),
@@ -144,6 +151,7 @@ def test_values_of_every_kind_are_accepted() -> None:
     adapter(**{name: value for name, value in DEFAULTS.items() if name != "api_keys"})
     adapter(keepalive=0.01, websocket_lifetime=0.1, reasoning_field=None, store_age=30)
     adapter(keys={"a": {"digest": DIGEST, "weight": 2}}, prefixes=["/ai/v1", ""])
+    adapter(keys={"a": {"digest": DIGEST, "models": ("m",)}}, observers=iter([RequestLog(print)]))
 
 
 @pytest.mark.parametrize(

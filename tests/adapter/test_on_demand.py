@@ -328,6 +328,15 @@ def test_admin_paths_need_the_key(url: str) -> None:
             assert reply.json()["error"]["code"] == "invalid_api_key"
 
 
+def test_admin_paths_with_another_method(url: str) -> None:
+    """An admin path answers another method with OpenAI's error and the method that it has."""
+    for method, path, allowed in (("DELETE", "", "GET"), ("GET", "/one/load", "POST")):
+        reply = httpx2.request(method, f"{url}/admin/engines{path}", headers=HEADERS)
+        assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
+        words = f"Not allowed to {method} on /admin/engines{path}."
+        assert reply.json()["error"]["message"].startswith(words)
+
+
 def latimer(url: str, *arguments: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
     """Run a command for the server."""
     return run(*arguments, "--url", url, "--admin-key", key)

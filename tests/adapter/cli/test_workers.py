@@ -351,10 +351,14 @@ async def test_the_operator_acts_on_all_workers(engine: str, tmp_path: Path) -> 
         assert "cannot be unloaded" in await ask("unload", *keyed)
         async with httpx2.AsyncClient(base_url=server.address) as client:
             # One worker refuses a request, and no other one counts it.
-            for key, status in (("wrong", 401), ("operator", 404)):
+            for method, key, status in (
+                ("POST", "wrong", 401), ("POST", "operator", 404), ("GET", "operator", 405),
+            ):  # fmt: skip
                 client.headers["authorization"] = f"Bearer {key}"
-                reply = await client.post("/admin/engines/none/drain")
+                reply = await client.request(method, "/admin/engines/none/drain")
                 assert reply.status_code == status
+                assert reply.headers["content-type"] == "application/json"
+                assert reply.headers["x-request-id"].startswith("req_")
                 counted = await scrape(client)
                 assert counted.sum("latimer_requests_total", status=str(status)) == 1
         server.end()
