@@ -1,4 +1,4 @@
-"""Tests that no field of OpenAI's published request types is unknown."""
+"""Tests that no field and no value of OpenAI's published request types is unknown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 
 import pytest
 from latimer.adapter.validation import parse, unknown_fields
+from latimer.schemas.openai.audio import SpeechRequest
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.completions import CompletionRequest
+from latimer.schemas.openai.embeddings import EmbeddingRequest
 from latimer.schemas.openai.responses import ResponseRequest
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.audio import speech_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import TypeAdapter
@@ -37,7 +40,7 @@ SAMPLES = {
 
 
 def samples(kind: Any) -> Iterator[Any]:
-    """Return values of a type that have, between them, every field of every variant."""
+    """Return values of a type that have, between them, every field and word of every variant."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in PLAIN:
         yield PLAIN[kind]
@@ -49,7 +52,7 @@ def samples(kind: Any) -> Iterator[Any]:
         for one in arguments:
             yield from samples(one)
     elif origin is Literal:
-        yield arguments[0]
+        yield from arguments
     elif origin in (Required, NotRequired):
         yield from samples(arguments[0])
     elif origin in LISTS or getattr(kind, "__name__", "") == "SequenceNotStr":
@@ -82,10 +85,12 @@ def sample_of(kind: Any, name: str) -> list[Any]:
         (chat_create_params.CompletionCreateParamsStreaming, ChatRequest),
         (completion_create_params.CompletionCreateParamsStreaming, CompletionRequest),
         (response_create_params.ResponseCreateParamsStreaming, ResponseRequest),
+        (embedding_create_params.EmbeddingCreateParams, EmbeddingRequest),
+        (speech_create_params.SpeechCreateParams, SpeechRequest),
     ],
 )
 def test_openais_fields_are_known(published: Any, own: type[Any]) -> None:
-    """Every field of OpenAI's types is accepted at its place, and none is listed as ignored."""
+    """Every field and word of OpenAI's types is accepted at its place, and none is unknown."""
     adapter: TypeAdapter[Any] = TypeAdapter(own)
     bodies = list(objects(published))
     names = {name for name, value in bodies[0].items() if value is not None or name in SAMPLES}
