@@ -109,6 +109,7 @@ _OF_TEXT = frozenset(
 _SHOWN, _HIDDEN = Shape(), Shape(reasoning="hidden")
 # Paths of fields that only some values make inert, with those values.
 _INERT: Mapping[tuple[str, str], frozenset[Any]] = {
+    ("prompt_cache_options", "comparison_response_id"): frozenset(),
     ("prompt_cache_options", "prewarm"): frozenset({False}),
     ("reasoning", "context"): frozenset({"auto"}),
     ("reasoning", "mode"): frozenset({"standard"}),

@@ -52,7 +52,8 @@ class Tools:
         tool_set: the tools that the model may call, or None.
         echo: the served tools, as the response has them.
         choice_echo: `tool_choice`, as the response has it.
-        ignored: the paths of tools, such as `tools[1]`, that this server does not run.
+        ignored: the paths of tools, such as `tools[1]`, that this server does not run, and of
+            members of others that have no effect.
         names: the tools by the name that the model sees; `NAMESPACE__name` in a namespace.
     """
 
@@ -151,6 +152,7 @@ class _Reader:
                     }
                 )
             else:
+                self.ignored += [f"{here}.{name}" for name in tool.inert]
                 self._offer(tool, here, namespace, is_first=not echo)
                 echo.append(_function(tool) if isinstance(tool, FlatFunction) else _custom(tool))
         return echo

@@ -18,6 +18,17 @@ class _Offered(Request):
     # `async` is a keyword in Python.
     async_: Any = Field(None, alias="async")
 
+    @property
+    def inert(self) -> list[str]:
+        """The names of members whose value asks for what this server does not do."""
+        callers = self.allowed_callers
+        asked = {
+            "allowed_callers": isinstance(callers, list) and callers and "direct" not in callers,
+            "async": self.async_,
+            "defer_loading": self.defer_loading,
+        }
+        return [name for name, value in asked.items() if value]
+
 
 class FlatFunction(_Offered):
     """A function that the model may call."""

@@ -289,12 +289,13 @@ async def test_fields_without_effect_are_listed(echo: httpx2.AsyncClient) -> Non
     changes = {
         "client_metadata": {"a": 1}, "context_management": [], "image": {},
         "text": {"verbosity": "low"}, "reasoning": {"context": "all_turns", "mode": "standard"},
-        "prompt_cache_options": {"prewarm": True},
+        "prompt_cache_options": {"prewarm": True, "comparison_response_id": "resp_1"},
     }  # fmt: skip
     reply = await echo.post(R, json={**ASK, **changes})
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-latimer-ignored"].split(", ") == [
-        "client_metadata", "context_management", "image", "prompt_cache_options.prewarm",
+        "client_metadata", "context_management", "image",
+        "prompt_cache_options.comparison_response_id", "prompt_cache_options.prewarm",
         "reasoning.context", "text.verbosity",
     ]  # fmt: skip
     assert reply.json()["text"]["verbosity"] == "low"

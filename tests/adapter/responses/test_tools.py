@@ -41,6 +41,19 @@ def test_a_function_is_echoed_with_all_its_keys() -> None:
     assert not tools.tool_set.custom
 
 
+def test_members_without_effect_are_listed() -> None:
+    """A tool that the model may not call itself, or not yet, is offered, and the member listed."""
+    loaded = {**SPACE, "tools": [{**F, "defer_loading": True}, {**G, "defer_loading": False}]}
+    custom = {"type": "custom", "name": "p", "async": True, "allowed_callers": ["programmatic"]}
+    direct = {**G, "allowed_callers": ["direct", "programmatic"], "output_schema": {}}
+    tools = tools_of(request_of(tools=[loaded, custom, direct]))
+    assert tools.ignored == [
+        "tools[0].tools[0].defer_loading", "tools[1].allowed_callers", "tools[1].async",
+    ]  # fmt: skip
+    assert tools.tool_set is not None
+    assert len(tools.tool_set.functions) == 4
+
+
 def test_a_custom_tool_is_a_function_that_takes_text() -> None:
     """A custom tool is shown with one string argument, and keeps its grammar and its path."""
     tools = tools_of(request_of(tools=[G, PATCH, {"type": "custom", "name": "p"}]))
