@@ -147,7 +147,7 @@ class CompactionBlock(_Block):
 
 
 class ServerBlock(BaseModel):
-    """A block about tools that Anthropic runs or loads, in a conversation that began there."""
+    """A block about tools that only Anthropic's models have, in a conversation that began there."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -156,7 +156,7 @@ class ServerBlock(BaseModel):
         "code_execution_tool_result", "bash_code_execution_tool_result",
         "text_editor_code_execution_tool_result", "tool_search_tool_result", "mcp_tool_use",
         "mcp_tool_result", "mcp_tool_listing", "container_upload", "advisor_tool_result",
-        "tool_addition", "tool_removal", "fallback",
+        "tool_addition", "tool_removal", "fallback", "browser_state",
     ]  # fmt: skip
 
 

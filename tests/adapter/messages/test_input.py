@@ -151,6 +151,16 @@ def test_blocks_of_anthropics_own_tools_are_listed() -> None:
     assert found.ignored == [f"messages[1].content[{index}]" for index in range(3)]
 
 
+def test_the_state_of_a_browser_is_listed() -> None:
+    """The state of a browser in the result of a call is dropped and listed; its text stays."""
+    call = {"type": "tool_use", "id": "t", "name": "find", "input": {}, "toolset_name": "browser"}
+    state = {"type": "browser_state", "tabs": []}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("Found."), state]}
+    found = read(user("a"), said(call), user(result))
+    assert found.messages[-1].content == "Found."
+    assert found.ignored == ["messages[2].content[0].content[1]"]
+
+
 def test_documents_are_text() -> None:
     """Texts of documents and search results are in the prompt, with titles and sources."""
     plain = {**document(type="text", media_type="text/plain", data="One.\n"), "title": "T"}
