@@ -31,9 +31,11 @@ _KOBOLDCPP = (
 )  # fmt: skip
 # OpenAI's endpoints that Latimer does not have, by the beginnings of their paths.
 _MISSING = {
+    "agents": "This server does not run agents. Use the Responses API.",
     "assistants": "This server does not have assistants. Use the Responses API.",
     "batches": "This server does not run batches. Send the requests themselves.",
     "containers": "This server does not have containers.",
+    "decisions": "This server does not make decisions. Use an answer with a JSON schema.",
     "evals": "This server does not run evals.",
     "files": "This server does not store files. Send a file in a message.",
     "fine_tuning": "This server does not train models.",
@@ -41,6 +43,7 @@ _MISSING = {
     "moderations": "This server does not moderate texts.",
     "realtime": "This server does not have realtime sessions.",
     "sdapi": "This server does not make images.",
+    "skills": "This server does not have skills.",
     "threads": "This server does not have threads. Use the Responses API.",
     "uploads": "This server does not store files. Send a file in a message.",
     "vector_stores": "This server does not have vector stores.",

@@ -87,6 +87,9 @@ async def test_a_wrong_base_url_gets_the_right_one(
         ("/v1/batches", "run batches. Send the requests themselves"),
         ("/v1/moderations", "moderate texts"),
         ("/v1/vector_stores/", "have vector stores"),
+        ("/v1/agents/sessions", "run agents. Use the Responses API"),
+        ("/v1/decisions", "make decisions. Use an answer with a JSON schema"),
+        ("/v1/skills", "have skills"),
     ],
 )
 async def test_a_missing_endpoint_of_openai_is_named(root: str, path: str, reason: str) -> None:
