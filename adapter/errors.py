@@ -411,8 +411,8 @@ def in_responses(error: LatimerError, names: Mapping[str, str] = _NO_NAMES) -> L
         more = "at least " if error.at_least else ""
         message = (
             f"This model's maximum context length is {error.context} tokens. However, your input "
-            f"resulted in {more}{error.prompt_tokens} tokens. Your input exceeds the context "
-            "window of this model. Please adjust your input and try again."
+            f"resulted in {more}{error.prompt_tokens} tokens. {_beyond(error)} Your input exceeds "
+            "the context window of this model. Please adjust your input and try again."
         )
         return InvalidRequest(message, "input", "context_length_exceeded")
     if isinstance(error, UnknownModel):
@@ -440,15 +440,25 @@ def _chat_context(error: ContextExceeded) -> str:
     start = f"This model's maximum context length is {error.context} tokens. However, "
     more = "at least " if error.at_least else ""
     if error.max_tokens:
+        beyond = f"{_beyond(error)} " if error.prompt_tokens >= error.context else ""
         return (
             f"{start}you requested {more}{error.prompt_tokens + error.max_tokens} tokens "
             f"({more}{error.prompt_tokens} in the messages, {error.max_tokens} in the completion). "
-            "Please reduce the length of the messages or completion."
+            f"{beyond}Please reduce the length of the messages or completion."
         )
     return (
-        f"{start}your messages resulted in {more}{error.prompt_tokens} tokens. Please reduce "
-        "the length of the messages."
+        f"{start}your messages resulted in {more}{error.prompt_tokens} tokens. {_beyond(error)} "
+        "Please reduce the length of the messages."
     )
+
+
+def _beyond(error: ContextExceeded) -> str:
+    """Return the words of OpenAI's newer models for a prompt that is too long.
+
+    LangChain searches for them: since version 3 of OpenAI's client, the text of its exceptions
+    lacks the code.
+    """
+    return f"Input tokens exceed the configured limit of {error.context} tokens."
 
 
 _NOT_SERVED: Mapping[str, str] = {

@@ -46,6 +46,23 @@ async def test_agents_recognise_the_error(
     assert not [one for one in OTHERS if re.search(one, error["message"], re.IGNORECASE)]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("most", [None, 100])
+async def test_langchain_recognises_the_error(
+    client: httpx2.AsyncClient, most: int | None, stream: bool
+) -> None:
+    """A prompt that is too long has OpenAI's newer words, by which LangChain compacts."""
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/responses", {"input": LONG}),
+    ]
+    for path, body in asked:
+        limit = {"max_output_tokens" if "input" in body else "max_tokens": most}
+        sent = {"model": "m", "stream": stream, **body, **limit}
+        message = (await client.post(path, json=sent)).json()["error"]["message"]
+        assert re.search(r"Input tokens exceed the configured limit of \d+ tokens", message)
+
+
 @pytest.mark.parametrize("words", [3_000, 60_000])
 async def test_agents_read_by_how_much_a_prompt_is_too_long(
     client: httpx2.AsyncClient, words: int

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 from common import ANSWER, ASK, DEGREES, DOT, FINAL, TOM, WEATHER, Person
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -103,6 +104,7 @@ def test_images(steps_url: str) -> None:
 
 
 def test_errors(url: str) -> None:
-    """A prompt that is too long is the client's exception, with OpenAI's code."""
-    with pytest.raises(openai.BadRequestError, match="exceeds the context window"):
+    """A prompt that is too long is LangChain's own exception, and the client's."""
+    with pytest.raises(ContextOverflowError, match="exceeds the context window") as caught:
         model_of(url).invoke("word " * 5000)
+    assert isinstance(caught.value, openai.BadRequestError)
