@@ -7,11 +7,14 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable, Unsupported
 from latimer.backends.queue import Ticket
+from latimer.backends.speech import libraries
 from latimer.backends.speech.base import Pcm, SpeakerFacts, Utterance, Voice
 from latimer.backends.speech.libraries import UnknownLibrary, speaker_of
 from latimer.backends.speech.speaking import LibrarySpeaker
@@ -188,7 +191,13 @@ async def test_a_folder_that_is_no_model_of_sherpa_onnx(tmp_path: Path) -> None:
         ("piper:/", r"the extra 'piper': run pip install '\.\[piper]' in a clone"),
     ],
 )
-def test_wrong_values(value: str, says: str) -> None:
+def test_wrong_values(value: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each says what to write instead, or what to install."""
+
+    def found(name: str) -> ModuleSpec | None:
+        # The extra `piper` may be installed here.
+        return None if name == "piper" else find_spec(name)
+
+    monkeypatch.setattr(libraries, "find_spec", found)
     with pytest.raises(UnknownLibrary, match=says):
         speaker_of(value)
