@@ -161,7 +161,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def vocabulary(python_of: Callable[[str], Environment]) -> Path:
     """Return a folder for `TIKTOKEN_CACHE_DIR`."""
-    (found,) = (python_of("frameworks").folder / "venv").glob(TIKTOKEN)
+    (found,) = (python_of("openai_2").folder / "venv").glob(TIKTOKEN)
     return found
 
 

@@ -19,9 +19,11 @@ ENVIRONMENTS = {
     ),
     "frameworks": (
         "langchain_client", "langchain_responses", "langchain_messages", "langchain_audio",
-        "langchain_embeddings", "langchain_standard", "instructor_client", "llama_index_client",
-        "llama_index_embeddings", "litellm_client", "dspy_client", "smolagents_client",
+        "langchain_embeddings", "langchain_standard", "litellm_client", "dspy_client",
+        "smolagents_client",
     ),
+    # They do not take the current client of OpenAI's.
+    "openai_2": ("instructor_client", "llama_index_client", "llama_index_embeddings"),
 }  # fmt: skip
 NODE = (
     "openai", "openai_responses", "ai_sdk", "ai_sdk_responses", "langchain", "langchain_responses",

@@ -19,8 +19,8 @@ HERE = "http://127.0.0.1:8000"
 # `test_agents.py` and the programs in `python` use. Anthropic's SDK is in Latimer's environment.
 PYTHON: Mapping[str, str] = {
     "openai": "openai", "agents-sdk": "openai", "inspect": "openai", "langchain": "frameworks",
-    "llama-index": "frameworks", "litellm": "frameworks", "pydantic-ai": "openai",
-    "instructor": "frameworks", "dspy": "frameworks", "smolagents": "frameworks",
+    "llama-index": "openai_2", "litellm": "frameworks", "pydantic-ai": "openai",
+    "instructor": "openai_2", "dspy": "frameworks", "smolagents": "frameworks",
 }  # fmt: skip
 
 
