@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -72,6 +73,8 @@ class Members:
         await self._joining.run(self._check)
 
     async def _check(self) -> None:
+        # Without compiled files, these imports can take longer than the database may.
+        await asyncio.to_thread(import_module, ".database", __package__)
         async with _in_time():
             database = await self._store.open()
             loop = asyncio.get_running_loop()
