@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -55,9 +55,6 @@ from .settings import Settings
 from .store.config import store_config_of
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("latimer")
 
@@ -161,7 +158,7 @@ class ErrorMiddleware:
             exchange.is_left = True
             await _end_left(exchange)
         except asyncio.CancelledError:
-            if exchange.is_left and not _is_cancelling():
+            if exchange.is_left and not _uncancel():
                 await _end_left(exchange)
                 return
             if not self._service.has_ended:
@@ -240,7 +237,7 @@ def _without_default(by_type: Mapping[Any, Any], by_status: Mapping[int, Any]) -
     return own, by_status
 
 
-def _is_cancelling() -> bool:
+def _uncancel() -> bool:
     """Undo one cancellation of the task; return True if there is another."""
     task = asyncio.current_task()
     return task is not None and task.uncancel() > 0
@@ -273,7 +270,7 @@ async def _fail(exchange: Exchange, error: Exception) -> None:
     if isinstance(error, LatimerError):
         await exchange.error(error)
         return
-    if isinstance(error, HTTPException):
+    if isinstance(error, HTTPException) and (not exchange.started or exchange.has_waited):
         # Raised by a route or a middleware of the user.
         status = error.status_code
         body, own = in_api_of(

@@ -246,7 +246,7 @@ class Metrics(Observer):
                     self._http.add(record)
             if record.is_left:
                 self._gone[model] = self._gone.get(model, 0) + 1
-            if record.is_named:
+            if record.has_table:
                 self._add_key(record)
             if prompt is None:
                 self._failed(record)

@@ -190,7 +190,7 @@ def _completed(one: _Ended, is_fleet: bool) -> Record | None:
     # Work that outlives its request has events also without a reader.
     if wants_stream or (streams and not record.is_detached):
         record.is_stream = True
-    record.is_named = grant is not None
+    record.has_table = grant is not None
     if not key:
         record.key = ""
     else:

@@ -74,8 +74,8 @@ class _Facts:
     """
 
     __slots__ = (
-        "begun_at", "cached_tokens", "client", "end_user", "ended", "endpoint", "is_left",
-        "is_named", "key", "method", "model", "overhead", "path", "queued", "request_id", "status",
+        "begun_at", "cached_tokens", "client", "end_user", "ended", "endpoint", "has_table",
+        "is_left", "key", "method", "model", "overhead", "path", "queued", "request_id", "status",
     )  # fmt: skip
 
     begun_at: float
@@ -84,8 +84,8 @@ class _Facts:
     end_user: str
     ended: float
     endpoint: str
+    has_table: bool
     is_left: bool
-    is_named: bool
     key: str
     method: str
     model: str
@@ -111,7 +111,7 @@ class Record(_Facts):
         ticket: the request as the queue of its engine knows it.
         tries: the engines that have not served it before; see `Ticket`.
         key: the name of its API key's table, or a hash of the key; empty without a key.
-        is_named: True if the key has a table.
+        has_table: True if the key has a table.
         end_user: the end user that it names.
         begun_at: the time at which it arrived.
         loads_at: the time at which it began to wait for a model to be loaded.
@@ -173,7 +173,7 @@ class Record(_Facts):
         self.last = perf_counter()
         self.prompt_tokens, self.completion_tokens = prompt_tokens, completion_tokens
 
-    def has_waited(self, since: float) -> None:
+    def note_wait(self, since: float) -> None:
         """Note that it has waited for a model until now, unless the engine has its jobs."""
         if not self.begun:
             self.loads_at = self.loads_at or since

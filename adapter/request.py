@@ -416,7 +416,7 @@ class Exchange(Request):
             return await self._wait_for(ready, note, most)
         finally:
             if self.record is not None:
-                self.record.has_waited(since)
+                self.record.note_wait(since)
 
     async def _wait_for(
         self, ready: asyncio.Future[Any], note: Callable[[], str], most: float | None
@@ -528,18 +528,20 @@ class Exchange(Request):
     def named_by(self, send: Send) -> Send:
         """Return a `send` that adds the id of the request to a response without one.
 
-        Routes of users send their responses themselves.
+        Routes of users send their responses themselves. An error after the start of one cannot be
+        a response.
         """
-        if self.is_named:
-            return send
 
         async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            is_start = message["type"] == "http.response.start"
+            if is_start and not self.is_named:
                 headers = list(message.get("headers") or ())
                 if all(name.lower() != b"x-request-id" for name, _ in headers):
                     headers.append((b"x-request-id", self.request_id.encode()))
                 message = {**message, "headers": headers}
             await send(message)
+            if is_start:
+                self.started = True
 
         return send_named
 

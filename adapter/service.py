@@ -364,7 +364,7 @@ class Service:
             raise
         finally:
             if perf_counter() - begun > _WAIT and (record := _record_at(entry)) is not None:
-                record.has_waited(begun)
+                record.note_wait(begun)
         if self._reported.get(entry.backend) is not model:
             self._note_model(entry, model)
         if not self._answers.get(entry.backend):

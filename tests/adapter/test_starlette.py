@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx2
@@ -21,7 +21,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, NoMatchFound, Route, Router, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
@@ -297,6 +297,25 @@ def test_http_exceptions_of_a_mounted_adapter() -> None:
             assert (reply.status_code, reply.content) == (status, b"")
     with TestClient(Starlette(routes=routes, exception_handlers={HTTPException: own})) as client:
         assert client.get("/ai/fail?status=503").text.startswith("own 503")
+
+
+@pytest.mark.parametrize("error", [HTTPException(418), RuntimeError("Broken.")])
+def test_an_error_after_the_start_of_a_response_is_no_second_one(error: Exception) -> None:
+    """An error of a user's route that has begun to respond reaches the server as it is."""
+
+    async def broken(request: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"a"
+            raise error
+
+        return StreamingResponse(parts())
+
+    with (
+        TestClient(adapter(routes=[Route("/broken", broken)])) as client,
+        pytest.raises(type(error)) as caught,
+    ):
+        client.get("/broken")
+    assert caught.value is error
 
 
 def test_an_adapter_in_an_adapter() -> None:
