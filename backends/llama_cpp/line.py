@@ -37,7 +37,7 @@ class ChoiceQueue(FairQueue[TaskChoice]):
     @property
     def preempted(self) -> list[Run]:
         """The runs of preempted choices, which keep their samplers."""
-        return [choice.begun for choice in self._preempted if choice.begun is not None]
+        return [one.preempted for one in self._preempted if one.preempted is not None]
 
     def put_first(self, choice: TaskChoice) -> None:
         """Queue a preempted choice."""

@@ -64,6 +64,9 @@ class Scheduler:
         apart: the cells of generated tokens from which they get batches without prompts.
         drafts: True to draft tokens by prompt lookup, for memory that can remove them again.
         draft_model: what drafts other tokens, for the same memory.
+
+    Attributes:
+        seconds: the time of the last step.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Scheduler:
         self._cost = DecodeCost()
         self._padding = Padding()
         self._apart = apart
-        # True if the last batch had only prompts, although generated tokens were there.
+        # True if the latest batch has only prompts, although generated tokens are there.
         self._were_prompts = False
         # True if sequences are left of a round of batches with a part of all each.
         self._in_round = False
@@ -182,7 +185,9 @@ class Scheduler:
         threads, context = self._threads, self._context
         # A seed must reproduce its result, so its batches must not depend on measured times.
         is_free = all(run.sampled and not _is_seeded(run.choice) for run in batch)
+        # The last digits of a lone greedy sequence depend on the number of threads.
         is_fixed = context.size == 1 and _is_reproducible(batch[0].choice)
+        # Only batches of single tokens take a time that is worth comparing.
         is_compared = not is_fixed and all(run.sampled for run in batch)
         if self._spinning.is_short:
             self._spinning.doubt(time.perf_counter())
@@ -252,15 +257,15 @@ class Scheduler:
         for choice in self._waiting.in_turn():
             if len(self._running) >= self._limit:
                 return
-            begun, task = choice.begun, choice.task
+            preempted, task = choice.preempted, choice.task
             scoring = task.job.prompt.logprobs is not None and choice.index == 0
-            history = [*task.prompt] if begun is None else begun.history
+            history = [*task.prompt] if preempted is None else preempted.history
             wanted = len(history)
             if scoring and task.max_tokens == 0:
                 # The last token's logits would only score a token that is not generated.
                 wanted = len(history) - 1
             # A seed must reproduce its result, but reuse changes the last digits of logits.
-            reuse = not scoring and (begun is not None or not _is_seeded(choice))
+            reuse = not scoring and (preempted is not None or not _is_seeded(choice))
             if reuse and self._is_coming(history, task.job.owner):
                 continue
             # Each running sequence needs a cell for its next token.
@@ -270,12 +275,12 @@ class Scheduler:
                 self._full = True
                 return
             self._waiting.take(choice)
-            if begun is None:
+            if preempted is None:
                 if not choice.index:
                     task.ticket.note_wait(task.since)
-                run = self._begun(choice, slot, history, wanted)
+                run = self._new_run(choice, slot, history, wanted)
             else:
-                run, begun.slot, choice.begun = begun, slot, None
+                run, preempted.slot, choice.preempted = preempted, slot, None
             self._running.append(run)
             if scoring and run.sampled == 0:
                 self._begin_scoring(run)
@@ -297,7 +302,7 @@ class Scheduler:
         """The number of cells in the context."""
         return self._cache.size
 
-    def _begun(self, choice: TaskChoice, slot: Slot, history: list[int], wanted: int) -> Run:
+    def _new_run(self, choice: TaskChoice, slot: Slot, history: list[int], wanted: int) -> Run:
         task = choice.task
         constraint = None if task.constraint is None else task.constraint.copy()
         sampler = self._sampler(task, task.job.seeds[choice.index], constraint)
@@ -520,7 +525,7 @@ class Scheduler:
         run.proposal = []
         self._cache.swap_out(run.slot)
         run.scored = None
-        run.choice.begun = run
+        run.choice.preempted = run
         self._waiting.put_first(run.choice)
 
     def _score(self, run: Run) -> None:
@@ -573,7 +578,7 @@ class Scheduler:
             slot = self._cache.fork(run.slot)
             if slot is None:
                 break
-            fork = self._begun(others.popleft(), slot, [*task.prompt], len(task.prompt))
+            fork = self._new_run(others.popleft(), slot, [*task.prompt], len(task.prompt))
             fork.row, fork.outputs = run.row, run.outputs
             self._running.append(fork)
             found.append(fork)
@@ -669,7 +674,7 @@ class Scheduler:
             accepted_tokens=run.accepted, rejected_tokens=run.drafted - run.accepted,
         )  # fmt: skip
         self._deliver(choice.task, *run.held, finish)
-        if choice.begun is None:
+        if choice.preempted is None:
             self._release(run)
         else:
             self._waiting.take(choice)

@@ -157,13 +157,13 @@ class TaskChoice:
     """A choice that waits.
 
     Args:
-        begun: the run to resume, if it was preempted for lack of cells.
+        preempted: the run to resume, if it was preempted for lack of cells.
         turn: its number in the queue, smallest first; see `FairQueue`.
     """
 
     task: Task
     index: int
-    begun: Run | None = None
+    preempted: Run | None = None
     turn: int = 0
 
     @property

@@ -769,9 +769,9 @@ def test_choices_that_the_reader_has_cut_end() -> None:
     engine = Engine(limit=3, cells=96)
     stops = [Stops(("x",), by_reader=True) for _ in range(3)]
     boxes = [engine.submit("One day", 60, stops=each, sampling=ENDLESS)[1] for each in stops]
-    while not any(choice.begun for choice in engine.scheduler._waiting):
+    while not any(choice.preempted for choice in engine.scheduler._waiting):
         engine.scheduler.step()
-    preempted = next(c for c in engine.scheduler._waiting if c.begun is not None).task
+    preempted = next(c for c in engine.scheduler._waiting if c.preempted is not None).task
     running = engine.scheduler._running[0].choice.task
     for task in (preempted, running):
         task.job.stops.ends[0] = 3
