@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
@@ -21,10 +20,18 @@ from typing_extensions import Unpack, override
 
 from ..backends import offload
 from ..backends.base import Backend
-from ..backends.errors import LatimerError, RequestError, shortened
+from ..backends.errors import LatimerError, shortened
 from ..backends.fleet.loading import REQUEST
 from ..backends.http import FORWARDED
-from .arguments import Options, checked, entries_of, listed, observers_of, prefixes_of
+from .arguments import (
+    Options,
+    checked,
+    entries_of,
+    in_keywords,
+    listed,
+    observers_of,
+    prefixes_of,
+)
 from .auth import Keys
 from .base_urls import advice_for
 from .errors import (
@@ -35,7 +42,6 @@ from .errors import (
     of_http,
     printable,
     unexpected,
-    worded,
 )
 from .handshake import APP, read_key, refuse
 from .limits.config import AdmissionConfig, KeyConfig, grants_of, keys_of, store_of
@@ -43,7 +49,6 @@ from .messages.errors import in_api_of
 from .metrics import Metrics
 from .model_entry import Fetch, ModelEntry, Policy
 from .observers import Observer
-from .option import option_of
 from .origins import OriginMiddleware
 from .playground import playground_routes
 from .record import GONE, Record
@@ -51,29 +56,12 @@ from .request import EXCHANGE, FRAME, PUSH, WHOLE, Disconnected, Exchange
 from .responses.sealed import Seal
 from .routes import ApiRoute, MetricsAccess, SocketRoute, routes_of
 from .service import Service
-from .settings import Settings
 from .store.config import store_config_of
 from .store.errors import StoreError, StoreUnavailable, in_words
 from .store.store import Store
 
 log = logging.getLogger("latimer")
 
-
-def _keywords() -> Mapping[str, str]:
-    """Return the keyword of each setting of an adapter or an engine in process, by its option."""
-    # What a command makes of these settings is an argument of an app.
-    found = {"--speech": "speaker", "--transcription": "transcriber"}
-    for name, field in Settings.model_fields.items():
-        option = option_of(field)
-        if {"adapter", "llama-cpp"} & {*option.to}:
-            value = "=True" if field.annotation is bool else ""
-            found["--" + name.replace("_", "-")] = option.argument_of(name) + value
-    return found
-
-
-_KEYWORDS = _keywords()
-# An option, and its value in the texts of errors. llama-server has some of these options, too.
-_OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
 
 # Seconds from the start to the imports of the endpoints that the start does not need.
 _LOAD_AFTER = 0.5
@@ -202,28 +190,7 @@ class ErrorMiddleware:
 
     def _worded(self, error: LatimerError) -> LatimerError:
         """Return an error in words of the command, or of an app that has this one in it."""
-        return error if self._service.is_command else _in_app(error)
-
-
-def _keyword(found: re.Match[str]) -> str:
-    before, option, value = found.groups(default="")
-    keyword = _KEYWORDS.get(option)
-    if keyword is None:
-        return found[0]
-    if before and "=" not in keyword:
-        # A field of the request can have the same name.
-        before = "or in the setting "
-    return before + (f'{keyword}="{value}"' if value else keyword)
-
-
-def _in_app(error: LatimerError) -> LatimerError:
-    """Return an error that names the keywords of settings, which an app has instead of options."""
-    facts = worded(error) if isinstance(error, RequestError) else error
-    message = _OPTION.sub(_keyword, facts.message)
-    if message != facts.message:
-        facts.message = message
-        return facts
-    return error
+        return error if self._service.is_command else in_keywords(error)
 
 
 def _without_default(by_type: Mapping[Any, Any], by_status: Mapping[int, Any]) -> Any:

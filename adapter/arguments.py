@@ -1,4 +1,4 @@
-"""The keyword arguments of an adapter, which docs call its options, and their checks.
+"""The keyword arguments of an adapter, which docs call its options: checks, and words for errors.
 
 Their bounds are those of the settings of `latimer serve`: the fields of `Settings` have them.
 """
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, create_model
 
+from ..backends.errors import LatimerError, RequestError
+from .errors import worded
 from .hosted import Limits
 from .limits.config import AdmissionConfig, KeyConfig
 from .metric_rows import Names
@@ -152,6 +154,23 @@ _OF_OBSERVERS = ("keeps", "follows", "begin", "take", "close")
 _PREFIX = re.compile(r"|(/[^/{}?#\s]+)+")
 
 
+def _keywords() -> Mapping[str, str]:
+    """Return the keyword of each setting of an adapter or an engine in process, by its option."""
+    # What a command makes of these settings is an argument of an app.
+    found = {"--speech": "speaker", "--transcription": "transcriber"}
+    for name, field in Settings.model_fields.items():
+        option = option_of(field)
+        if {"adapter", "llama-cpp"} & {*option.to}:
+            value = "=True" if field.annotation is bool else ""
+            found["--" + name.replace("_", "-")] = option.argument_of(name) + value
+    return found
+
+
+_KEYWORDS = _keywords()
+# An option, and its value in the texts of errors. llama-server has some of these options, too.
+_OPTION = re.compile(r"(or )?(?<!llama-server with )(--[a-z]+(?:-[a-z]+)*)(?: (off|memory)\b)?")
+
+
 def _check_vocabulary(name: str) -> None:
     from .generation.token_ids import check_vocabulary
 
@@ -293,6 +312,27 @@ def entries_of(backend: object) -> Sequence[ModelEntry] | None:
     raise TypeError(
         f"backend must be an engine of latimer.backends, or a list of ModelEntry, not {wrong}"
     )
+
+
+def in_keywords(error: LatimerError) -> LatimerError:
+    """Return an error that names the keywords of settings, which an app has instead of options."""
+    facts = worded(error) if isinstance(error, RequestError) else error
+    message = _OPTION.sub(_keyword, facts.message)
+    if message != facts.message:
+        facts.message = message
+        return facts
+    return error
+
+
+def _keyword(found: re.Match[str]) -> str:
+    before, option, value = found.groups(default="")
+    keyword = _KEYWORDS.get(option)
+    if keyword is None:
+        return found[0]
+    if before and "=" not in keyword:
+        # A field of the request can have the same name.
+        before = "or in the setting "
+    return before + (f'{keyword}="{value}"' if value else keyword)
 
 
 def _shown(value: object) -> str:
