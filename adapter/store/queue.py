@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
-from ...backends.queue import settle
+from ...backends.queue import is_running, settle
 from .errors import LATE, StoreUnavailable
 from .records import Record, pack
 
@@ -42,7 +42,10 @@ Write = Callable[[Sequence[Record]], Awaitable[Sequence[Record]]]
 
 
 class Writer:
-    """The queue in front of a database.
+    """The queue in front of a database, for requests of any event loops and threads.
+
+    A task of one event loop writes at a time. The others have timers, which begin when it ends.
+    There is no lock: no thread stops between two steps with no call between them.
 
     Args:
         write: writes records in one transaction, and returns those that the database can never
@@ -63,11 +66,12 @@ class Writer:
         self._packing: asyncio.Task[None] | None = None
         # The numbers of records that were ever taken, and of those that are done.
         self._taken = self._done = 0
-        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
+        # What flushes wait for: the number of records that must be done.
+        self._flushes: dict[asyncio.Future[None], int] = {}
+        # The event loop whose task writes, and the last such task.
+        self._writing: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        # The event loop of these.
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timers: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
         self._pause = 0.0
         self._has_failed = False
         # The reason why the running attempt counts as failed.
@@ -87,11 +91,11 @@ class Writer:
     @property
     def waiting(self) -> int:
         """The number of objects that are not written yet."""
-        return self._taken - self._done
+        return len(self._waiting)
 
     def has(self, id: str) -> bool:  # noqa: A002
         """Return True if an object waits, or items of a conversation."""
-        return any(id in (record.id, record.conversation) for record in self._waiting)
+        return any(id in (record.id, record.conversation) for record in [*self._waiting])
 
     def add(self, record: Record) -> bool:
         """Queue an object; return False, and count it as lost, if the queue is full."""
@@ -104,22 +108,18 @@ class Writer:
         self._loose += record.size
         self._taken += 1
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._change_to(loop)
-        if self._task is None and self._timer is None:
-            self._timer = loop.call_later(self._delay, self._start)
-        if self._loose > LOOSE and self._packing is None:
+        if self._writing is not loop and loop not in self._timers:
+            self._set_timer(loop, self._delay)
+        if self._loose > LOOSE and not is_running(self._packing):
             self._packing = loop.create_task(self._pack())
         return True
 
-    def _change_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Forget the timer and the tasks of an event loop that is closed; they never end."""
-        if self._loop is not None and self._loop.is_closed():
-            self._timer = self._task = self._packing = None
-            self._trying = 0
-            self._late = None
-        if self._timer is None and self._task is None and self._packing is None:
-            self._loop = loop
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """Begin to write after some seconds, unless another event loop writes then."""
+        for other in [*self._timers]:
+            if other.is_closed():
+                self._timers.pop(other, None)
+        self._timers[loop] = loop.call_later(seconds, self._begin, loop)
 
     async def flush(self, patience: float | None = None) -> None:
         """Wait until every object that was added before is written.
@@ -132,20 +132,25 @@ class Writer:
             StoreUnavailable: an attempt to write them failed; they stay in the queue.
             TimeoutError: the patience is over; they stay in the queue, too.
         """
-        if self._done == self._taken:
-            return
+        target = self._taken
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._change_to(loop)
-        if self._late is not None:
-            raise _again(self._late)
-        done = loop.create_future()
-        self._flushes.append((self._taken, done))
-        if self._task is None:
-            self._start()
-        if patience is not None:
-            await self._wait(done, patience)
-        await done
+        # After the end of another event loop's task, this one may have to write.
+        while self._done < target:
+            done = loop.create_future()
+            self._flushes[done] = target
+            try:
+                late = None if self._start(loop) else self._late
+                if late is not None:
+                    raise _again(late)
+                if self._writing is not loop and loop not in self._timers:
+                    self._set_timer(loop, self._delay)
+                # Objects that were written before this waits wake nobody.
+                if self._done < target:
+                    if patience is not None:
+                        await self._wait(done, patience)
+                    await done
+            finally:
+                self._flushes.pop(done, None)
 
     async def _wait(self, done: asyncio.Future[None], patience: float) -> None:
         """Wait for a future, or until nothing was written for as long as the patience."""
@@ -167,14 +172,16 @@ class Writer:
         Without such an object, the database is available again.
         """
         self._pause = 0.0
-        if self._has_failed and self._timer is not None:
-            loop = asyncio.get_running_loop()
-            soon = loop.time() + FIRST_PAUSE
-            if self._timer.when() > soon:
-                self._timer.cancel()
-                self._timer = loop.call_at(soon, self._start)
-        elif self._has_failed and self._task is None:
-            self._recover()
+        if not self._has_failed:
+            return
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(loop)
+        if timer is None:
+            if not self._waiting:
+                self._recover()
+        elif timer.when() > loop.time() + FIRST_PAUSE:
+            timer.cancel()
+            self._set_timer(loop, FIRST_PAUSE)
 
     def fail(self, error: StoreUnavailable) -> None:
         """Count the database as one that does not answer, until it answers somebody."""
@@ -189,11 +196,12 @@ class Writer:
             reason = getattr(error, "detail", self._late_reason)
             what = _objects(self.waiting, "is", "are")
             log.error("the store is not available: %s; %s lost", reason, what)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._task is not None:
-            self._task.cancel()
+        timer = self._timers.pop(asyncio.get_running_loop(), None)
+        if timer is not None:
+            timer.cancel()
+        task = self._task
+        if task is not None and is_running(task):
+            task.cancel()
 
     def lose(self, count: int, reason: str, record: Record | None = None) -> None:
         """Count objects as lost; the log gets one line at most every `QUIET` seconds."""
@@ -210,46 +218,71 @@ class Writer:
         log.error("%s not stored, because %s%s", what, reason, which)
         self._unreported = 0
 
-    def _start(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._task = asyncio.get_running_loop().create_task(self._run())
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start when the timer of an event loop ends, or look again later."""
+        del self._timers[loop]
+        if self._waiting and not self._start(loop):
+            self._set_timer(loop, self._delay)
 
-    async def _run(self) -> None:
+    def _start(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Write what waits; return False if a task does that, of this or another event loop."""
+        writing = self._writing
+        if writing is not None and writing.is_closed() and self._writing is writing:
+            # Its task never ends.
+            self._writing = self._late = None
+        if self._writing is not None:
+            return False
+        self._writing = loop
+        timer = self._timers.pop(loop, None)
+        if timer is not None:
+            timer.cancel()
+        self._task = loop.create_task(self._run(loop))
+        self._task.add_done_callback(self._end)
+        return True
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """Let others write, and write later what was added since the last batch."""
+        loop, self._writing = task.get_loop(), None
+        for done in [*self._flushes]:
+            settle(done, None)
+        if self._waiting and not task.cancelled() and loop not in self._timers:
+            self._set_timer(loop, self._delay)
+
+    async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Write batches until the queue is empty, or the database does not answer."""
-        try:
-            while self._waiting:
-                if self._packing is not None:
-                    await asyncio.wait([self._packing])
-                batch = list(islice(self._waiting, BATCH))
-                try:
-                    rejected = await self._attempt(batch)
-                except StoreUnavailable as error:
-                    self._report(error)
-                    self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
-                    loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(self._pause, self._start)
-                    return
-                except Exception as error:
-                    # Its message can have text of users. The batch must not be tried for ever.
-                    log.error("the store failed: %s", type(error).__name__)
-                    rejected = batch
-                self._succeed(batch, rejected)
-        finally:
-            self._task = None
+        while self._waiting:
+            packing = self._packing
+            if packing is not None and is_running(packing):
+                # Otherwise both threads would encode the same objects.
+                await asyncio.wait([packing])
+            batch = list(islice(self._waiting, BATCH))
+            try:
+                rejected = await self._attempt(batch, loop)
+            except StoreUnavailable as error:
+                self._report(error)
+                self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+                self._set_timer(loop, self._pause)
+                return
+            except Exception as error:
+                # Its message can have text of users. The batch must not be tried for ever.
+                log.error("the store failed: %s", type(error).__name__)
+                rejected = batch
+            self._succeed(batch, rejected)
 
-    async def _attempt(self, batch: Sequence[Record]) -> Sequence[Record]:
+    async def _attempt(
+        self, batch: Sequence[Record], loop: asyncio.AbstractEventLoop
+    ) -> Sequence[Record]:
         """Write a batch; nobody waits longer than `PATIENCE` for it."""
-        loop = asyncio.get_running_loop()
         timer = loop.call_later(PATIENCE, self._give_up)
         self._trying = len(batch)
         try:
             return await self._write(batch)
         finally:
             timer.cancel()
-            self._trying = 0
-            self._late = None
+            # A task that is garbage ends here, too, when another event loop writes.
+            if self._writing is loop:
+                self._trying = 0
+                self._late = None
 
     def _give_up(self) -> None:
         """Count the running attempt as failed."""
@@ -260,18 +293,15 @@ class Writer:
         for record in batch:
             self._waiting.popleft()
             self._bytes -= record.size
-            if record.is_loose:
-                self._loose -= record.size
+            self._tighten(record)
         self._done += len(batch)
         for record in rejected:
             record.is_rejected = True
             self.lose(1, "the database cannot take them", record)
         self._recover()
-        for target, done in self._flushes:
-            if target <= self._done:
+        for done in [*self._flushes]:
+            if self._flushes.get(done, self._taken) <= self._done:
                 settle(done, None)
-        left = [one for one in self._flushes if one[0] > self._done]
-        self._flushes = [one for one in left if not one[1].done()]
 
     def _recover(self) -> None:
         """Count the database as one that answers, and log that once."""
@@ -283,14 +313,17 @@ class Writer:
 
     async def _pack(self) -> None:
         """Let objects that have to wait take less memory."""
-        try:
-            loose = [one for one in islice(self._waiting, self._trying, None) if one.is_loose]
-            await asyncio.to_thread(pack, loose)
-            for record in loose:
-                record.is_loose = False
-                self._loose -= record.size
-        finally:
-            self._packing = None
+        waiting = list(islice(self._waiting, self._trying, None))
+        loose = [one for one in waiting if one.is_loose]
+        await asyncio.to_thread(pack, loose)
+        for record in loose:
+            self._tighten(record)
+
+    def _tighten(self, record: Record) -> None:
+        """Count an object as packed, or as written."""
+        if record.is_loose:
+            record.is_loose = False
+            self._loose -= record.size
 
     def _report(self, error: StoreUnavailable) -> None:
         """Log that the database does not answer, once, and tell those who wait."""
@@ -298,8 +331,7 @@ class Writer:
             what = _objects(self.waiting, "waits", "wait")
             log.error("the store is not available: %s; %s", error.detail, what)
         self._has_failed = True
-        flushes, self._flushes = self._flushes, []
-        for _, done in flushes:
+        for done in [*self._flushes]:
             settle(done, _again(error))
 
 

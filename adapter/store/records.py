@@ -175,7 +175,10 @@ Rows: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]], list[Medium]]
 
 
 def pack(records: Iterable[Record]) -> None:
-    """Replace requests and replies by their JSON, which takes up to 25 times less memory."""
+    """Replace requests and replies by their JSON, which takes up to 25 times less memory.
+
+    Another thread may write them meanwhile. It gets a request before it looks for the JSON.
+    """
     for record in records:
         # Who writes a record that has no JSON rejects it.
         with suppress(TypeError, ValueError, LookupError, AttributeError):
@@ -186,10 +189,11 @@ def pack(records: Iterable[Record]) -> None:
 
 def rows_of(record: Record) -> Rows:
     """Return the row of an object, the rows of its metadata, and the media of its request."""
+    whole, reply = record.request, record.reply
     if record.rows is not None:
         packed: Rows = record.rows
         return packed
-    request, media = extract(record.request)
+    request, media = extract(whole)
     given = {name: request[name] for name in LISTS if name in request}
     # An update changes the metadata, which have a column of their own.
     apart = {*given, "metadata"}
@@ -197,7 +201,7 @@ def rows_of(record: Record) -> Rows:
     texts = {
         "metadata": orjson.dumps(record.metadata).decode(),
         "request": _json(parameters, record.size),
-        "reply": _json(record.reply, record.size),
+        "reply": _json(reply, record.size),
         "input": _json(given, record.size),
     }
     places = dumps([medium.place for medium in media]) if media else None
@@ -233,10 +237,11 @@ class ItemRow(NamedTuple):
 
 def items_of(record: Record) -> Sequence[ItemRow]:
     """Return the rows of the items that a record appends to its conversation."""
+    items = record.items
     if record.item_rows is not None:
         packed: Sequence[ItemRow] = record.item_rows
         return packed
-    return item_rows(record.items, record.size)
+    return item_rows(items, record.size)
 
 
 def item_rows(items: Iterable[Mapping[str, Any]], size: int = PART + 1) -> list[ItemRow]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 from latimer.adapter.store import queue as queues
 from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.queue import Writer
-from latimer.adapter.store.records import Record
+from latimer.adapter.store.records import Record, pack, rows_of
 from support.stored import record
 
 
@@ -177,3 +179,125 @@ def test_an_event_loop_that_has_ended_does_not_hold_objects_back() -> None:
 
     asyncio.run(add(waits=False))
     asyncio.run(add(waits=True))
+
+
+class Loops:
+    """Two event loops that run in turns, and a database for both.
+
+    Attributes:
+        busy: the event loop whose batches end when the gate is open.
+        written: the ids of all objects that were written.
+    """
+
+    def __init__(self) -> None:
+        self.busy, self.other = asyncio.new_event_loop(), asyncio.new_event_loop()
+        self.gate = asyncio.Event()
+        self.written: list[str] = []
+
+    async def write(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Take a batch."""
+        if asyncio.get_running_loop() is self.busy:
+            await self.gate.wait()
+        self.written += [one.id for one in records]
+        return ()
+
+    def turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let the tasks of an event loop go on."""
+        for _ in range(5):
+            loop.run_until_complete(asyncio.sleep(0))
+
+    def close(self) -> None:
+        """End the event loops."""
+        for loop in (self.busy, self.other):
+            if not loop.is_closed():
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.close()
+
+
+@pytest.fixture
+def loops() -> Iterator[Loops]:
+    """Return two event loops, and end them."""
+    made = Loops()
+    yield made
+    made.close()
+
+
+def test_one_event_loop_writes_at_a_time(
+    loops: Loops, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A timer that another thread's flush cancels too late writes nothing a second time."""
+    queue = Writer(loops.write)
+    made = record()
+    due: list[Callable[[], object]] = []
+    later = loops.other.call_later
+
+    def call_later(seconds: float, call: Any, *values: Any) -> asyncio.TimerHandle:
+        due.append(partial(call, *values))
+        return later(seconds, call, *values)
+
+    monkeypatch.setattr(loops.other, "call_later", call_later)
+
+    async def add() -> None:
+        assert queue.add(made)
+
+    async def timer() -> None:
+        due.pop(0)()
+
+    loops.other.run_until_complete(add())
+    flush = loops.busy.create_task(queue.flush())
+    loops.turn(loops.busy)
+    loops.other.run_until_complete(timer())
+    loops.turn(loops.other)
+    loops.gate.set()
+    loops.busy.run_until_complete(flush)
+    assert loops.written == [made.id]
+    assert (queue.waiting, caplog.messages) == (0, [])
+
+
+@pytest.mark.parametrize("cancels", [True, False], ids=["cancelled", "closed"])
+def test_another_event_loop_writes_what_one_leaves(loops: Loops, cancels: bool) -> None:
+    """A flush that waits for another event loop writes itself when that one ends before."""
+    queue = Writer(loops.write, delay=0.01)
+    made = record()
+
+    async def add() -> None:
+        assert queue.add(made)
+        await queue.flush()
+
+    begun = loops.busy.create_task(add())
+    loops.turn(loops.busy)
+    flush = loops.other.create_task(queue.flush())
+    loops.turn(loops.other)
+    assert {begun.done(), flush.done()} == {False}
+    for task in asyncio.all_tasks(loops.busy):
+        if cancels:
+            task.cancel()
+        # Its end as garbage is not what is tested.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    if cancels:
+        loops.turn(loops.busy)
+    loops.busy.close()
+    loops.other.run_until_complete(asyncio.wait_for(flush, 2))
+    assert loops.written == [made.id]
+
+
+def test_an_object_is_written_whole_while_it_is_packed() -> None:
+    """A thread that writes an object gets all of it, also if another one packs it meanwhile."""
+    made = record("text")
+    packs = [pack]
+
+    class Meanwhile(Record):
+        """A record that is packed right after somebody has looked for its JSON."""
+
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name in ("rows", "item_rows") and packs:
+                packs.pop()([self])
+            return value
+
+    made.__class__ = Meanwhile
+    row, _, _ = rows_of(made)
+    assert "text" in row["reply"]
+    assert not made.reply
