@@ -136,8 +136,9 @@ class Observers:
         if len(unseen) >= self._most_unseen or self._times >= _MOST_TIMES or exchange.size > _LARGE:
             self.flush()
             return
-        loop = asyncio.get_running_loop()
-        if self._timer is None or self._loop is not loop:
+        # A task that is garbage ends without an event loop; the next request has one.
+        loop = asyncio._get_running_loop()
+        if loop is not None and (self._timer is None or self._loop is not loop):
             self._loop = loop
             self._timer = loop.call_later(OBSERVED_AFTER, self.flush)
 

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -392,7 +393,9 @@ class Exchange(Request):
         if watcher is not None:
             # The watcher's traceback refers to this object. A reference back would make a cycle
             # that keeps the whole request until the garbage collector runs.
-            watcher.cancel()
+            # Its event loop may be closed before this task ends.
+            with suppress(RuntimeError):
+                watcher.cancel()
 
     def start_watcher(self, task: asyncio.Task[Any]) -> None:
         """Start the task that waits for a disconnect, and then cancels the one of the work."""

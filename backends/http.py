@@ -240,7 +240,8 @@ class ConnectionPool:
         # Closes the connections at the end of the event loop.
         self._end: AsyncIterator[None] | None = None
         self._others: dict[asyncio.AbstractEventLoop, ConnectionPool] = {}
-        self._lock = threading.Lock()
+        # The end of a task can be that of a request to the same engine.
+        self._lock = threading.RLock()
 
     @property
     def last_byte(self) -> float:
@@ -253,11 +254,9 @@ class ConnectionPool:
 
     def _of(self, loop: asyncio.AbstractEventLoop) -> ConnectionPool:
         """Return the pool of an event loop, which may be this one."""
+        self.forget_closed()
         with self._lock:
-            for other in [one for one in self._others if one.is_closed()]:
-                self._others.pop(other)._abandon()
-            if self._loop is None or self._loop.is_closed():
-                self._abandon()
+            if self._loop is None:
                 self._loop = loop
             if self._loop is loop:
                 return self
@@ -268,8 +267,24 @@ class ConnectionPool:
             own.most_idle = self.most_idle
             return own
 
-    def _abandon(self) -> None:
-        """Drop the connections of an event loop that is closed."""
+    def forget_closed(self) -> None:
+        """Drop the connections of event loops that are closed, and end the tasks that use them.
+
+        Such an event loop neither runs nor cancels its tasks, which have places at the engine.
+        """
+        with self._lock:
+            for loop in [one for one in self._others if one.is_closed()]:
+                self._others.pop(loop)._abandon(loop)
+            if self._loop is not None and self._loop.is_closed():
+                self._abandon(self._loop)
+                self._loop = None
+
+    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Drop the connections of an event loop that is closed, and end its tasks."""
+        for task in asyncio.all_tasks(loop) if self._busy else ():
+            # What the garbage collector does with a task that nothing refers to.
+            with suppress(RuntimeError, ValueError):
+                task.get_coro().close()
         for connection in [*self._idle, *self._busy]:
             connection.close()
         self._idle.clear()
@@ -344,7 +359,7 @@ class ConnectionPool:
         if loop is None or loop is asyncio.get_running_loop():
             call()
         elif loop.is_closed():
-            self._abandon()
+            self._abandon(loop)
         else:
             with suppress(RuntimeError):
                 # It may be closed meanwhile.
@@ -570,6 +585,11 @@ class HttpClient:
         else:
             head += FORWARDED.get() + _CONTENT % len(body)
         return self._client.handle_async_request((head, body))
+
+    def forget_closed(self) -> None:
+        """See `ConnectionPool.forget_closed`."""
+        if self.pool is not None:
+            self.pool.forget_closed()
 
     async def aclose(self) -> None:
         """Close the idle connections."""

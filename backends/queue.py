@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from bisect import insort
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from enum import IntEnum
 from itertools import chain
 from operator import attrgetter
@@ -287,14 +287,19 @@ class AdmissionQueue:
     Args:
         limit: the largest number of waiting requests; others are rejected. None means no limit.
         places: the number of calls that the engine runs at a time.
+        forget: forgets the calls of event loops that are closed, which then release their places;
+            called before a call waits.
 
     Attributes:
         taken: the number of places that are taken.
     """
 
-    def __init__(self, limit: int | None, places: int = 1) -> None:
+    def __init__(
+        self, limit: int | None, places: int = 1, forget: Callable[[], None] | None = None
+    ) -> None:
         self._limit = limit
         self._places = places
+        self._forget = forget
         self.taken = 0
         self._waiting: FairQueue[_Call] = FairQueue()
         # Of the queue. The number of places needs none: no thread stops between a test of it and
@@ -349,6 +354,8 @@ class AdmissionQueue:
         """
         if self.try_take(ticket):
             return
+        if self._forget is not None:
+            self._forget()
         self.check(ticket)
         call = _Call(ticket or Ticket())
         call.ticket.admitted = True

@@ -103,7 +103,7 @@ class Server:
         self.calls = client.separate()
         self.silence = silence
         self.patience = PATIENCE
-        self.turns = AdmissionQueue(max_waiting)
+        self.turns = AdmissionQueue(max_waiting, forget=self.calls.forget_closed)
         self.monitor = ServerMonitor(client.address, self.ask, self._read_model, self._forget)
         self._health = Throttled(self._ask_health)
         self._specials: OnceCell[Sequence[Special]] = OnceCell()
@@ -112,7 +112,7 @@ class Server:
         # The questions of each event loop for the tokenizer, each with its answer; the task that
         # sends the first one has the place.
         self._texts: dict[asyncio.AbstractEventLoop, deque[Question]] = {}
-        self._tokenizer_place = AdmissionQueue(None)
+        self._tokenizer_place = AdmissionQueue(None, forget=client.forget_closed)
         self._tasks: set[asyncio.Future[Any]] = set()
 
     @classmethod

@@ -254,12 +254,12 @@ class Server:
 
     def __init__(self, client: HttpClient, max_waiting: int) -> None:
         self.client = client
-        self.turns = AdmissionQueue(max_waiting)
-        self._batches = AdmissionQueue(max_waiting)
+        self.turns = AdmissionQueue(max_waiting, forget=client.forget_closed)
+        self._batches = AdmissionQueue(max_waiting, forget=client.forget_closed)
         self._most_batches = 1
         # Calls made inside a call that already has a place, which must not wait for each other.
-        self._asides = AdmissionQueue(None)
-        self._questions = AdmissionQueue(None, QUESTIONS)
+        self._asides = AdmissionQueue(None, forget=client.forget_closed)
+        self._questions = AdmissionQueue(None, QUESTIONS, client.forget_closed)
         self.monitor = ServerMonitor(client, self._read_model, self._forget, self._restarted)
         self._health = Throttled(self._ask_health)
         self.names: frozenset[str] = frozenset()

@@ -124,3 +124,39 @@ def test_threads_with_event_loops_share_an_adapter(backend: Backend, debug: bool
         thread.join(60)
     assert found == [{200: len(PATHS) + 18}] * len(threads)
     asyncio.run(app.aclose())
+
+
+def test_requests_of_a_closed_loop_leave_their_places(llama_server_url: str) -> None:
+    """An event loop that is closed while its requests run keeps no places at the engine."""
+    backend = LlamaServer(llama_server_url)
+    app = OpenAIAdapter(backend)
+    long = {"prompt": "Hello", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
+    loop = asyncio.new_event_loop()
+
+    async def ask(body: dict[str, Any]) -> int:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            return (await client.post("/v1/completions", json=body)).status_code
+
+    def streams() -> int:
+        records = [one.record for one in app.service.observers.running]
+        return sum(bool(one is not None and one.arrivals) for one in records)
+
+    async def begin() -> list[asyncio.Task[int]]:
+        tasks = [asyncio.create_task(ask(long)) for _ in range(8)]
+        async with asyncio.timeout(20):
+            # Until every place has a stream with tokens.
+            while not backend.load().waiting or streams() < backend.load().running:
+                await asyncio.sleep(0.01)
+        return tasks
+
+    assert len(loop.run_until_complete(begin())) == 8
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    for task in asyncio.all_tasks(loop):
+        # Its end as garbage is not what is tested.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    short = {"prompt": "Hello", "max_tokens": 1}
+    assert asyncio.run(asyncio.wait_for(ask(short), 5)) == 200
+    assert (backend.load().running, backend.load().waiting) == (0, 0)
+    asyncio.run(app.aclose())

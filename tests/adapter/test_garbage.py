@@ -7,16 +7,18 @@ import gc
 import json
 import time
 import weakref
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.errors import StoreUnavailable
-from latimer.adapter.request import PUSH
+from latimer.adapter.observers import Observer
+from latimer.adapter.record import Record
+from latimer.adapter.request import PUSH, WATCH_AFTER
 from support.clients import client_of
-from support.engines.echo import Echo
+from support.engines.echo import Echo, Slow
 
 USER = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = [{"role": "user", "content": "word " * 4_000}]
@@ -138,3 +140,26 @@ def test_a_closed_event_loop_is_not_kept() -> None:
     while first() is not None and time.monotonic() < until:
         gc.collect()
     assert first() is None
+
+
+def test_a_request_that_ends_as_garbage_raises_nothing() -> None:
+    """A request of a closed event loop ends without one, and its record goes to the observers."""
+    ended: list[Record] = []
+
+    class Noted(Observer):
+        def take(self, records: Sequence[Record]) -> None:
+            ended.extend(records)
+
+    app = OpenAIAdapter(Slow(), any_model=True, observers=[Noted()])
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(ask(app, *BODIES["a stream"]))
+    # Until a task waits for the disconnect.
+    loop.run_until_complete(asyncio.sleep(2 * WATCH_AFTER))
+    for one in asyncio.all_tasks(loop):
+        # asyncio logs that it was not cancelled.
+        one._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    task.get_coro().close()
+    assert not ended
+    app.service.observers.flush()
+    assert [one.path for one in ended] == ["/v1/completions"]
