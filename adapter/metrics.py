@@ -253,7 +253,7 @@ class Metrics(Observer):
             else:
                 series = all_series.get((model, engine)) or self._new(model, engine)
                 series.add(record, prompt)
-        for series in all_series.values():
+        for series in [*all_series.values()]:
             if len(series.rows) >= _MOST_ROWS:
                 series.fold()
 
@@ -313,7 +313,8 @@ class Metrics(Observer):
                 self._requests.setdefault(labels, 0)
         await self._count_running(service)
         service.observers.flush()
-        copies = {key: one.copy() for key, one in self._series.items()}
+        # Another thread may add one.
+        copies = {key: one.copy() for key, one in [*self._series.items()]}
         for key, record in _streams(service):
             if key in copies:
                 copies[key].generated += len(record.arrivals or ())
@@ -355,7 +356,7 @@ class Metrics(Observer):
 
 def _streams(service: Service) -> Iterator[tuple[tuple[str, str], Record]]:
     """Yield the streams that run and have tokens, each with the model and engine of its series."""
-    for exchange in service.observers.running:
+    for exchange in [*service.observers.running]:
         record = exchange.record
         if record is not None and record.arrivals:
             name = record.ticket.engine if record.ticket is not None else ""

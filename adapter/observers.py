@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from time import perf_counter
@@ -73,7 +74,7 @@ class Observers:
 
     Attributes:
         all: the observers.
-        running: the requests that run, if anybody observes them.
+        running: the requests that run, if anybody observes them; threads change it, so read a copy.
         has_followers: True if some observers need more of a request that begins (`follow`).
         is_fleet: True if an engine can be one of several.
     """
@@ -88,6 +89,8 @@ class Observers:
         self._timer: asyncio.TimerHandle | None = None
         # The event loop of the timer.
         self._loop: asyncio.AbstractEventLoop | None = None
+        # A request that is garbage can end while a thread has it.
+        self._lock = threading.RLock()
         self.replace(observers)
 
     def replace(self, observers: Sequence[Observer]) -> None:
@@ -129,11 +132,13 @@ class Observers:
             exchange.model = self._label_of(exchange)
         if not exchange.size:
             exchange.note_trace(record)
-        unseen = self._unseen
-        unseen.append([record, perf_counter(), *_FACTS(exchange), *map(exchange.scope.get, _PLACE)])
+        row = [record, perf_counter(), *_FACTS(exchange), *map(exchange.scope.get, _PLACE)]
+        # No other thread flushes between the look at the list and this.
+        self._unseen.append(row)
         if record.arrivals:
             self._times += len(record.arrivals)
-        if len(unseen) >= self._most_unseen or self._times >= _MOST_TIMES or exchange.size > _LARGE:
+        is_full = len(self._unseen) >= self._most_unseen or self._times >= _MOST_TIMES
+        if is_full or exchange.size > _LARGE:
             self.flush()
             return
         # A task that is garbage ends without an event loop; the next request has one.
@@ -153,7 +158,10 @@ class Observers:
             record = _completed(one, is_fleet)
             if record is not None:
                 ended.append(record)
-        if ended:
+        if not ended:
+            return
+        # Observers count, and two threads would lose numbers.
+        with self._lock:
             for observer in self.all:
                 try:
                     observer.take(ended)

@@ -506,7 +506,7 @@ class Service:
         """
         asking = (
             one
-            for one in self.observers.running
+            for one in [*self.observers.running]
             if not (one.model or one.asked is None or one.is_detached)
         )
         return sum(self.label_asked(one) == label for one in asking)

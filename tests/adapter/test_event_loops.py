@@ -6,16 +6,21 @@ import asyncio
 import gc
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
+from latimer.adapter.observers import Observer, Observers
+from latimer.adapter.record import Record
+from latimer.adapter.request import Exchange
 from latimer.backends.base import Backend
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.llama_server import LlamaServer
 from starlette.testclient import TestClient
+from support.clients import client_of
+from support.engines.echo import Echo
 from support.engines.koboldcpp import FakeKoboldcpp
 from support.engines.wire import running
 
@@ -160,3 +165,51 @@ def test_requests_of_a_closed_loop_leave_their_places(llama_server_url: str) -> 
     assert asyncio.run(asyncio.wait_for(ask(short), 5)) == 200
     assert (backend.load().running, backend.load().waiting) == (0, 0)
     asyncio.run(app.aclose())
+
+
+async def test_metrics_are_read_while_other_threads_begin_requests() -> None:
+    """The metrics are complete if another thread's request begins while they are collected."""
+    app = OpenAIAdapter(Echo())
+    running: set[Any] = app.service.observers.running
+
+    def begin() -> None:
+        running.add(Exchange({"type": "http", "headers": []}, None, None))  # type: ignore[arg-type]
+
+    class Beginning:
+        """A request during whose look another one begins."""
+
+        @property
+        def model(self) -> str:
+            begin()
+            return "echo"
+
+        @property
+        def record(self) -> None:
+            begin()
+
+    running.update(Beginning() for _ in range(3))
+    async with client_of(app) as client:
+        reply = await client.get("/metrics")
+    assert reply.status_code == 200
+
+
+async def test_a_flush_of_another_thread_loses_no_request() -> None:
+    """A request that ends while another thread passes requests on is passed on with the next."""
+    ended: list[Record] = []
+
+    class Noted(Observer):
+        def take(self, records: Sequence[Record]) -> None:
+            ended.extend(records)
+
+    class Scope(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            observers.flush()
+            return super().get(name, default)
+
+    observers = Observers([Noted()], lambda exchange: "")
+    scope = Scope(type="http", method="GET", path="/v1/models", headers=[])
+    exchange = Exchange(scope, None, None)  # type: ignore[arg-type]
+    exchange.status = 200
+    observers.ended(exchange, Record())
+    observers.flush()
+    assert [one.path for one in ended] == ["/v1/models"]
