@@ -370,13 +370,17 @@ class Store:
             StoreUnavailable: the database cannot answer.
         """
         database = await self._open_to_answer()
+        for record in records:
+            if record.is_withdrawn and record.is_tried:
+                # Another object of the batch can have its id: the failure of the same response.
+                await self._withdraw(database, record)
         wanted = [record for record in records if not record.is_withdrawn]
         for record in wanted:
             record.is_tried = True
         rejected = await _insert(database, wanted) if wanted else []
-        for record in records:
-            if record.is_withdrawn and record.is_tried:
-                # Its response has said that it is not stored.
+        for record in wanted:
+            if record.is_withdrawn:
+                # Its response has said meanwhile that it is not stored.
                 await self._withdraw(database, record)
         self._fails_until = 0.0
         self._note_use()

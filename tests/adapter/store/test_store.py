@@ -267,6 +267,18 @@ async def test_a_committed_object_is_found(store: Store) -> None:
     assert await listed(store) == [made.id]
 
 
+async def test_a_withdrawn_object_leaves_its_id_to_another(store: Store) -> None:
+    """The failure of a response stays, also if the response itself was written and withdrawn."""
+    made, failed = record(), record("failed")
+    failed.id, failed.created_at = made.id, made.created_at
+    await store.write([made])
+    made.is_withdrawn = True
+    await store.write([made, failed])
+    found = await store.get("", made.kind, made.id)
+    assert found is not None
+    assert found.reply["choices"][0]["message"]["content"] == "failed"
+
+
 async def test_a_response_does_not_wait_for_the_first_opening(opened: Opened, target: str) -> None:
     """A store in memory takes an object before it is open, and a reader waits for it."""
     async with opened() as store:
