@@ -150,7 +150,8 @@ _OBJECTS = (
     ("speaker", "speak", "speaker_of('piper:voice.onnx')"),
     ("transcriber", "transcribe", "transcriber_of('faster-whisper')"),
 )
-_OF_OBSERVERS = ("keeps", "follows", "begin", "take", "close")
+# What every observer has; only those that follow begin with a request.
+_OF_OBSERVERS = ("keeps", "follows", "take", "close")
 _PREFIX = re.compile(r"|(/[^/{}?#\s]+)+")
 
 

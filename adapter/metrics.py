@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import accumulate, product
-from operator import add, sub
+from operator import sub
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .metric_rows import (
@@ -247,7 +247,14 @@ class Metrics(Observer):
             if record.is_left:
                 self._gone[model] = self._gone.get(model, 0) + 1
             if record.has_table:
-                self._add_key(record)
+                name = record.key
+                if not record.is_detached:
+                    row = name, model, record.status
+                    self._key_requests[row] = self._key_requests.get(row, 0) + 1
+                # What the limits of the key charge.
+                tokens = record.partial if prompt is None else (prompt, record.completion_tokens)
+                used = self._key_tokens.get((name, model), (0, 0))
+                self._key_tokens[name, model] = used[0] + tokens[0], used[1] + tokens[1]
             if prompt is None:
                 self._failed(record)
             else:
@@ -259,19 +266,6 @@ class Metrics(Observer):
 
     def _new(self, model: str, engine: str) -> Series:
         return self._series.setdefault((model, engine), Series())
-
-    def _add_key(self, record: Record) -> None:
-        """Count a request for the table of its key, with the tokens that its limits charge."""
-        if not record.is_detached:
-            key = record.key, record.model, record.status
-            self._key_requests[key] = self._key_requests.get(key, 0) + 1
-        tokens = record.partial
-        if record.prompt_tokens is not None:
-            tokens = record.prompt_tokens, record.completion_tokens
-        if any(tokens):
-            before = self._key_tokens.get((record.key, record.model), (0, 0))
-            prompt, generated = map(add, before, tokens)
-            self._key_tokens[record.key, record.model] = prompt, generated
 
     def _failed(self, record: Record) -> None:
         """Count a request without usage: it was refused, or it failed."""
