@@ -60,6 +60,7 @@ async def test_embeddings(client: httpx2.AsyncClient, request_: dict[str, Any]) 
         assert cosine(vector, vector_of(BERT, text)) > CLOSE
 
 
+@pytest.mark.slow
 @bert
 async def test_a_document_in_300_pieces(client: httpx2.AsyncClient) -> None:
     """Open WebUI sends each piece of a document by itself, and all at once; each is embedded."""

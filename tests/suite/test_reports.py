@@ -492,6 +492,7 @@ async def pytest_on(tmp_path: Path, *arguments: str) -> tuple[int | None, str]:
     return process.returncode, out.decode()
 
 
+@pytest.mark.slow
 async def test_a_server_is_judged_by_pytest(tmp_path: Path) -> None:
     """Each check is a pytest test of the server that `--openai-url` names."""
     with serving(Server) as address:

@@ -78,6 +78,7 @@ def test_models_are_got_listed_and_removed(served: tuple[TestHub, str], cache: P
     assert "`latimer models` lists what is there" in said
 
 
+@pytest.mark.slow
 def test_a_dry_run_downloads_nothing(served: tuple[TestHub, str], cache: Path) -> None:
     """`get --dry-run` and `show` have the files, what is free, and the memory, as text or JSON."""
     code, text, _ = run("get", "--dry-run", "hf:test/split", "--context", "512", "--json")
@@ -91,6 +92,7 @@ def test_a_dry_run_downloads_nothing(served: tuple[TestHub, str], cache: Path) -
     assert not cache.exists()
 
 
+@pytest.mark.slow
 def test_an_error_is_one_line(served: tuple[TestHub, str]) -> None:
     """A name that is wrong, or not on the hub, ends with exit code 3 and one line."""
     for name in ("x", "hf:test/none", "hf:test/quants:Q9"):

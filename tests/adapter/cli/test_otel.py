@@ -95,6 +95,7 @@ def test_each_worker_sends_its_own(collector: Collector, llama_server_url: str) 
     assert len({one["service.instance.id"] for one in requests}) == 2
 
 
+@pytest.mark.slow
 def test_a_collector_that_does_not_answer(collector: Collector) -> None:
     """A collector that hangs delays no request, and the end of the server by two seconds."""
     collector.answers.clear()

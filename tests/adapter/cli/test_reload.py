@@ -78,6 +78,7 @@ def test_a_hangup_without_a_file_is_a_line() -> None:
         assert httpx2.get(f"{address}/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_hangup_of_the_terminal_ends_the_server() -> None:
     """SIGHUP ends a server whose input is a terminal and that has no settings file."""
     ours, theirs = os.openpty()

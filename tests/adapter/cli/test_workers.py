@@ -518,6 +518,7 @@ def voice(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 async def test_workers_speak_and_transcribe(engine: str, voice: Path) -> None:
     """Each has its own library, and the id of an answer's audio is known to all until it goes."""
     speech = "--speech", f"piper:{voice}", "--transcription", "faster-whisper:base"

@@ -252,6 +252,7 @@ asyncio.run(main(*sys.argv[1:4], int(sys.argv[4])))
 """
 
 
+@pytest.mark.slow
 async def test_processes_append_in_one_order(store: Store, target: str) -> None:
     """Nothing of what several processes append at the same time is lost, or mixed."""
     if target == "memory":

@@ -199,6 +199,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_the_end_waits_for_no_question(server: postgresql.PostgreSQL) -> None:
     """A process whose PostgreSQL is silent ends, although two questions have no answer yet."""
     with server.database() as url, subprocess.Popen(

@@ -211,6 +211,7 @@ REQUESTS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(REQUESTS)
 def test_any_request_is_restored_exactly(request: dict[str, Any]) -> None:
     """Any JSON is the same after it was stored and restored, and is not changed meanwhile."""

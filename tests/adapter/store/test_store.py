@@ -404,6 +404,7 @@ async def test_others_cannot_read_a_new_file(tmp_path: Path) -> None:
     await store.aclose()
 
 
+@pytest.mark.slow
 async def test_a_locked_file_keeps_objects_in_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,6 +281,7 @@ async def test_koboldcpp_is_restarted_with_another_model() -> None:
             assert engine.loaded == "unload_model"
 
 
+@pytest.mark.slow
 async def test_koboldcpp_restarts_once_for_another_model() -> None:
     """A model that takes the place of another one is loaded at once, and one that is refused leaves
     koboldcpp without a model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from benchmarks.simulation import Result, simulate
 
 ENGINES = 50
@@ -16,6 +17,7 @@ def run(way: str, *, seconds: float = 11.0, fails: bool = False, seed: int = 1) 
     return result
 
 
+@pytest.mark.slow
 def test_prompts_are_reused_and_engines_have_equal_loads() -> None:
     """Prefixes and sessions reuse most prompts, and no engine has much more than the mean."""
     before = time.monotonic()
@@ -36,6 +38,7 @@ def test_engines_that_die_lose_only_what_they_had_begun() -> None:
     assert result.figures()["reuse"] > 90
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_figures() -> None:
     """Two runs with the same seed agree in every figure but CPU time, and another seed differs."""
     one, again, other = (run("prefix", seconds=3.0, seed=seed).figures() for seed in (3, 3, 4))
