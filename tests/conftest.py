@@ -28,7 +28,7 @@ from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_server import LlamaServer
 from support import clients, gguf_files, redis_server
 from support.engines.echo import Echo
-from support.engines.replay import Replay, replaying
+from support.engines.replay import UNKNOWN, Replay, replaying
 from support.postgresql import PostgreSQL, missing, postgresql
 from support.redis_server import RedisServer
 from support.s3 import s3_server, variables
@@ -130,7 +130,7 @@ def koboldcpp_replay() -> Iterator[tuple[str, Replay | None]]:
         return
     with replaying() as (address, replay):
         yield address, replay
-        assert not replay.unknown, "requests without a recording"
+        assert not replay.unknown, f"{UNKNOWN} {replay.unknown[0]}"
 
 
 @pytest.fixture(scope="session")

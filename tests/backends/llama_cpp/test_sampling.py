@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from latimer.backends.base import (
     Token,
 )
 from latimer.backends.llama_cpp import LlamaCpp, library
-from latimer.backends.llama_cpp.backend import CAPABILITIES
 from latimer.backends.llama_cpp.sampling import score
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from latimer.backends.llama_server import LlamaServer
@@ -285,53 +283,6 @@ async def test_the_end_can_be_ignored(backend: LlamaCpp) -> None:
     text = await sample(backend, FRANCE, 30, temperature=0.0, extras={"ignore_eos": True})
     assert text.startswith("The capital of France is Paris.")
     assert len(text) > len("The capital of France is Paris.")
-
-
-# Values of each extra with an effect, and the extras that it depends on.
-DRY = {"dry_multiplier": 5.0}
-SPREAD = {"dynatemp_range": 0.9}
-MIROSTAT = {"mirostat": 2}
-XTC = {"xtc_probability": 1.0}
-EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "dry_allowed_length": (0, DRY),
-    "dry_base": (1000.0, {"dry_multiplier": 0.01, "dry_allowed_length": 1}),
-    "dry_multiplier": (20.0, {}),
-    "dry_penalty_last_n": (2, DRY),
-    "dry_sequence_breakers": ([" Lisbon"], DRY),
-    "dynatemp_exponent": (9.0, SPREAD),
-    "dynatemp_range": (0.9, {}),
-    "ignore_eos": (True, {}),
-    "min_p": (0.5, {}),
-    "min_tokens": (60, {}),
-    "mirostat": (1, {}),
-    "mirostat_eta": (0.9, MIROSTAT),
-    "mirostat_tau": (1.0, MIROSTAT),
-    "repeat_last_n": (2, {"repeat_penalty": 5.0}),
-    "repeat_penalty": (5.0, {}),
-    "top_k": (2, {}),
-    "top_n_sigma": (0.1, {}),
-    "typical_p": (0.5, {}),
-    "xtc_probability": (1.0, {}),
-    "xtc_threshold": (0.3, XTC),
-}
-
-
-@pytest.mark.parametrize("name", sorted(CAPABILITIES.extras))
-async def test_every_extra_has_an_effect(backend: LlamaCpp, name: str) -> None:
-    """Each extra that the engine lists changes what it samples, and repeats its text with a
-    seed."""
-    value, others = EFFECTS[name]
-    word = await backend.tokenize(" Lisbon", add_special=False, parse_special=False)
-    # DRY needs repetitions.
-    repeats = name.startswith("dry_")
-    sampling = Sampling(logit_bias=((word[0], 12.0),) if repeats else (), extras=others)
-    prompt = Prompt(Text(" Lisbon" * 9) if repeats else STORY)
-    job = Generation(prompt, 40, (3, 4), sampling=sampling)
-    plain, _ = await run(backend, job)
-    job.sampling = replace(sampling, extras={**others, name: value})
-    texts, _ = await run(backend, job)
-    assert texts != plain
-    assert (await run(backend, job))[0] == texts
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,11 @@ GENERATE = ("/api/extra/generate/stream", "/api/v1/generate")
 # Paths of the engine's state, which is that of the last generation.
 PERF = "/api/extra/perf"
 STATE = ("/api/extra/last_logprobs", PERF, CHECK)
+# The response to a request that was never recorded, and what to do. An error of Latimer shows it.
+UNKNOWN = (
+    "no recording of this request; record it over a running koboldcpp with the demo model, make "
+    "record URL=http://127.0.0.1:5001, or leave the payload as it was:"
+)
 
 
 def key_of(method: str, path: str, body: Any) -> str:
@@ -102,8 +107,8 @@ class Replay(Engine):
                 # Of a whole response that is cut, too.
                 return replied(json.loads(_content(whole)))
             self.unknown.append(key_of(request.method, path, body))
-            message = f"no recording of {self.unknown[-1]}".encode()
-            return _closing(b"HTTP/1.0 500 No Recording\r\n\r\n", one(message))
+            message = f"{UNKNOWN} {self.unknown[-1]}"
+            return _closing(b"HTTP/1.0 500 No Recording\r\n\r\n", one(message.encode()))
         chunks = [base64.b64decode(chunk) for chunk in entry["chunks"]]
         # The recorded generation may have run until it was aborted.
         endless = path == GENERATE[0] and b'"finish_reason": "' not in b"".join(chunks)
