@@ -448,10 +448,11 @@ class Capabilities:
 
     Args:
         engine: the engine's name in messages.
-        extras: the sampling extras that it supports, by their names in requests.
+        extras: the sampling extras that it supports, by their names in `EngineExtras`.
         refused: the fields of requests that it does not support, each with the hint for the error.
-            The adapter rejects a request that sets one to a value with an effect.
-        inexact: the fields that it only approximates.
+            The adapter rejects a request that sets one to a value with an effect. The names are
+            those of `schemas/openai`: of chat completions, completions and responses.
+        inexact: the fields that it only approximates, by the same names.
         native: True if `Backend.native` can return the engine's own reply.
         late_logprobs: True if log-probabilities are known only at the end of an answer.
         grammars: the grammar languages that it supports.
@@ -560,7 +561,7 @@ class Backend(Protocol):
 
         - It raises `ModelChanged` if `fingerprint` is that of another model, unless its model never
           changes, `EmptyPrompt` for a prompt without tokens, and `UnknownToken` for an id that the
-          vocabulary lacks.
+          vocabulary lacks, or `Unsupported` if the engine does not report its vocabulary.
         - It raises `ContextExceeded` if the prompt and `max_tokens` exceed the context. With
           `clips`, or without `max_tokens`, the context ends the choice.
         - `max_tokens` is never exceeded; 0 needs no call (`streams.end_at_once`).

@@ -147,6 +147,10 @@ async def test_the_engine_for_developers_works(client_of: Any) -> None:
             reply = await client.post(f"/v1/{path}", json=body)
             assert reply.status_code == status, (path, reply.text)
             assert "completions" not in path or status == 400 or "Hello." in reply.text
+        listed = (await client.get("/v1/models")).json()["data"][0]["supported_parameters"]
+        assert set(listed) == {
+            "max_tokens", "max_completion_tokens", "stop", "seed", "tools", "parallel_tool_calls",
+        }  # fmt: skip
     await app.aclose()
 
 

@@ -15,7 +15,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from ...backends import offload
-from ...backends.base import EmbeddingModel, MediaKind
+from ...backends.base import Capabilities, EmbeddingModel, GrammarKind, MediaKind
 from ...backends.errors import UnknownToken
 from ...schemas.openai.models import (
     Detokenized,
@@ -50,6 +50,11 @@ _PARAMETERS = (
     "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
     "response_format", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
+# The field that some of them need, and the language of grammars that others need.
+_NEEDED = {"top_logprobs": "logprobs"}
+_GRAMMARS: Mapping[str, GrammarKind] = {
+    "response_format": "json_schema", "structured_outputs": "json_schema", "tool_choice": "gbnf",
+}  # fmt: skip
 # Those that only some engines support, by the names of requests.
 _EXTRAS = ("top_k", "min_p")
 
@@ -232,10 +237,17 @@ def _capabilities(served: ServedModel, abilities: Abilities) -> list[str]:
 def _parameters(served: ServedModel, abilities: Abilities) -> list[str]:
     capabilities = served.capabilities
     return [
-        *(name for name in _PARAMETERS if name not in capabilities.refused),
+        *(name for name in _PARAMETERS if _is_served(name, capabilities)),
         *(("reasoning_effort",) if abilities.reasoning else ()),
         *(name for name in _EXTRAS if name in capabilities.extras),
     ]
+
+
+def _is_served(name: str, capabilities: Capabilities) -> bool:
+    refused, grammars = capabilities.refused, capabilities.grammars
+    if name in refused or _NEEDED.get(name) in refused:
+        return False
+    return name not in _GRAMMARS or _GRAMMARS[name] in grammars
 
 
 # Seconds since 1970.

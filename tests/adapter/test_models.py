@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from latimer.adapter.endpoints.models import abilities_of, object_of
 from latimer.adapter.model_entry import Policy, ServedModel
 from latimer.backends.base import EmbeddingModel, Model
 from latimer.backends.llama_server import LlamaServer
+from support.engines.echo import Echo
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 SIZES = {"n_ctx_train", "n_embd", "n_params", "n_vocab", "size", "vocab_type"}
@@ -65,6 +67,30 @@ async def test_openai_python_reads_models(echo: httpx2.AsyncClient) -> None:
     extra = models[0].model_extra or {}
     assert extra["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}
     assert {"temperature", "tools", "top_k"} <= set(extra["supported_parameters"])
+
+
+@pytest.mark.parametrize(
+    ("lacks", "missing"),
+    [
+        ({"refused": {"logprobs": "Omit it."}}, {"logprobs", "top_logprobs"}),
+        ({"refused": {"top_logprobs": "Omit it."}}, {"top_logprobs"}),
+        ({"grammars": frozenset({"gbnf"})}, {"response_format", "structured_outputs"}),
+        ({"grammars": frozenset({"json_schema"})}, {"tool_choice"}),
+        ({"grammars": frozenset()}, {"response_format", "structured_outputs", "tool_choice"}),
+        ({"extras": frozenset({"top_k"})}, {"min_p"}),
+    ],
+)
+async def test_parameters_that_an_engine_rejects_are_not_listed(
+    lacks: dict[str, Any], missing: set[str]
+) -> None:
+    """A parameter that needs a refused one, or a grammar that the engine lacks, is not listed."""
+    lists = []
+    for changed in ({}, lacks):
+        backend = Echo()
+        backend.capabilities = replace(Echo.capabilities, **changed)
+        served = ServedModel(backend, await backend.model(), Policy())
+        lists.append((await object_of("m", served, None))["supported_parameters"])
+    assert set(lists[0]) - set(lists[1]) == missing
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,27 @@ from latimer.backends.base import (
     Stops,
     Text,
 )
-from latimer.backends.errors import ContextExceeded, EmptyPrompt, ModelChanged, RequestError
+from latimer.backends.errors import (
+    ContextExceeded,
+    EmptyPrompt,
+    ModelChanged,
+    RequestError,
+    UnknownToken,
+    Unsupported,
+)
 from latimer.backends.queue import Ticket
 from latimer.backends.stops import cut
+from latimer.schemas.openai.chat import ChatRequest
+from latimer.schemas.openai.common import SAMPLING_EXTRAS
+from latimer.schemas.openai.completions import CompletionRequest
+from latimer.schemas.openai.responses import ResponseRequest
 
 DAY = Prompt(Text("One day,"))
 GREEDY = Sampling(temperature=0.0)
 JOB = Generation(DAY, 6, sampling=GREEDY)
+# Three choices at temperature 1, whose texts differ.
+SAMPLED = Generation(DAY, 8, (7, 8, 9))
+REQUESTS = (ChatRequest, CompletionRequest, ResponseRequest)
 
 
 async def batches_of(backend: Backend, job: Generation) -> list[Batch]:
@@ -47,6 +61,16 @@ async def answer_of(backend: Backend, job: Generation) -> tuple[bytes, Finish]:
     events = await events_of(backend, job)
     assert isinstance(events[-1], Finish)
     return b"".join(event.data for event in events if isinstance(event, Piece)), events[-1]
+
+
+async def texts_of(backend: Backend, job: Generation) -> list[bytes]:
+    """Return the text of each choice of a job."""
+    events = await events_of(backend, job)
+    pieces = [event for event in events if isinstance(event, Piece)]
+    return [
+        b"".join(piece.data for piece in pieces if piece.choice == choice)
+        for choice in range(len(job.seeds))
+    ]
 
 
 class Duties:
@@ -83,6 +107,13 @@ class Duties:
         ):
             with pytest.raises(EmptyPrompt):
                 await events_of(backend, replace(JOB, prompt=prompt))
+
+    async def test_an_unknown_id_is_refused(self, backend: Backend) -> None:
+        """A prompt with an id that the vocabulary lacks is an error, alone or among others."""
+        known = await backend.tokenize("One", add_special=False, parse_special=True)
+        for ids in ((2**31 - 1,), (*known, 2**31 - 1)):
+            with pytest.raises((UnknownToken, Unsupported)):
+                await events_of(backend, replace(JOB, prompt=Prompt(ids)))
 
     async def test_the_context_is_the_limit(self, backend: Backend) -> None:
         """A prompt or a limit beyond the context is an error, and one that may be cut is not."""
@@ -156,6 +187,34 @@ class Duties:
             grammar = Grammar("gbnf", 'root ::= "Yes"', "grammar")
             text, _ = await answer_of(backend, replace(JOB, grammar=grammar))
             assert text == b"Yes"
+
+    async def test_the_temperature_and_seeds_are_obeyed(self, backend: Backend) -> None:
+        """At temperature 0 seeds have no effect, at 1 they give other texts and repeat them, or the
+        engine refuses the field."""
+        refused = backend.capabilities.refused
+        texts = await texts_of(backend, SAMPLED)
+        if "temperature" not in refused:
+            greedy = await texts_of(backend, replace(JOB, seeds=SAMPLED.seeds))
+            assert len(set(greedy)) == 1, "temperature 0 is random; obey or refuse 'temperature'"
+            assert len(set(texts)) > 1, "each seed gives one text; obey or refuse 'temperature'"
+        if "seed" not in refused:
+            again = await texts_of(backend, SAMPLED)
+            assert again == texts, "a seed does not repeat its text; obey or refuse 'seed'"
+
+    async def test_top_p_is_obeyed(self, backend: Backend) -> None:
+        """A `top_p` of 0 leaves the most likely token only, or the engine refuses the field."""
+        if "top_p" not in backend.capabilities.refused:
+            narrow = replace(SAMPLED, sampling=Sampling(top_p=0.0))
+            plain, texts = await texts_of(backend, SAMPLED), await texts_of(backend, narrow)
+            assert len(set(texts)) == 1 < len(set(plain)), "no effect; obey or refuse 'top_p'"
+
+    def test_the_tables_name_fields(self, backend: Backend) -> None:
+        """Each name in the tables of `Capabilities` is a field of a request."""
+        fields = {name for request in REQUESTS for name in request.model_fields}
+        capabilities = backend.capabilities
+        assert capabilities.extras - SAMPLING_EXTRAS == set()
+        assert capabilities.refused.keys() - fields == set()
+        assert capabilities.inexact - fields == set()
 
     async def test_control_tokens_in_messages_can_be_text(self, backend: Backend) -> None:
         """An engine takes text without its control tokens, or else lists their spellings."""
