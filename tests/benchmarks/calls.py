@@ -642,6 +642,11 @@ def numbers(found: Mapping[str, Counter[str]]) -> dict[str, int]:
     }
 
 
+def listed(calls: Counter[str]) -> str:
+    """Return a line for each function: the number of its calls, its place and its name."""
+    return "".join(f"{count:4} {name}\n" for name, count in calls.most_common() if count)
+
+
 def in_checkout(tree: Path, *words: str) -> dict[str, float]:
     """Return the numbers of another checkout, measured in a process of its own."""
     command = [sys.executable, __file__, "--json", *words]
@@ -697,9 +702,7 @@ def main() -> None:
     if arguments.json:
         sys.stdout.write(json.dumps(now))
     elif arguments.list:
-        for function, count in found[arguments.list].most_common():
-            if count:
-                sys.stdout.write(f"{count:4} {function}\n")
+        sys.stdout.write(listed(found[arguments.list]))
     else:
         words = ["--instructions"] if arguments.instructions else []
         before = in_checkout(arguments.before, *words) if arguments.before else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import itertools
@@ -12,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, cast
 
 import httpx2
@@ -242,18 +244,29 @@ def judges(check: Check, name: str) -> bool:
     return name in SLOW.get(check.id, (name,))
 
 
-async def main(names: Sequence[str]) -> None:
-    """Print the checks that faults fail, and the details: `python -m suite.trial FAULT …`.
-
-    `python -m suite.trial --expected` writes `expected.json` again. What has changed in it must be
-    reviewed. With names of faults after it, only their lists are written again.
-    """
+async def main(words: Sequence[str]) -> None:
+    """Print the checks that faults fail, with the details; or write `expected.json` again."""
+    options = argparse.ArgumentParser(prog="python -m suite.trial", description=main.__doc__)
+    options.add_argument("faults", nargs="*", metavar="FAULT", help="the name of a fault")
+    options.add_argument(
+        "--expected",
+        action="store_true",
+        help="write the lists of these faults, or of all; review what has changed in them",
+    )
+    asked = options.parse_args(words)
+    for name in asked.faults:
+        if name not in FAULTS:
+            near = ", ".join(get_close_matches(name, FAULTS))
+            instead = f"did you mean: {near}?" if near else "tests/suite/faults has their names."
+            options.error(f"there is no fault '{name}'; {instead}")
+    if not asked.faults and not asked.expected:
+        options.error("name a fault, or use --expected")
     async with opened() as trial:
         await trial.record(all_checks())
-        if names[:1] == ["--expected"]:
-            await write_expected(trial, names[1:] or [*FAULTS])
+        if asked.expected:
+            await write_expected(trial, asked.faults or [*FAULTS])
             return
-        for name in names:
+        for name in asked.faults:
             sys.stdout.write(f"{name}\n")
             for verdict in await trial.judged(name):
                 if verdict.outcome != "pass":
