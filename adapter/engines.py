@@ -525,7 +525,7 @@ async def _probe(address: str, key: str | None) -> BackendName:
         hint = " Remove /v1 from the address."
     elif status == 404 and "error" in body:
         hint = f" {OTHER_SERVER}"
-    raise EngineError(f"The server at {address} is neither llama-server nor koboldcpp.{hint}")
+    raise EngineError(f"The server at {address} is neither {' nor '.join(ENGINES)}.{hint}")
 
 
 def is_loading(error: LatimerError) -> bool:

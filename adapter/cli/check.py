@@ -178,7 +178,7 @@ def _reached(pairs: Pairs, advice: str | None, of: str = "") -> Iterator[Row]:
 
 def _advice(error: LatimerError, model: str | None) -> str:
     """Return what to do about an engine that cannot be used; messages of others have a hint."""
-    from ..engines import is_loading
+    from ..engines import ENGINES, is_loading
 
     if is_loading(error):
         return "Wait until the engine has loaded its model, and check again."
@@ -194,7 +194,8 @@ def _advice(error: LatimerError, model: str | None) -> str:
             "Use the key that the engine was started with: --api-key of llama-server, or "
             "--password of koboldcpp."
         )
-    return "Check the address, and that a llama-server or koboldcpp with a model listens there."
+    engines = " or ".join(ENGINES)
+    return f"Check the address, and that a {engines} with a model listens there."
 
 
 def _memory(settings: Settings) -> Row | None:

@@ -195,7 +195,8 @@ def compare(name: str, errors: Errors, known: Mapping[str, Any] = {}) -> None:
     found = {key: error for key, error in errors.items() if known.get(key, ()) != error}
     if WRITES:
         path.write_text(packed(found))
-    assert found == unpacked(path.read_text())
+    advice = f"`make snapshots` writes {path.name} again; review what has changed in it"
+    assert found == unpacked(path.read_text()), advice
 
 
 async def all_errors(

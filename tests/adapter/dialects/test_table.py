@@ -41,6 +41,15 @@ def read(where: Where, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def refusal_of(where: Where, body: dict[str, Any]) -> InvalidRequest | None:
+    """Return the error for a request, or None if it is valid."""
+    try:
+        read(where, body)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
 def paths(fields: dict[str, Any]) -> set[str]:
     """Return the names of fields, and the paths of those inside the reasoning options."""
     return fields.keys() | {f"reasoning.{name}" for name in fields.get("reasoning", ())}
@@ -119,9 +128,8 @@ def test_examples_have_an_effect(where: Where) -> None:
         assert field.has_effect(field.example)
         body = body_of(where, field, sent(field.name, field.example))
         if field.verdict == "refused":
-            with pytest.raises(InvalidRequest) as caught:
-                read(where, body)
-            error = caught.value
+            error = refusal_of(where, body)
+            assert error is not None, f"'{field.name}' is refused in the table, but served"
             assert (error.param, error.code) == (field.name, "unsupported_parameter")
             hint = field.note
             if where == "responses":
