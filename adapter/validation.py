@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
-from operator import eq, is_, not_
+from operator import eq, gt, is_, not_
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -197,6 +197,8 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
             continue
         if name == "smoothing_curve" and not request.smoothing_factor:
             continue
+        if name == "adaptive_decay" and not _is_adaptive(request.adaptive_target):
+            continue
         if name not in capabilities.extras:
             hint = "Omit it, or use an engine that supports it."
             raise Unsupported(name, capabilities.engine, hint)
@@ -213,6 +215,10 @@ def sampling_of(request: TextRequest, capabilities: Capabilities) -> Sampling:
         else (),
         extras=extras,
     )
+
+
+def _is_adaptive(target: float | None) -> bool:
+    return target is not None and target >= 0
 
 
 # The fields that have values without effect besides null, and whether a value is one.
@@ -232,6 +238,7 @@ _NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
     "logprobs": partial(is_, False),
     "oai_compat": bool,
     "parse_special": bool,
+    "adaptive_target": partial(gt, 0),
 }  # fmt: skip
 
 

@@ -661,5 +661,6 @@ LLAMA_CPP_EXTRAS = frozenset(
         "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta",
         "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
         "dry_sequence_breakers", "repeat_penalty", "repeat_last_n", "ignore_eos",
+        "adaptive_target", "adaptive_decay",
     }
 )  # fmt: skip

@@ -108,6 +108,7 @@ def _new(vocabulary: Vocabulary, dry: Dry) -> object:
 _EXTRAS = {
     "min_tokens": 0, "repeat_penalty": 1.0, "dry_multiplier": 0.0, "mirostat": 0,
     "top_n_sigma": -1.0, "typical_p": 1.0, "xtc_probability": 0.0, "dynatemp_range": 0.0,
+    "adaptive_target": -1.0,
 }  # fmt: skip
 # The extras that can select another than the most likely token at temperature 0.
 _AT_ZERO = ("typical_p", "xtc_probability", "dynatemp_range")
@@ -172,7 +173,11 @@ class ChainSampler(Sampler):
         else:
             self._add_truncation(sampling, extras, seed)
             self._add_temperature(sampling, extras)
-            self._add(llama_cpp.llama_sampler_init_dist(seed))
+            if (target := extras.get("adaptive_target", -1.0)) >= 0:
+                decay = extras.get("adaptive_decay", 0.9)
+                self._add(llama_cpp.llama_sampler_init_adaptive_p(target, decay, seed))
+            else:
+                self._add(llama_cpp.llama_sampler_init_dist(seed))
 
     @override
     def close(self) -> None:

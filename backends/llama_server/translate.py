@@ -209,6 +209,12 @@ class Vocabulary:
         return found
 
 
+_SAMPLERS = [
+    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
+]  # fmt: skip
+# With it, adaptive-p draws each token in place of the server's usual last step.
+_ADAPTIVE = [*_SAMPLERS, "adaptive_p"]
+
 # The server's own defaults and flags (top_k 40, min_p 0.05, temperature 0.8 …) apply to omitted
 # fields, so every request has neutral values.
 NEUTRAL: dict[str, Any] = {
@@ -233,9 +239,7 @@ NEUTRAL: dict[str, Any] = {
     # Limits the last event, which would otherwise repeat all settings and the whole prompt.
     "response_fields": ["model", "stop", "stop_type", "stopping_word", "tokens_predicted",
                         "tokens_evaluated", "timings"],
-    "samplers": [
-        "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
-    ],
+    "samplers": _SAMPLERS,
 }  # fmt: skip
 
 CAPABILITIES = Capabilities(
@@ -345,6 +349,8 @@ def own_fields(
         if payload.get("dry_sequence_breakers") == []:
             # The server rejects an empty list, but skips an empty text.
             payload["dry_sequence_breakers"] = [""]
+        if "adaptive_target" in payload:
+            payload["samplers"] = _ADAPTIVE
     if job.stops.by_reader:
         # If the reader ends the choice, no last event reports the number of cached tokens.
         payload["timings_per_token"] = True

@@ -44,6 +44,7 @@ class CompletionPayload(TypedDict):
     dry_penalty_last_n: NotRequired[int]
     dry_sequence_breakers: NotRequired[list[str]]
     adaptive_target: float
+    adaptive_decay: NotRequired[float]
     repeat_penalty: float
     repeat_last_n: int
     presence_penalty: float

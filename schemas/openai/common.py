@@ -357,6 +357,8 @@ class EngineExtras(Request, defer_build=True):
     dry_allowed_length: Annotated[int, Field(ge=0, le=2**31 - 1), Whole] | None = None
     dry_penalty_last_n: Window | None = None
     dry_sequence_breakers: Breakers = None
+    adaptive_target: Annotated[float, Field(le=1)] | None = None
+    adaptive_decay: Annotated[float, Field(ge=0, le=0.99)] | None = None
     repeat_penalty: RepeatPenalty | None = None
     repeat_last_n: Window | None = None
     ignore_eos: bool | None = None

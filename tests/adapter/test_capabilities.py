@@ -55,6 +55,8 @@ def ask(apps: Callable[[str], Any], client_of: Any) -> Ask:
         ("koboldcpp", {"top_a": 0.2, "tfs": 0.9, "smoothing_factor": 0.3}, None),
         ("koboldcpp", {"top_a": 0.2, "tfs": 0.9, "smoothing_factor": 0.3, "temperature": 1,
                        "seed": 3}, None),
+        ("koboldcpp", {"adaptive_target": -1, "adaptive_decay": 0.9}, None),
+        ("koboldcpp", {"adaptive_decay": 0.5}, None),
         ("llama_cpp", {"top_a": 0, "tfs": 1.0, "smoothing_factor": 0, "smoothing_curve": 2}, None),
     ],
 )  # fmt: skip
@@ -75,6 +77,7 @@ async def test_what_is_done_only_nearly_is_said(
         ("koboldcpp", {"lark": "start: A"}, "Use one of: grammar, json_schema, regex."),
         ("koboldcpp", {"frequency_penalty": 0.5}, "presence_penalty, which is the most similar"),
         ("koboldcpp", {"min_tokens": 2}, "not supported by koboldcpp"),
+        ("koboldcpp", {"adaptive_target": 0}, "not supported by koboldcpp"),
         ("llama_cpp", {"top_a": 0.2}, "not supported by llama.cpp in process"),
         ("llama_server", {"smoothing_factor": 0.3}, "not supported by llama-server"),
         ("koboldcpp", {"parse_special": False}, "always parses control tokens"),

@@ -19,16 +19,19 @@ from support.jobs import run
 
 # They have no effect without another one, which is neutral.
 DEPENDENT = {
-    "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers",
-    "dynatemp_exponent", "smoothing_curve",
+    "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n",
+    "dry_sequence_breakers", "dynatemp_exponent", "smoothing_curve",
 }  # fmt: skip
 
 # Values of each extra with an effect, and the extras that it depends on.
+ADAPTIVE = {"adaptive_target": 0.2}
 DRY = {"dry_multiplier": 5.0}
 SPREAD = {"dynatemp_range": 0.9}
 MIROSTAT = {"mirostat": 2}
 XTC = {"xtc_probability": 1.0}
 EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "adaptive_decay": (0.1, ADAPTIVE),
+    "adaptive_target": (0.2, {}),
     "dry_allowed_length": (0, DRY),
     "dry_base": (1000.0, {"dry_multiplier": 0.01, "dry_allowed_length": 1}),
     "dry_multiplier": (20.0, {}),

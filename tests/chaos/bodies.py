@@ -169,6 +169,8 @@ SAMPLING: dict[str, st.SearchStrategy[Any]] = {
         st.lists(st.sampled_from(STOPS), max_size=5),
         st.sampled_from((*STOPS, '["a"]', '["a"', "[]")),
     ),
+    "adaptive_target": st.sampled_from((-1, 0, 0.5, 1)),
+    "adaptive_decay": st.sampled_from((0, 0.5, 0.99)),
     "repeat_penalty": st.sampled_from((0, 0.01, 1, 1.1, 1e30)),
     "repeat_last_n": st.sampled_from((-1, 0, 64.0, 2**31 - 1)), "ignore_eos": st.booleans(),
     "min_tokens": st.sampled_from((0, 1, 3, 2**31 - 1)),

@@ -285,6 +285,20 @@ async def test_the_end_can_be_ignored(backend: LlamaCpp) -> None:
     assert len(text) > len("The capital of France is Paris.")
 
 
+@pytest.mark.parametrize("decay", [{}, {"adaptive_decay": 0.5}], ids=["default", "decay"])
+async def test_the_adaptive_sampler_is_llama_servers(
+    backend: LlamaCpp, llama_server_url: str, decay: dict[str, Any]
+) -> None:
+    """With `adaptive_target`, a seed gives llama-server's text, which is not the usual one."""
+    server = LlamaServer(llama_server_url)
+    extras = {"min_p": 0.05, "adaptive_target": 0.2, **decay}
+    job = Generation(Prompt(STORY), 30, (3,), sampling=Sampling(extras=extras))
+    text = (await run(server, job))[0][0].decode()
+    assert await sample(backend, STORY, 30, 3, extras=extras) == text
+    assert await sample(backend, STORY, 30, 3, extras={"min_p": 0.05}) != text
+    await server.aclose()
+
+
 @pytest.mark.parametrize(
     "extras",
     [
