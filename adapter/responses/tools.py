@@ -101,7 +101,8 @@ def tools_of(request: ResponseRequest, before: Sequence[Item] = ()) -> Tools:
     del reader.ignored[own:]
     for index, item in enumerate(items):
         if isinstance(item, ToolsItem):
-            reader.read(item.tools, f"input[{index}].tools")
+            is_found = item.type == "tool_search_output"
+            reader.read(item.tools, f"input[{index}].tools", is_found=is_found)
     if len(reader.offered) > limits.TOOLS.maximum:
         raise wrong_value(
             "tools",
@@ -134,15 +135,20 @@ class _Reader:
         tools: Iterable[FlatFunction | FlatCustom | Namespace | HostedTool],
         path: str,
         namespace: Namespace | None = None,
+        is_found: bool = False,
     ) -> list[dict[str, Any]]:
-        """Add tools, and return the served ones as a response has them."""
+        """Add tools, and return the served ones as a response has them.
+
+        Args:
+            is_found: True if a search has found them, so that they are no longer deferred.
+        """
         echo: list[dict[str, Any]] = []
         for index, tool in enumerate(tools):
             here = f"{path}[{index}]"
             if isinstance(tool, HostedTool):
                 self.ignored.append(here)
             elif isinstance(tool, Namespace):
-                inner = self.read(tool.tools, f"{here}.tools", tool)
+                inner = self.read(tool.tools, f"{here}.tools", tool, is_found)
                 echo.append(
                     {
                         "type": "namespace",
@@ -152,7 +158,11 @@ class _Reader:
                     }
                 )
             else:
-                self.ignored += [f"{here}.{name}" for name in tool.inert]
+                self.ignored += [
+                    f"{here}.{name}"
+                    for name in tool.inert
+                    if not (is_found and name == "defer_loading")
+                ]
                 self._offer(tool, here, namespace, is_first=not echo)
                 echo.append(_function(tool) if isinstance(tool, FlatFunction) else _custom(tool))
         return echo

@@ -54,6 +54,19 @@ def test_members_without_effect_are_listed() -> None:
     assert len(tools.tool_set.functions) == 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "ignored"),
+    [
+        ("tool_search_output", []),
+        ("additional_tools", ["input[0].tools[0].tools[0].defer_loading"]),
+    ],
+)
+def test_a_tool_that_was_searched_is_no_longer_deferred(kind: str, ignored: list[str]) -> None:
+    """`defer_loading` of a tool that a search has found is not listed; it has been loaded."""
+    deferred = {**SPACE, "tools": [{**F, "defer_loading": True}]}
+    assert tools_of(request_of(input=[{"type": kind, "tools": [deferred]}])).ignored == ignored
+
+
 def test_a_custom_tool_is_a_function_that_takes_text() -> None:
     """A custom tool is shown with one string argument, and keeps its grammar and its path."""
     tools = tools_of(request_of(tools=[G, PATCH, {"type": "custom", "name": "p"}]))
