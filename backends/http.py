@@ -268,9 +268,9 @@ class ConnectionPool:
             return own
 
     def forget_closed(self) -> None:
-        """Drop the connections of event loops that are closed, and end the tasks that use them.
+        """Drop the connections of event loops that are closed, and end the tasks of these loops.
 
-        Such an event loop neither runs nor cancels its tasks, which have places at the engine.
+        Such an event loop neither runs nor cancels its tasks, and some have places at the engine.
         """
         with self._lock:
             for loop in [one for one in self._others if one.is_closed()]:
@@ -282,8 +282,9 @@ class ConnectionPool:
     def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Drop the connections of an event loop that is closed, and end its tasks."""
         for task in asyncio.all_tasks(loop) if self._busy else ():
-            # What the garbage collector does with a task that nothing refers to.
-            with suppress(RuntimeError, ValueError):
+            # What the garbage collector does with a task that nothing refers to. An error of a
+            # user's task is not one of the request that comes here.
+            with suppress(Exception, asyncio.CancelledError):
                 task.get_coro().close()
         for connection in [*self._idle, *self._busy]:
             connection.close()

@@ -288,7 +288,7 @@ class AdmissionQueue:
         limit: the largest number of waiting requests; others are rejected. None means no limit.
         places: the number of calls that the engine runs at a time.
         forget: forgets the calls of event loops that are closed, which then release their places;
-            called before a call waits.
+            called before a call waits or is rejected.
 
     Attributes:
         taken: the number of places that are taken.
@@ -330,6 +330,10 @@ class AdmissionQueue:
         """Raise `Busy` if the queue is full, unless the request was admitted before."""
         if self._limit is None or self.taken < self._places:
             return
+        if self._forget is not None and len(self._waiting.requests) >= self._limit:
+            self._forget()
+            if self.taken < self._places:
+                return
         waiting = len(self._waiting.requests)
         # OpenAI's clients do not retry after a delay of more than two minutes (contract 1.5).
         check_room(waiting, self._limit, ticket, min(max(self._seconds * waiting / 2, 0.1), 60.0))

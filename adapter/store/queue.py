@@ -45,6 +45,7 @@ class Writer:
     """The queue in front of a database, for requests of any event loops and threads.
 
     A task of one event loop writes at a time. The others have timers, which begin when it ends.
+    What a loop has added that ends before its timer waits for the next object or flush.
     There is no lock: no thread stops between two steps with no call between them.
 
     Args:
@@ -72,6 +73,8 @@ class Writer:
         self._writing: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._timers: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
+        # True from `aclose` to the next object.
+        self._is_closed = False
         self._pause = 0.0
         self._has_failed = False
         # The reason why the running attempt counts as failed.
@@ -107,6 +110,8 @@ class Writer:
         self._bytes += record.size
         self._loose += record.size
         self._taken += 1
+        # After the end of an app's lifespan, it may begin again.
+        self._is_closed = False
         loop = asyncio.get_running_loop()
         if self._writing is not loop and loop not in self._timers:
             self._set_timer(loop, self._delay)
@@ -116,6 +121,8 @@ class Writer:
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         """Begin to write after some seconds, unless another event loop writes then."""
+        if self._is_closed:
+            return
         for other in [*self._timers]:
             if other.is_closed():
                 self._timers.pop(other, None)
@@ -196,6 +203,7 @@ class Writer:
             reason = getattr(error, "detail", self._late_reason)
             what = _objects(self.waiting, "is", "are")
             log.error("the store is not available: %s; %s lost", reason, what)
+        self._is_closed = True
         timer = self._timers.pop(asyncio.get_running_loop(), None)
         if timer is not None:
             timer.cancel()
@@ -221,7 +229,7 @@ class Writer:
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start when the timer of an event loop ends, or look again later."""
         del self._timers[loop]
-        if self._waiting and not self._start(loop):
+        if self._waiting and not self._is_closed and not self._start(loop):
             self._set_timer(loop, self._delay)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> bool:

@@ -131,9 +131,13 @@ def test_threads_with_event_loops_share_an_adapter(backend: Backend, debug: bool
     asyncio.run(app.aclose())
 
 
-def test_requests_of_a_closed_loop_leave_their_places(llama_server_url: str) -> None:
-    """An event loop that is closed while its requests run keeps no places at the engine."""
-    backend = LlamaServer(llama_server_url)
+@pytest.mark.parametrize("most", [4, 1_000], ids=["full", "not full"])
+def test_requests_of_a_closed_loop_leave_their_places(llama_server_url: str, most: int) -> None:
+    """An event loop that is closed while its requests run keeps no places at the engine.
+
+    The queue for places may be full.
+    """
+    backend = LlamaServer(llama_server_url, max_waiting=most)
     app = OpenAIAdapter(backend)
     long = {"prompt": "Hello", "max_tokens": 2_000, "ignore_eos": True, "stream": True}
     loop = asyncio.new_event_loop()

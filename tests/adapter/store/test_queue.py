@@ -161,6 +161,22 @@ async def test_closing_tries_once_and_says_what_is_lost(caplog: pytest.LogCaptur
     assert "1 object is lost" in caplog.text
 
 
+async def test_nothing_is_tried_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a last attempt that has failed, no timer begins another one until an object comes."""
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 0.01)
+    database = Database()
+    database.error = StoreUnavailable("down", "It is down.")
+    queue = Writer(database.write)
+    queue.add(record())
+    await queue.aclose()
+    database.error = None
+    await asyncio.sleep(0.1)
+    assert database.batches == []
+    queue.add(record())
+    await queue.flush()
+    assert len(database.batches[0]) == 2
+
+
 def test_an_event_loop_that_has_ended_does_not_hold_objects_back() -> None:
     """Objects that were added in an event loop which has ended are written in the next one."""
     written = asyncio.Event()
