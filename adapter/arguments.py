@@ -141,6 +141,7 @@ _ONE = {
     "api_keys": "'secret'",
     "cors_origins": "'https://chat.example'",
     "model_names": "'gpt-4o'",
+    "observers": "RequestLog(print)",
     "prefixes": "'/v1'",
 }
 _LISTS = frozenset({"api_keys", "cors_origins", "model_names"})
@@ -251,14 +252,17 @@ def checked(options: Options) -> Options:
     return cast("Options", {**DEFAULTS, **values})
 
 
-def listed(name: str, value: object) -> list[Any]:
-    """Return the elements of an option that is a list of strings.
+def listed(name: str, value: object, of: str = " of strings") -> list[Any]:
+    """Return the elements of an option that is a list.
+
+    Args:
+        of: the kind of the elements, for the error.
 
     Raises:
         ValueError: it is a string, of which each letter would be an element, or no iterable.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise ValueError(f"{name} must be a list of strings: pass a list, such as [{_ONE[name]}]")
+        raise ValueError(f"{name} must be a list{of}: pass a list, such as [{_ONE[name]}]")
     return [*value]
 
 
@@ -284,9 +288,7 @@ def observers_of(value: Iterable[Observer]) -> list[Observer]:
     Raises:
         ValueError: they are not a list, or one of them does not observe.
     """
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise ValueError("observers must be a list: pass a list, such as [RequestLog(print)]")
-    found = [*value]
+    found = listed("observers", value, of="")
     for one in found:
         if isinstance(one, type) or not all(hasattr(one, name) for name in _OF_OBSERVERS):
             raise ValueError(

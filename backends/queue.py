@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from enum import IntEnum
 from itertools import chain
 from operator import attrgetter
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
 from .errors import Busy
 
@@ -258,7 +258,7 @@ def _settle(future: asyncio.Future[T], result: T | Exception) -> None:
         future.set_result(result)
 
 
-def is_running(task: asyncio.Task[None] | None) -> bool:
+def is_running(task: asyncio.Task[None] | None) -> TypeGuard[asyncio.Task[None]]:
     """Return True if a task runs in this event loop; one of a loop that ended is never done."""
     loop = asyncio.get_running_loop()
     return task is not None and not task.done() and task.get_loop() is loop

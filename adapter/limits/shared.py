@@ -206,7 +206,7 @@ class SharedLimits(LeaseStore):
             for task in (self._renewing, self._asking):
                 if task is not None:
                     task.cancel()
-            if self._working is not None and is_running(self._working):
+            if is_running(self._working):
                 await asyncio.wait([self._working], timeout=ANSWER_SECONDS)
         # A step that failed meanwhile has started it again.
         self._probe.cancel()

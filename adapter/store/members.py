@@ -73,8 +73,9 @@ class Members:
         await self._joining.run(self._check)
 
     async def _check(self) -> None:
-        # Without compiled files, these imports can take longer than the database may.
-        await asyncio.to_thread(import_module, ".database", __package__)
+        if self._file is None and self._connection is None:
+            # Without compiled files, these imports can take longer than the database may.
+            await asyncio.to_thread(import_module, ".database", __package__)
         async with _in_time():
             database = await self._store.open()
             loop = asyncio.get_running_loop()

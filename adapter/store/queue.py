@@ -207,8 +207,9 @@ class Writer:
         timer = self._timers.pop(asyncio.get_running_loop(), None)
         if timer is not None:
             timer.cancel()
+        # Another thread may replace it between two calls.
         task = self._task
-        if task is not None and is_running(task):
+        if is_running(task):
             task.cancel()
 
     def lose(self, count: int, reason: str, record: Record | None = None) -> None:
@@ -260,7 +261,7 @@ class Writer:
         """Write batches until the queue is empty, or the database does not answer."""
         while self._waiting:
             packing = self._packing
-            if packing is not None and is_running(packing):
+            if is_running(packing):
                 # Otherwise both threads would encode the same objects.
                 await asyncio.wait([packing])
             batch = list(islice(self._waiting, BATCH))
