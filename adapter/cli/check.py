@@ -256,7 +256,7 @@ async def _workers(settings: Settings) -> Iterable[Row]:
     """Return a row that says if several processes can serve what the settings say."""
     if settings.workers == 1:
         return ()
-    from .sharing import OTHER_ENGINES, NotShared, check_shared, one_call_engine
+    from .sharing import OTHER_ENGINES, NotShared, check_shared, one_process_engine
 
     reason: str | None
     advice = OTHER_ENGINES
@@ -265,7 +265,7 @@ async def _workers(settings: Settings) -> Iterable[Row]:
     except NotShared as error:
         reason, advice = str(error), error.advice
     else:
-        reason = await one_call_engine(settings)
+        reason = await one_process_engine(settings)
     if reason is None:
         return (Row(name="workers", value=str(settings.workers)),)
     return (Row(name="workers", value=f"no: {reason}", status="failed", advice=advice),)

@@ -39,7 +39,7 @@ from .admin_socket import with_key
 from .listener import Listener
 from .reload import fixed_in
 from .server import END, ENDS, WAITING, leaves, waits_for
-from .sharing import check_shared, one_call_engine, shared
+from .sharing import check_shared, one_process_engine, shared
 from .terminal import (
     ALL,
     EXIT_START,
@@ -93,7 +93,7 @@ def run(settings: Settings) -> None:
     """
     check_shared(settings)
     serve.set_log(settings)
-    reason = asyncio.run(one_call_engine(settings))
+    reason = asyncio.run(one_process_engine(settings))
     if reason is not None:
         fail(reason)
     settings = with_key(settings)

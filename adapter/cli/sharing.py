@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..engines import ONE_CALL, is_elsewhere, is_in_process, is_koboldcpp
+from ..engines import is_elsewhere, is_in_process, why_one_process, why_one_process_at
 from ..limits.config import grants_of, kind_of
 from ..limits.leases import NO_RATES
 from ..settings import Settings
@@ -71,8 +71,8 @@ def _engines(settings: Settings) -> Iterator[str]:
             yield f"engines.{name} {_of_one_process(settings.for_engine(name))}"
     if not settings.engines and not is_elsewhere(settings):
         yield f"the model {_of_one_process(settings)}"
-    if settings.backend == "koboldcpp":
-        yield ONE_CALL
+    if reason := why_one_process(settings.backend):
+        yield reason
 
 
 def _of_one_process(settings: Settings) -> str:
@@ -90,7 +90,7 @@ def _of_one_process(settings: Settings) -> str:
 _EXAMPLE = "http://127.0.0.1:8080"
 
 
-async def one_call_engine(settings: Settings) -> str | None:
+async def one_process_engine(settings: Settings) -> str | None:
     """Return the reason why workers cannot serve the engines that run now, or None.
 
     Engines that do not answer within two seconds are left to the workers, which check them too.
@@ -98,9 +98,10 @@ async def one_call_engine(settings: Settings) -> str | None:
     own = [settings]
     if settings.engines:
         own = [settings.for_engine(name) for name in settings.engines]
-    for one, found in zip(own, await asyncio.gather(*map(is_koboldcpp, own)), strict=True):
-        if found:
-            return f"{one.model}: {ONE_CALL}"
+    reasons = await asyncio.gather(*map(why_one_process_at, own))
+    for one, reason in zip(own, reasons, strict=True):
+        if reason:
+            return f"{one.model}: {reason}"
     return None
 
 
