@@ -12,9 +12,10 @@ import ctypes
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 
 import llama_cpp
 
@@ -62,10 +63,13 @@ class Cutter:
         spellings = dict(special)
         beginnings = {text[:end] for text in spellings for end in range(1, len(text) + 1)}
         ends = {text[start:] for text in spellings for start in range(len(text))}
+        inner = _inner(spellings)
         safe = [
             spelling
             for spelling, takes_whitespace in spellings.items()
-            if not takes_whitespace and not _may_overlap(spelling, spellings, beginnings, ends)
+            if not takes_whitespace
+            and spelling not in inner
+            and not _may_overlap(spelling, beginnings, ends)
         ]
         self._spellings = Spellings(safe)
 
@@ -81,15 +85,26 @@ class Cutter:
         yield data[start:]
 
 
-def _may_overlap(
-    spelling: bytes, others: Iterable[bytes], beginnings: set[bytes], ends: set[bytes]
-) -> bool:
-    """Return True if another token could overlap an edge of a spelling, or contain all of it."""
+def _inner(spellings: Collection[bytes]) -> set[bytes]:
+    """Return the parts of spellings that are as long as another one, of which they may be.
+
+    Gemma 3 has 6,000 special tokens; to search each one in all others takes seconds.
+    """
+    sizes = {len(spelling) for spelling in spellings}
+    return {
+        spelling[start : start + size]
+        for spelling in spellings
+        for size in sizes
+        if size < len(spelling)
+        for start in range(len(spelling) - size + 1)
+    }
+
+
+def _may_overlap(spelling: bytes, beginnings: set[bytes], ends: set[bytes]) -> bool:
+    """Return True if another token could overlap an edge of a spelling."""
     size = len(spelling)
-    return (
-        any(spelling[start:] in beginnings for start in range(1, size))
-        or any(spelling[:end] in ends for end in range(1, size))
-        or any(spelling in other for other in others if other != spelling)
+    return any(spelling[start:] in beginnings for start in range(1, size)) or any(
+        spelling[:end] in ends for end in range(1, size)
     )
 
 
@@ -125,6 +140,17 @@ class Vocabulary:
         )
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self._spellings: dict[int, bytes] = {}
+        # These tables are made here, because a loop over all tokens would block the event loop.
+        self._added = self._with(llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED, range(self.size))
+        # The control tokens and the added ones.
+        self._marked = [
+            token for token, piece in enumerate(self.pieces) if not piece or token in self._added
+        ]
+        spelled = [self.token(token)[0] for token in self._marked]
+        # The length of the longest token in bytes.
+        self.longest = max(map(len, chain(self.pieces, spelled)))
+        # The cutters for texts without and with `parse_special`.
+        self._cutters = self._new_cutters()
         # The usual first character of special tokens, and the number of tokens with it.
         self._first, self._first_count = self._usual_first()
         # The tokens that stop sequences spell: all jobs of a request look up the same ones.
@@ -172,12 +198,24 @@ class Vocabulary:
         """
         return len(text) + text.count(self._first) * self._first_count // _COMPARED
 
+    def _with(self, attribute: int, tokens: Iterable[int]) -> frozenset[int]:
+        """Return the tokens that have one of llama.cpp's attributes."""
+        attributes = llama_cpp.llama_vocab_get_attr
+        return frozenset(one for one in tokens if attributes(self.pointer, one) & attribute)
+
+    def _new_cutters(self) -> tuple[Cutter, Cutter]:
+        take_whitespace = self._with(llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP, self._marked)
+        control: list[tuple[bytes, bool]] = []
+        added: list[tuple[bytes, bool]] = []
+        for token in self._marked:
+            spelling, is_control = self.token(token)
+            if spelling:
+                (control if is_control else added).append((spelling, token in take_whitespace))
+        return Cutter(added), Cutter([*added, *control])
+
     def _usual_first(self) -> tuple[str, int]:
-        likely = (
-            token
-            for token, piece in enumerate(self.pieces)
-            if not piece or (piece[:1] in b"<[" and self.is_added(token))
-        )
+        # An empty piece begins like any.
+        likely = (token for token in self._marked if self.pieces[token][:1] in b"<[")
         firsts = Counter(self.token(token)[0][:1].decode(errors="replace") for token in likely)
         del firsts[""]
         return firsts.most_common(1)[0] if firsts else ("<", 0)
@@ -237,38 +275,18 @@ class Vocabulary:
         return kind not in (llama_cpp.LLAMA_VOCAB_TYPE_WPM, llama_cpp.LLAMA_VOCAB_TYPE_UGM)
 
     @cached_property
-    def longest(self) -> int:
-        """The length of the longest token in bytes."""
-        return max(len(self.token(token)[0]) for token in range(self.size))
-
-    @cached_property
-    def _cutters(self) -> tuple[Cutter, Cutter]:
-        """The cutters for texts without and with `parse_special`."""
-        control: list[tuple[bytes, bool]] = []
-        added: list[tuple[bytes, bool]] = []
-        for token in range(self.size):
-            spelling, is_control = self.token(token)
-            if spelling and (is_control or self.is_added(token)):
-                attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
-                takes_whitespace = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP)
-                (control if is_control else added).append((spelling, takes_whitespace))
-        return Cutter(added), Cutter([*added, *control])
-
-    @cached_property
     def specials(self) -> tuple[Special, ...]:
         """The control tokens and the added ones, except those without a spelling."""
-        found = []
-        for token in range(self.size):
-            spelling, control = self.token(token)
-            if spelling and (control or self.is_added(token)):
-                found.append(Special(spelling.decode(errors="replace"), control))
-        return tuple(found)
+        spelled = map(self.token, self._marked)
+        return tuple(
+            Special(spelling.decode(errors="replace"), control)
+            for spelling, control in spelled
+            if spelling
+        )
 
     def is_added(self, token: int) -> bool:
         """Return True if a token was added to the vocabulary (user-defined), not learnt."""
-        with self._kept():
-            attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
-        return bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
+        return token in self._added
 
     def control_token(self, spelling: str) -> int | None:
         """Return the control token that a string spells, or None unless it is exactly one."""

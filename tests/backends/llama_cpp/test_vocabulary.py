@@ -75,6 +75,41 @@ def test_long_texts_of_control_tokens_take_time_by_their_size(known: Vocabulary)
     assert time.thread_time() - start < 5
 
 
+def test_the_first_long_text_loops_over_no_vocabulary() -> None:
+    """The event loop tokenizes a first text of 5,000 letters in a few calls, for any size of
+    the vocabulary."""
+    model = LoadedModel(DEMO_MODEL, Options(threads=1))
+    fresh = Vocabulary(model)
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        fresh.tokenize("a b" * 2_000, add_special=True, parse_special=True)
+        assert fresh.longest > 1
+    finally:
+        sys.setprofile(None)
+    assert calls < 200 < fresh.size
+    fresh.close()
+    model.close()
+
+
+def test_thousands_of_special_tokens_are_compared_in_time() -> None:
+    """A cutter for the 6,000 special tokens of Gemma 3 is made in less than two seconds."""
+    marks = [(b"<unused%d>" % number, False) for number in range(6_242)]
+    runs = [(byte * size, False) for byte in (b"\n", b" ") for size in range(2, 32)]
+    start = time.thread_time()
+    cutter = vocabulary.Cutter([*marks, *runs, (b"<1>", False), (b"used1", False)])
+    assert time.thread_time() - start < 2
+    # Where one token is in another, the text is not cut.
+    for mark in (b"\n\n", b"used1"):
+        assert len([*cutter.pieces(mark.center(20, b".") * 1_000)]) == 1
+    assert len([*cutter.pieces(b"<unused6000>a" * 1_000)]) == 4
+
+
 def test_long_runs_are_refused_in_time_by_the_size(known: Vocabulary) -> None:
     """A run that would overflow llama.cpp's stack is rejected, and the check takes less than a
     second."""
