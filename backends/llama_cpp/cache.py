@@ -400,6 +400,11 @@ class Cache:
         self._set_spans(slot, ())
         self._ids.append(slot.id)
 
+    def drop_running(self) -> None:
+        """Remove all sequences that run."""
+        for slot in [*self._running.values()]:
+            self.drop(slot)
+
     def _is_worth(self, slot: Slot) -> bool:
         least = self.states.block if self._rolls_back else 1
         return self.states.remembers and len(slot.tokens) >= least

@@ -17,6 +17,8 @@ from ..errors import EngineError
 # Seconds that a worker may save while it is idle: a chat client needs some until its next request.
 CREDIT = 0.04
 
+SHUT_DOWN = "The engine was shut down."
+
 
 class Worker(Protocol):
     """A user of the engine's thread; all its members are used in that thread only.
@@ -56,8 +58,15 @@ class Loop:
         self._is_stopping = False
 
     def submit(self, worker: Worker, task: object) -> None:
-        """Queue a task of a worker; thread-safe."""
+        """Queue a task of a worker; thread-safe.
+
+        Raises:
+            EngineError: the loop has ended, or is about to.
+        """
         self._inbox.put((worker, task))
+        # `run` ends every task that is queued before this is set.
+        if self._is_stopping:
+            raise EngineError(SHUT_DOWN)
 
     def stop(self) -> None:
         """End the loop; unfinished tasks get an error. Thread-safe."""
@@ -84,7 +93,7 @@ class Loop:
             self._spent[id(worker)] += worker.seconds
         self._receive(block=False)
         for worker in self._workers:
-            worker.abandon(EngineError("The engine was shut down."))
+            worker.abandon(EngineError(SHUT_DOWN))
 
     def _receive(self, block: bool) -> None:
         while True:

@@ -132,14 +132,14 @@ class Scheduler:
         tasks = {c.task: None for c in [*self._waiting, *(s.choice for s in self._running)]}
         for run in [*self._waiting.preempted, *self._running]:
             run.sampler.close()
-        for run in self._running:
-            self._cache.drop(run.slot)
+        self._cache.drop_running()
         self._waiting.clear()
         self._running.clear()
         self._context.clear()
         self._spinning.end()
         self._full = False
-        self._outbox = [(task, error) for task in tasks]
+        # Before them are the ends of others in the step that failed.
+        self._outbox += [(task, error) for task in tasks]
         self._flush()
 
     def step(self) -> None:
@@ -274,13 +274,13 @@ class Scheduler:
             if slot is None:
                 self._full = True
                 return
-            self._waiting.take(choice)
             if preempted is None:
                 if not choice.index:
                     task.ticket.note_wait(task.since)
                 run = self._new_run(choice, slot, history, wanted)
             else:
                 run, preempted.slot, choice.preempted = preempted, slot, None
+            self._waiting.take(choice)
             self._running.append(run)
             if scoring and run.sampled == 0:
                 self._begin_scoring(run)

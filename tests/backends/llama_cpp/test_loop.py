@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp.loop import CREDIT, Loop
 
@@ -92,3 +93,15 @@ def test_an_error_ends_the_worker_that_has_it() -> None:
     loop.run()
     assert "broken" in broken.errors[0].message
     assert log == ["s"] * 3
+
+
+def test_a_loop_that_has_ended_takes_no_task() -> None:
+    """A task gets an error if it arrives with the end of the loop, or is refused after it."""
+    worker = Counter("x", 0.0, [])
+    loop = Loop([worker])
+    loop.stop()
+    loop.submit(worker, 3)
+    loop.run()
+    assert worker.errors[0].message == "The engine was shut down."
+    with pytest.raises(EngineError, match="The engine was shut down"):
+        loop.submit(worker, 1)

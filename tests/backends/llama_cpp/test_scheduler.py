@@ -22,7 +22,7 @@ from latimer.backends.llama_cpp.loop import Loop
 from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.padding import Padding
 from latimer.backends.llama_cpp.scheduler import Delivery, Scheduler
-from latimer.backends.llama_cpp.tasks import Task
+from latimer.backends.llama_cpp.tasks import Run, Task
 from latimer.backends.llama_cpp.threads import Threads
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support.recordings import DEMO_CHATML, prompts
@@ -611,6 +611,46 @@ def test_an_error_in_a_step_ends_what_runs_and_no_more(
     assert all("broken" in str(box.error) for box in boxes)
     assert after[0].text == b"1, 2, 3, 4, 5, 6, 7."
     assert two.cache.make_room(two.cells)
+
+
+def test_an_end_before_an_error_in_the_same_step_arrives(
+    two: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice that has ended in a step gets its end, also if the step fails after it."""
+    _, ended = two.submit("one two", 1)
+    broken, lost = two.submit("one two", 1)
+    sample = two.scheduler._sample
+
+    def fail(run: Run, row: int) -> bool:
+        if run.choice.task is broken:
+            two.loop.stop()
+            raise RuntimeError("broken")
+        return sample(run, row)
+
+    monkeypatch.setattr(two.scheduler, "_sample", fail)
+    two.loop.run()
+    assert ended.finished
+    assert "broken" in str(lost.error)
+
+
+def test_a_choice_that_cannot_start_ends_with_an_error(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice whose sampler cannot be made gets an error, and leaves its sequence to others."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "_sampler", fail)
+        for _ in range(5):
+            _, box = engine.submit("one two", 4)
+            with pytest.raises(RuntimeError):
+                engine.scheduler.step()
+            engine.scheduler.abandon(EngineError("broken"))
+            assert "broken" in str(box.error)
+    _, after = engine.submit("one two", 4)
+    finish(engine, after)
 
 
 def test_a_batch_is_never_overfilled(engine: Engine) -> None:
