@@ -354,7 +354,12 @@ class LlamaCpp(Backend):
                 loaded = self._loaded
         if not loaded.done():
             await asyncio.wrap_future(loaded)
-        return loaded.result()
+        try:
+            return loaded.result()
+        except Exception as error:
+            # Each request would add its frames, which hold it, to those of the error.
+            error.__traceback__ = None
+            raise
 
     def _run(self, loaded: Future[Engine], event_loop: int) -> None:
         """Load the model, run the scheduler until it stops, and free everything.

@@ -267,8 +267,8 @@ class Embedder:
         if self._generator is not None:
             speed = count / (time.perf_counter() - begun)
             seconds = min(max(STEPS * self._generator.seconds, LEAST_SECONDS), MOST_SECONDS)
-            wanted = min(int(speed * seconds), 2 * self._wanted, self._most)
-            self._wanted = max(wanted, LEAST)
+            wanted = max(min(int(speed * seconds), 2 * self._wanted), LEAST)
+            self._wanted = min(wanted, self._most)
         if self._generator is not None or not (self._tasks or self._running):
             self._flush()
 

@@ -108,7 +108,8 @@ async def _run(
     """Return the vectors of inputs; equal inputs are evaluated once, and so have equal vectors."""
     from .embedder import EmbeddingTask, Mailbox
 
-    distinct = list(dict.fromkeys(inputs))
+    # A thousand long inputs take milliseconds to compare.
+    distinct, places = await offload.run(sum(map(len, inputs)), _distinct, inputs)
     mailbox = Mailbox(asyncio.get_running_loop())
     task = EmbeddingTask(distinct, mailbox)
     engine.loop.submit(embedder, task)
@@ -116,10 +117,14 @@ async def _run(
         found = await mailbox.found
     finally:
         task.cancelled = True
-    if len(distinct) == len(inputs):
-        return found
-    vectors = dict(zip(distinct, found, strict=True))
-    return [vectors[one] for one in inputs]
+    return [found[place] for place in places]
+
+
+def _distinct(inputs: Sequence[TokenIds]) -> tuple[list[TokenIds], list[int]]:
+    """Return the inputs without repetitions, and the place of each input among these."""
+    found: dict[TokenIds, int] = {}
+    places = [found.setdefault(one, len(found)) for one in inputs]
+    return list(found), places
 
 
 def _size(content: Content) -> int:

@@ -99,6 +99,16 @@ async def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     await backend.aclose()
 
 
+async def test_a_failed_load_keeps_no_requests(tmp_path: Path) -> None:
+    """Requests that get the error of a failed load are freed."""
+    backend = LlamaCpp(tmp_path / "none.gguf")
+    for _ in range(10):
+        with pytest.raises(EngineError) as caught:
+            await backend.model()
+    assert len(caught.traceback) < 6
+    await backend.aclose()
+
+
 async def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     """A file that is not a model raises an error, and the process keeps running."""
     (tmp_path / "text.gguf").write_text("not a model")

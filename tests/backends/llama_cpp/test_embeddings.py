@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
 from collections.abc import AsyncIterator
 
 import llama_cpp
@@ -254,6 +255,23 @@ async def test_scores_are_those_of_float64_arithmetic(ranker: LlamaCpp) -> None:
     assert await ranker.embedding_model() == EmbeddingModel(0, "rank", 512, generates=False)
 
 
+async def test_large_inputs_are_compared_in_a_thread(both: LlamaCpp) -> None:
+    """Equal inputs are found outside the event loop, if it would take long."""
+    hashed: list[int] = []
+
+    class Ids(tuple[int, ...]):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            hashed.append(threading.get_ident())
+            return super().__hash__()
+
+    long = Ids([300] * 1_000)
+    await both.embed(job(*[long] * 20))
+    assert len(hashed) == 20
+    assert threading.get_ident() not in hashed
+
+
 async def test_a_reranker_does_not_embed(ranker: LlamaCpp) -> None:
     """A reranker rejects embeddings, and names a document that is too long."""
     with pytest.raises(NotServed) as error:
@@ -275,6 +293,16 @@ async def test_a_chat_model_embeds_on_request(both: LlamaCpp) -> None:
     ids = await ids_of(both, texts(200)[3])
     assert cosine(list(found.vectors[3]), reference.vector(ids, LAST)) > 0.9995
     assert await both.embedding_model() == EmbeddingModel(192, "last", 2048)
+
+
+async def test_a_small_batch_embeds_beside_generation() -> None:
+    """A chat model with batches of four tokens embeds as one with large batches does."""
+    small, large = LlamaCpp(embeddings=True, batch=4), LlamaCpp(embeddings=True)
+    found, wanted = [await one.embed(job(*texts(4))) for one in (small, large)]
+    for vector, right in zip(found.vectors, wanted.vectors, strict=True):
+        assert cosine(list(vector), list(right)) > 0.9999
+    for engine in (small, large):
+        await engine.aclose()
 
 
 async def test_a_chat_model_does_not_embed_by_default() -> None:
