@@ -136,10 +136,12 @@ class Task:
 
         Of a task that has not begun, note the wait.
         """
-        ticket, runs = self.ticket, self.runs
+        ticket, runs, own = self.ticket, self.runs, self.prompt_tokens
         if not runs:
             ticket.note_wait(self.since)
-        evaluated = min(max((len(run.slot.tokens) for run in runs), default=0), self.prompt_tokens)
+        # A sequence that was preempted or has ended may have left the KV cache.
+        tokens = (own if run.sampled else len(run.slot.tokens) for run in runs)
+        evaluated = min(max(tokens, default=0), own)
         ticket.prompt += evaluated
         ticket.looked_up += evaluated
         # The choices of a prompt share what the first one has evaluated.

@@ -20,6 +20,7 @@ from latimer.backends.errors import (
     Unsupported,
 )
 from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_cpp.tasks import Mailbox
 from latimer.backends.queue import Ticket
 from support.jobs import run
 from support.recordings import DEMO_CHATML
@@ -207,3 +208,21 @@ async def test_a_trace_needs_a_file(tmp_path: Path) -> None:
     made = LlamaCpp(trace=tmp_path / "missing" / "trace.json")
     with pytest.raises(EngineError, match=r"Cannot write the trace.*No such file"):
         await made.model()
+
+
+async def test_a_prompt_counts_after_its_sequence() -> None:
+    """A client that leaves before it has read the end leaves all tokens of its prompt to count,
+    also if the sequence is no longer in the KV cache."""
+    backend, ticket = LlamaCpp(context=64), Ticket()
+    generator = (await backend._engine()).generator
+    assert generator is not None
+    with pytest.raises(ConnectionError):
+        job = Generation(Prompt(COUNT), 1, sampling=GREEDY, ticket=ticket)
+        async with backend.open(job) as batches:
+            assert isinstance(batches, Mailbox)
+            while not batches._events or generator.scheduler.is_busy:
+                await asyncio.sleep(0.01)
+            raise ConnectionError
+    assert ticket.prompt == ticket.looked_up == ticket.input > 1
+    assert ticket.generated == 1
+    await backend.aclose()
