@@ -92,16 +92,13 @@ def copied(vocabulary: Vocabulary, dry: Dry) -> object:
 
 
 def _new(vocabulary: Vocabulary, dry: Dry) -> object:
-    sampler: object = llama_cpp.llama_sampler_init_dry(
-        vocabulary.pointer,
-        dry.multiplier,
-        dry.base,
-        dry.allowed_length,
-        dry.last,
-        (ctypes.c_char_p * len(dry.breakers))(*dry.breakers),
-        len(dry.breakers),
-    )
-    return sampler
+    breakers = (ctypes.c_char_p * len(dry.breakers))(*dry.breakers)
+    with vocabulary.calls.counted():
+        sampler: object = llama_cpp.llama_sampler_init_dry(
+            vocabulary.pointer, dry.multiplier, dry.base, dry.allowed_length, dry.last, breakers,
+            len(breakers),
+        )  # fmt: skip
+        return sampler
 
 
 # The extras that only llama.cpp's samplers know, and the values that disable them.

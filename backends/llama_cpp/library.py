@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from ..errors import EngineError
 from ..pooling import purpose_of
 from .huge_pages import StateMemory, huge_pages
-from .options import INCOMPLETE, MOST_SEQUENCES, CacheType, Options
+from .options import INCOMPLETE, MOST_SEQUENCES, SHUT_DOWN, CacheType, Options
 
 
 class Batch:
@@ -85,6 +86,43 @@ class Batch:
 def as_pointer(array: NDArray[np.generic], kind: type) -> object:
     """Return an array's data as a pointer to elements of a C type."""
     return array.ctypes.data_as(ctypes.POINTER(kind))
+
+
+# Seconds between looks for calls that still run.
+_LOOK = 0.005
+
+
+class Calls:
+    """The calls of worker threads, which outlive a shutdown, to what llama.cpp frees then.
+
+    They take no lock, which `offload.Abandoned` could leave taken; a set changes in one step.
+    """
+
+    def __init__(self) -> None:
+        self._running = set[object]()
+        self._is_closed = False
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a call while it runs.
+
+        Raises:
+            EngineError: the engine was shut down.
+        """
+        call = object()
+        try:
+            self._running.add(call)
+            if self._is_closed:
+                raise EngineError(SHUT_DOWN)
+            yield
+        finally:
+            self._running.discard(call)
+
+    def close(self) -> None:
+        """Wait for the calls that run, and reject later ones."""
+        self._is_closed = True
+        while self._running:
+            time.sleep(_LOOK)
 
 
 _START = threading.Lock()

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..errors import EngineError
+from .options import SHUT_DOWN
 
 # Seconds that a worker may save while it is idle: a chat client needs some until its next request.
 CREDIT = 0.04
-
-SHUT_DOWN = "The engine was shut down."
 
 
 class Worker(Protocol):

@@ -31,6 +31,8 @@ INCOMPLETE = (
     "Compare the size of the file with that of its source, since a download can be incomplete. A "
     "new kind of model needs a newer llama.cpp."
 )
+# The error of requests that the end of the engine cuts, or comes before.
+SHUT_DOWN = "The engine was shut down."
 PARALLEL = 16
 BATCH = 512
 # The maximum in llama.cpp (`llama_max_parallel_sequences`).

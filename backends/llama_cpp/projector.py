@@ -19,6 +19,7 @@ from llama_cpp import mtmd_cpp as mtmd
 from ..base import Media, MediaKind
 from ..errors import EngineError, UnreadableMedia
 from .library import (
+    Calls,
     Context,
     DecodeFailed,
     LoadedModel,
@@ -69,6 +70,7 @@ class Projector:
     def __init__(self, path: Path, model: LoadedModel, options: Options) -> None:
         if not path.is_file():
             raise EngineError(f"There is no projector at {path}.")
+        self._calls = Calls()
         mtmd.mtmd_log_set(keep_errors, None)
         mtmd.mtmd_helper_log_set(keep_errors, None)
         params = mtmd.mtmd_context_params_default()
@@ -100,8 +102,12 @@ class Projector:
 
         Raises:
             UnreadableMedia: the file cannot be read.
-            EngineError: a chunk does not fit into a batch.
+            EngineError: a chunk does not fit into a batch, or the engine was shut down.
         """
+        with self._calls.counted():
+            return self._read(media)
+
+    def _read(self, media: Media) -> list[int | Chunk]:
         data = media.data
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(self._pointer, buffer, len(data), False)
@@ -135,7 +141,8 @@ class Projector:
             raise DecodeFailed(status)
 
     def close(self) -> None:
-        """Free the weights."""
+        """Free the weights, after the calls of `read`."""
+        self._calls.close()
         mtmd.mtmd_free(self._pointer)
 
     def _parts(self, chunks: _Chunks, number: int) -> list[int | Chunk]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 
@@ -21,10 +19,10 @@ import llama_cpp
 
 from ...schemas.limits import WORD
 from ..base import Special, TokenIds
-from ..errors import EngineError, WordTooLong
+from ..errors import WordTooLong
 from ..sentencepiece import decode_piece
 from ..spellings import Spellings
-from .library import LoadedModel
+from .library import Calls, LoadedModel
 
 # The minimum size of a piece in bytes; the last piece may be smaller.
 PIECE = 4_096
@@ -114,9 +112,6 @@ _COMPARED = 20
 MOST_SPECIALS = 64
 
 
-# Seconds between looks for calls that still run.
-_STEP = 0.005
-
 # A call that finds the next run of characters holds the interpreter lock, so long runs have parts.
 _PART = 65_536
 _RUN = re.compile(rf"\S{{1,{_PART}}}+|\s{{1,{_PART}}}+")
@@ -131,9 +126,8 @@ class Vocabulary:
 
     def __init__(self, model: LoadedModel) -> None:
         self.pointer = model.vocab
-        # The calls of llama.cpp that run, in any thread.
-        self._calls = set[object]()
-        self._is_closed = False
+        # What uses `pointer` in other threads than the engine's is counted here.
+        self.calls = Calls()
         self.size: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
         self.ends = frozenset(
             token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(self.pointer, token)
@@ -182,7 +176,7 @@ class Vocabulary:
         if len(text) > WORD.maximum:
             _check_runs(text)
         data = text.encode()
-        with self._kept():
+        with self.calls.counted():
             if len(data) <= PIECE or self._ends_texts:
                 return tokenize(self.pointer, data, add_special, parse_special)
             ids: list[int] = []
@@ -220,26 +214,9 @@ class Vocabulary:
         del firsts[""]
         return firsts.most_common(1)[0] if firsts else ("<", 0)
 
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Keep the model from being freed, as worker threads outlive a shutdown.
-
-        It takes no lock, which `offload.Abandoned` could leave taken; a set changes in one step.
-        """
-        call = object()
-        try:
-            self._calls.add(call)
-            if self._is_closed:
-                raise EngineError("The engine was shut down.")
-            yield
-        finally:
-            self._calls.discard(call)
-
     def close(self) -> None:
         """Wait for the calls of other threads, and reject later ones."""
-        self._is_closed = True
-        while self._calls:
-            time.sleep(_STEP)
+        self.calls.close()
 
     def detokenize(self, ids: TokenIds) -> bytes:
         """Return a prompt's text, with control tokens spelled out and without added spaces."""
@@ -256,7 +233,7 @@ class Vocabulary:
             return data, False
         spelling = self._spellings.get(token)
         if spelling is None:
-            with self._kept():
+            with self.calls.counted():
                 spelling = self._spellings[token] = self._piece(token, special=True)
         return spelling, True
 
