@@ -183,21 +183,12 @@ class Scheduler:
     def _decode(self, batch: Sequence[Run]) -> None:
         """Evaluate the batch, with one token more or with fewer threads if that is faster."""
         threads, context = self._threads, self._context
-        # A seed must reproduce its result, so its batches must not depend on measured times.
-        is_free = all(run.sampled and not _is_seeded(run.choice) for run in batch)
+        # Only batches of generated tokens take a time that is worth comparing.
+        is_generated = all(run.sampled for run in batch)
         # The last digits of a lone greedy sequence depend on the number of threads.
         is_fixed = context.size == 1 and _is_reproducible(batch[0].choice)
-        # Only batches of single tokens take a time that is worth comparing.
-        is_compared = not is_fixed and all(run.sampled for run in batch)
-        if self._spinning.is_short:
-            self._spinning.doubt(time.perf_counter())
-        if is_fixed:
-            count = threads.most
-        else:
-            count = threads.next if is_compared else threads.known(time.perf_counter())
-        if count != context.threads:
-            context.use_threads(count)
-        may_pad = is_free and not threads.is_trying and self._may_pad()
+        self._use_threads(is_fixed, is_generated)
+        may_pad = is_generated and not threads.is_trying and self._may_pad(batch)
         is_padded = may_pad and self._padding.wants(context.size)
         if is_padded:
             context.pad()
@@ -207,28 +198,49 @@ class Scheduler:
         seconds = ended - begun
         if threads.most > 1:
             on_cores = time.process_time() - on_cores
-            if is_compared:
+            if is_generated and not is_fixed:
                 threads.add(size, seconds, on_cores, ended)
-            elif count == threads.used and not self._spinning.is_short:
+            elif context.threads == threads.used and not self._spinning.is_short:
                 threads.measure(seconds, on_cores, ended)
             if is_fixed:
                 self._spinning.add(seconds, on_cores, ended)
-        if self._trace is not None:
-            counts = {"sequences": len(batch), "tokens": size, "padded": int(is_padded)}
-            counts["threads"] = context.threads
-            self._trace.mark("decode", **counts)
         if may_pad:
             self._padding.add(size, is_padded, seconds)
-        if self._is_drafting and not threads.is_trying and all(run.sampled for run in batch):
+        if self._is_drafting and is_generated and not threads.is_trying:
             self._cost.add(size, seconds)
+        if self._trace is not None:
+            counts = {"sequences": len(batch), "tokens": size, "padded": int(is_padded)}
+            self._trace.mark("decode", **counts, threads=context.threads)
 
-    def _may_pad(self) -> bool:
+    def _use_threads(self, is_fixed: bool, is_generated: bool) -> None:
+        """Choose how many threads evaluate the next batch, and how long they spin.
+
+        Args:
+            is_fixed: True if all have to.
+            is_generated: True if their time can be compared with that of others.
+        """
+        threads, context = self._threads, self._context
+        if self._spinning.is_short:
+            self._spinning.doubt(time.perf_counter())
+        if is_fixed:
+            count = threads.most
+        elif is_generated:
+            count = threads.next
+        else:
+            count = threads.known(time.perf_counter())
+        if count != context.threads:
+            context.use_threads(count)
+
+    def _may_pad(self, batch: Sequence[Run]) -> bool:
         """Return True if a batch of generated tokens may get another token."""
         context = self._context
         size = context.size
         if size == 1 or size != context.outputs:
             return False
-        return bool(context.pads and context.room and context.output_room and self._cache.free)
+        if not (context.pads and context.room and context.output_room and self._cache.free):
+            return False
+        # A seed must reproduce its result, so its batches must not depend on measured times.
+        return not any(map(_is_seeded, [run.choice for run in batch]))
 
     def _end_running(self) -> None:
         """Drop the sequences of cancelled tasks, and end those that their readers have cut."""
@@ -614,7 +626,7 @@ class Scheduler:
             token = run.sampler.sample(self._context.logits(row, 1)[0])
         except (DeadEnd, LimitExceeded) as error:
             param = job.grammar.param if job.grammar is not None else "logit_bias"
-            self._end(task, InvalidGrammar(param, f"it allows no further token: {error}"))
+            self._cancel(task, InvalidGrammar(param, f"it allows no further token: {error}"))
             return False
         run.sampled += 1
         run.history.append(token)
@@ -682,28 +694,30 @@ class Scheduler:
 
     def _fail(self, batch: list[Run], error: DecodeFailed) -> None:
         """End the tasks of a batch that could not be evaluated; the others continue."""
-        failed = {run.choice.task: None for run in batch}
-        for task in failed:
-            self._end(task, EngineError(f"llama.cpp failed: {error}."))
+        for task in dict.fromkeys(run.choice.task for run in batch):
+            self._cancel(task, EngineError(f"llama.cpp failed: {error}."))
         for run in batch:
-            self._running.remove(run)
-            run.sampler.close()
-            self._cache.drop(run.slot)
-        self._end_running()
-        self._end_waiting()
-        self._full = False
+            self._release(run, keeps=False)
 
-    def _end(self, task: Task, error: LatimerError) -> None:
-        """Deliver an error to a task; the next step drops its choices."""
+    def _cancel(self, task: Task, error: LatimerError) -> None:
+        """End a task with an error; the next step drops its choices."""
         task.cancelled = True
         self._outbox.append((task, error))
 
-    def _release(self, run: Run) -> None:
+    def _release(self, run: Run, keeps: bool = True) -> None:
+        """Drop a sequence that runs.
+
+        Args:
+            keeps: False if a later prompt cannot reuse it.
+        """
         self._running.remove(run)
         run.sampler.close()
-        self._end_draft(run)
-        self._cache.rest(run.slot)
         self._full = False
+        if keeps:
+            self._end_draft(run)
+            self._cache.rest(run.slot)
+        else:
+            self._cache.drop(run.slot)
 
     def _deliver(self, task: Task, *events: Event) -> None:
         """Add events to what the step delivers; what follows without a gap is one delivery."""
