@@ -691,6 +691,7 @@ class Scheduler:
         else:
             self._waiting.take(choice)
             run.sampler.close()
+            self._full = False
 
     def _fail(self, batch: list[Run], error: DecodeFailed) -> None:
         """End the tasks of a batch that could not be evaluated; the others continue."""

@@ -556,6 +556,25 @@ def test_a_cancelled_job_is_gone_within_a_step(engine: Engine) -> None:
     assert after.text == b"1, 2, 3, 4, 5, 6, 7."
 
 
+def test_a_preempted_choice_that_is_cut_makes_way() -> None:
+    """When the reader cuts a preempted choice that does not fit, the one behind it starts."""
+    engine = Engine(3, 160)
+    _, long = engine.submit("one two three four", 140, sampling=ENDLESS)
+    cuts = Stops(by_reader=True)
+    _, other = engine.submit("five six seven eight", 140, sampling=ENDLESS, stops=cuts)
+    while not engine.scheduler._waiting.preempted:
+        engine.scheduler.step()
+    # The preempted one waits for its cells.
+    engine.scheduler.step()
+    _, small = engine.submit("x", 2)
+    cuts.ends[0] = 5
+    finish(engine, small, steps=6)
+    assert other.finished
+    assert not long.finished
+    engine.scheduler.abandon(EngineError("the test is over"))
+    engine.close()
+
+
 def test_a_failed_decode_fails_its_own_jobs(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
