@@ -35,6 +35,8 @@ from .vocabulary import Vocabulary
 
 Delivery = tuple[Task, "Sequence[Event] | LatimerError"]
 
+NOT_FINITE = "The model computed logits that are not finite. Use another file of the model."
+
 # What is assumed of decodes where measured times must decide nothing.
 UNMEASURED = DecodeCost()
 
@@ -622,11 +624,15 @@ class Scheduler:
         """
         task = run.choice.task
         job = task.job
+        logits = self._context.logits(row, 1)[0]
         try:
-            token = run.sampler.sample(self._context.logits(row, 1)[0])
+            token = run.sampler.sample(logits)
         except (DeadEnd, LimitExceeded) as error:
-            param = job.grammar.param if job.grammar is not None else "logit_bias"
-            self._cancel(task, InvalidGrammar(param, f"it allows no further token: {error}"))
+            if logits.max() < math.inf:
+                param = job.grammar.param if job.grammar is not None else "logit_bias"
+                self._cancel(task, InvalidGrammar(param, f"it allows no further token: {error}"))
+            else:
+                self._cancel(task, EngineError(NOT_FINITE))
             return False
         run.sampled += 1
         run.history.append(token)
