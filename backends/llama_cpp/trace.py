@@ -8,11 +8,15 @@ the whole process meanwhile.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
+
+log = logging.getLogger("latimer")
 
 _CLOCKS = ("cpu_us", "event_loop_cpu_us", "process_cpu_us")
 _WAIT, _DELIVER = "wait for the event loop", "deliver"
@@ -34,7 +38,7 @@ class Trace:
         self._file = path.open("w", buffering=1 << 16)
         self._file.write("[\n")
         self._events: deque[tuple[str, int, int, int, dict[str, int]]] = deque()
-        self._clock = time.pthread_getcpuclockid(loop)
+        self._clock, self._of_loop = time.pthread_getcpuclockid(loop), 0
         self._waits = 0
         # The names of the threads, by their identifiers.
         self._threads: dict[int, str] = {}
@@ -53,7 +57,19 @@ class Trace:
         self._add(_DELIVER, begun, time.perf_counter_ns(), {})
 
     def write(self) -> None:
-        """Write the spans that ended."""
+        """Write the spans that ended; after an error, none are written any more."""
+        try:
+            self._write()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        log.warning("The trace has ended, because its file cannot be written: %s.", error.strerror)
+        with suppress(OSError):
+            self._file.close()
+        self._file = Path(os.devnull).open("w")  # noqa: SIM115
+
+    def _write(self) -> None:
         for _ in range(len(self._events)):
             name, begun, ended, thread, found = self._events.popleft()
             event: dict[str, object] = {"name": name, "pid": os.getpid(), "tid": thread}
@@ -75,10 +91,14 @@ class Trace:
         """Write the rest and the names of the threads, and close the file."""
         self.write()
         own = {"ph": "M", "pid": os.getpid()}
-        for thread, name in self._threads.items():
-            self._put({**own, "name": "thread_name", "tid": thread, "args": {"name": name}})
         last = {**own, "name": "process_name", "args": {"name": "latimer"}}
-        self._file.write(f"{json.dumps(last)}]\n")
+        try:
+            for thread, name in self._threads.items():
+                self._put({**own, "name": "thread_name", "tid": thread, "args": {"name": name}})
+            self._file.write(f"{json.dumps(last)}]\n")
+            self._file.flush()
+        except OSError as error:
+            self._end(error)
         self._file.close()
 
     def _add(self, name: str, begun: int, ended: int, found: dict[str, int]) -> None:
@@ -86,5 +106,7 @@ class Trace:
 
     def _now(self) -> tuple[int, int, int, int]:
         """Return the time, and the CPU times of this thread, the event loop and the process."""
-        loop = time.clock_gettime_ns(self._clock)
-        return time.perf_counter_ns(), time.thread_time_ns(), loop, time.process_time_ns()
+        # The event loop's thread may have ended.
+        with suppress(OSError):
+            self._of_loop = time.clock_gettime_ns(self._clock)
+        return time.perf_counter_ns(), time.thread_time_ns(), self._of_loop, time.process_time_ns()

@@ -203,6 +203,28 @@ async def test_a_trace_opens_in_perfetto(tmp_path: Path) -> None:
     assert all(one["sequences"] == 1 and one["tokens"] >= 1 for one in decodes)
 
 
+async def test_a_full_disk_ends_the_trace_only(caplog: pytest.LogCaptureFixture) -> None:
+    """A trace that cannot be written any more ends with a line of the log; requests go on."""
+    backend = LlamaCpp(context=512, trace="/dev/full")
+    for _ in range(3):
+        texts, _ = await run(backend, Generation(Prompt(COUNT), 100, sampling=ENDLESS))
+        assert texts[0]
+    await backend.aclose()
+    assert caplog.messages == [
+        "The trace has ended, because its file cannot be written: No space left on device."
+    ]
+
+
+async def test_a_trace_goes_on_without_its_event_loop(tmp_path: Path) -> None:
+    """An engine with a trace serves others after the thread in which it was loaded has ended."""
+    backend = LlamaCpp(context=64, trace=tmp_path / "trace.json")
+    first = threading.Thread(target=lambda: asyncio.run(backend.model()))
+    first.start()
+    await asyncio.to_thread(first.join)
+    assert (await run(backend, Generation(Prompt(COUNT), 5, sampling=GREEDY)))[0] == [b"1, 2, 3"]
+    await backend.aclose()
+
+
 async def test_a_trace_needs_a_file(tmp_path: Path) -> None:
     """A trace that cannot be written is an error at the start, with the reason."""
     made = LlamaCpp(trace=tmp_path / "missing" / "trace.json")
