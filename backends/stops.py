@@ -48,8 +48,8 @@ class StopMatcher:
         return buffer[:keep]
 
     def flush(self) -> bytes:
-        """Return the bytes held back, after the stream has ended without a match."""
-        held, self._held = self._held, b""
+        """Return the bytes held back, where the text ends or something else interrupts it."""
+        held, self._held, self._begun = self._held, b"", {}
         return held
 
     def _advance(self, byte: int) -> bytes | None:

@@ -86,3 +86,12 @@ def test_cut_tells_where_and_why() -> None:
     """`cut` returns the byte position of the cut and the stop sequence that matched."""
     assert cut("été, un".encode(), [", "]) == (5, ", ")
     assert cut(b"nothing", ["x"]) == (7, None)
+
+
+def test_a_stop_does_not_match_across_an_interruption() -> None:
+    """After the held bytes were taken out, a stop sequence has to begin again to match."""
+    matcher = StopMatcher(["END"])
+    assert matcher.feed(b"xEN") == b"x"
+    assert matcher.flush() == b"EN"
+    assert matcher.feed(b"D or END") == b"D or "
+    assert matcher.stop == "END"
