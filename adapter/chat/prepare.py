@@ -115,6 +115,7 @@ class _Markers:
         tokens: markers that count only as a token: text with the same spelling is not a marker.
         preserved_tokens: tokens whose spelling the engine must include in the text.
         interrupts: markers of calls whose tokens end the reasoning.
+        ending: tokens that are stop sequences, and no markers.
     """
 
     style: Style
@@ -124,6 +125,7 @@ class _Markers:
     tokens: frozenset[str] = frozenset()
     preserved_tokens: tuple[str, ...] = ()
     interrupts: frozenset[str] = frozenset()
+    ending: frozenset[bytes] = frozenset()
 
     @property
     def preamble(self) -> Preamble | None:
@@ -413,12 +415,14 @@ async def _special_of(
     wanted = {tags.begin, tags.end} if tags is not None else set()
     if turn.tool_set is not None or style.is_one_of_several:
         wanted |= set(style.form.markers)
+    ending: set[str] = set()
     if turn.tool_set is not None or wanted:
-        # The adapter then matches the stop sequences in the text, so their tokens must be in it.
-        wanted |= {stop for stop in stops if LIKELY.search(stop)}
-    if not wanted:
+        # The adapter then looks for the stop sequences, so their tokens must be in the text.
+        ending = {stop for stop in stops if LIKELY.search(stop)} - wanted
+    if not wanted and not ending:
         return found
-    spelled = wanted & await spellings_of(served.backend, served.model)
+    known = await spellings_of(served.backend, served.model)
+    spelled, ending = (wanted | ending) & known, ending & known
     tokens = spelled if served.capabilities.marks_special else frozenset()
     if not style.native:
         # A model that reads about tools in the prompt may write the token, or spell it as text.
@@ -430,6 +434,7 @@ async def _special_of(
         tokens=frozenset(tokens),
         preserved_tokens=tuple(sorted(spelled)),
         interrupts=frozenset(interrupts) & tokens,
+        ending=frozenset(map(str.encode, ending)),
     )
 
 
@@ -528,5 +533,5 @@ def _form(special: _Markers, tool_set: ToolSet | None, enforced: bool) -> Messag
         return ReasoningParser(tags, special.is_open, special.tokens, own, special.interrupts)
 
     if tool_set is None:
-        return MessageFormat(parser)
-    return MessageFormat(parser, tool_set.called, tool_set.parallel)
+        return MessageFormat(parser, ending=special.ending)
+    return MessageFormat(parser, tool_set.called, tool_set.parallel, special.ending)

@@ -195,3 +195,16 @@ def test_drafts_are_counted_as_predictions_if_there_is_one() -> None:
         details: Any = usage_of(finishes, 2)["completion_tokens_details"]
         counts.append([details[name] for name in PREDICTED])
     assert counts == [[0, 0], [4, 2]]
+
+
+async def test_a_control_token_as_a_stop_ends_an_answer_with_tools(
+    scorer: httpx2.AsyncClient,
+) -> None:
+    """A control token in `stop` ends an answer with tools, too, and does not count."""
+    (token,) = (await scorer.post("/tokenize", json={"prompt": "<|im_start|>"})).json()["tokens"]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"tools": tools, "stop": "<|im_start|>", "logit_bias": {str(token): 100}}
+    reply = await chat(scorer, **body, max_tokens=6)
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    assert reply["choices"][0]["message"]["content"] == ""
+    assert reply["usage"]["completion_tokens"] == 0

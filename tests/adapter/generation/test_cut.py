@@ -208,3 +208,19 @@ async def test_tokens_that_come_last_belong_to_the_text_before(at_once: bool) ->
     assert sink.finishes[0].completion_tokens == 4
     # The token of the marker is one of the reasoning.
     assert sink.usage["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_a_control_token_ends_content_only() -> None:
+    """A control token as a stop sequence ends content, with its whitespace, and no reasoning."""
+    form = MessageFormat(parser, ending=frozenset({b"<|end|>"}))
+    choice = Choice(("<|end|>",), form=form)
+    end = Piece(0, b"<|end|>", is_control=True, token_count=1)
+    assert [choice.read(one) for one in (piece("h"), end, piece("</t>a\n"))] == [None] * 3
+    assert choice.read(end) == len("h<|end|></t>a\n")
+    deltas, reason = choice.end(Finish(0, "length", None, 3, 9))
+    assert [(delta.kind, delta.text) for delta in deltas] == [
+        ("reasoning", "h<|end|>"), ("content", "a\n")
+    ]  # fmt: skip
+    assert (reason, choice.stop) == ("stop", "<|end|>")
+    assert choice.finish is not None
+    assert choice.finish.completion_tokens == 3
