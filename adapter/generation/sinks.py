@@ -402,6 +402,8 @@ class StreamSink(Sink):
             return b"".join(out)
         for event in batch:
             index = event.choice
+            if index >= self._shown and index not in self._waiting:
+                self._wait(index)
             if isinstance(event, Piece):
                 data = self._framed(index, self._choices[index].take((event,)))
             elif isinstance(event, Finish):
@@ -448,22 +450,22 @@ class StreamSink(Sink):
         if index < self._shown:
             out.append(data)
             return
-        held = self._waiting.setdefault(index, [])
+        if index not in self._waiting:
+            self._wait(index)
         if data:
-            held.append(data)
+            self._waiting[index].append(data)
         while (waiting := self._waiting.get(self._shown)) is not None:
-            begin = self._start(self._shown) + b"".join(waiting)
+            begin = self._frames.start(self._shown) + b"".join(waiting)
             if not begin:
                 return
             out.append(begin)
             del self._waiting[self._shown]
             self._shown += 1
 
-    def _start(self, index: int) -> bytes:
-        start, deltas = self._frames.start(index), self._starts[index]
-        if not deltas:
-            return start
-        return start + b"".join([self._frames.delta(index, delta) for delta in deltas])
+    def _wait(self, index: int) -> None:
+        """Hold what a choice begins with, whose frames are made before all others."""
+        begin = partial(self._frames.delta, index)
+        self._waiting[index] = [*map(begin, self._starts[index])]
 
 
 def respond(

@@ -111,6 +111,18 @@ async def test_streams_begin_with_the_text() -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == "aé!"
 
 
+async def test_a_stream_with_tools_begins_with_the_role() -> None:
+    """With tools, too, the role comes first, and the text that the request has sent follows."""
+    call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    async with client_of(OpenAIAdapter(Echo(f"lo{call}"))) as client:
+        body = {"model": "demo", "messages": HI, "tools": TOOLS, "reply_token_ids": [*b"Hel"]}
+        chunks = chunks_in(await client.post("/v1/chat/completions", json={**body, "stream": True}))
+    role, *deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert role == {"role": "assistant", "content": "", "refusal": None}
+    assert not any("role" in delta for delta in deltas)
+    assert [delta.get("content") for delta in deltas[:5]] == ["H", "e", "l", "l", "o"]
+
+
 async def test_reasoning_is_hidden_and_kept() -> None:
     """Tokens of reasoning are reported with the next token, and continue as reasoning."""
     body = {"logprobs": True, "logprobs_token_ids": True}
