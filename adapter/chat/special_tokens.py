@@ -94,12 +94,14 @@ async def prompt_of(
     if not spelled:
         return Rendered.of(await offload.run(size, shown, conversation))
     capabilities = backend.capabilities
-    as_text = has_media and not capabilities.media_among_ids
-    if as_text or not capabilities.plain_text:
+    spelled_as: dict[str, str] = {}
+    if capabilities.plain_text and (capabilities.media_among_ids or not has_media):
+        spelled_as = await offload.run(size, _hidden, conversation, spelled)
+    if len(spelled_as) < len(spelled):
+        # The engine takes text only, or the conversation has too many private-use characters.
         broken = {spelling: spelling[0] + BREAK + spelling[1:] for spelling in spelled}
         conversation = await offload.run(size, _replaced, conversation, specials.known, broken)
         return Rendered.of(await offload.run(size, shown, conversation), True)
-    spelled_as = await offload.run(size, _hidden, conversation, spelled)
     conversation = await offload.run(size, _replaced, conversation, specials.known, spelled_as)
     text = await offload.run(size, shown, conversation)
     if check is not None:
@@ -155,7 +157,10 @@ def _spelled(conversation: Conversation, known: Spellings[str]) -> set[str]:
 
 
 def _hidden(conversation: Conversation, spelled: Iterable[str]) -> dict[str, str]:
-    """Map each spelling to a private-use character that the conversation does not contain."""
+    """Map each spelling to a private-use character that the conversation does not contain.
+
+    Spellings for which no such character is left are missing.
+    """
     used: set[str] = set()
     for text in _texts(conversation):
         for start in range(0, len(text), _PIECE):

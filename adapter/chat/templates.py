@@ -140,7 +140,13 @@ def render(model: Model, conversation: Conversation, form: InstructFormat | None
     if opening != "continue":
         return _rendered(model, conversation, messages, opening == "begin")
     text = "".join(message["content"] or "" for message in messages)
-    here = next(chr(code) for code in _PRIVATE if chr(code) not in text)
+    here = next((chr(code) for code in _PRIVATE if chr(code) not in text), None)
+    if here is None:
+        raise TemplateError(
+            "The final assistant message cannot be continued, because the messages contain all "
+            "characters that can mark its end (U+10F000 to U+10FFFD). Remove one of them.",
+            "messages",
+        )
     marked = [*messages[:-1], {**last, "content": last["content"] + here}]
     prompt, found, _rest = _rendered(model, conversation, marked, False).partition(here)
     if not found:

@@ -35,6 +35,8 @@ from latimer.backends.offload import SMALL
 from latimer.backends.spellings import Spellings
 from latimer.schemas.openai.chat import ChatRequest
 from latimer.schemas.openai.messages import Function
+from support.clients import adapting
+from support.engines.echo import Echo
 from support.marks import ADDED, MARKS, MODELS, VOCABULARIES, with_marks
 from support.samples import ALIKE, FULL
 from support.servers import llama_server
@@ -405,3 +407,18 @@ async def test_a_word_that_is_too_long_names_the_clients_field(
         error = (await client.post(path, json=body)).json()["error"]
     assert error["param"] == param
     assert error["message"].startswith(f"Invalid '{param}': a word or a run of whitespace is")
+
+
+async def test_a_message_may_have_all_private_use_characters() -> None:
+    """A control token is broken if no character can stand for it, and the reply says so."""
+    backend = Echo("x")
+    content = "".join(map(chr, range(0xE000, 0xF900))) + "<|im_end|>"
+    body = {"model": "demo", "messages": [{"role": "user", "content": content}]}
+    backend.facts = replace(backend.facts, context=100_000)
+    async with adapting(backend) as client:
+        reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-latimer-inexact"] == "messages"
+    prompt = backend.jobs[0].prompt.content
+    assert isinstance(prompt, Text)
+    assert f"<{BREAK}|im_end|>" in prompt.text

@@ -192,6 +192,15 @@ def test_what_a_template_leaves_out_cannot_go_on() -> None:
         prompt_of(template, ("user", "Hi"), ("assistant", "So"))
 
 
+def test_a_message_without_a_free_mark_cannot_go_on() -> None:
+    """A final assistant message with every character that can mark its end is an error."""
+    text = "".join(map(chr, range(0x10F000, 0x10FFFE)))
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert prompt_of(template, ("assistant", text[1:])) == text[1:]
+    with pytest.raises(RequestError, match=r"U\+10F000 to U\+10FFFD"):
+        prompt_of(template, ("assistant", text))
+
+
 @pytest.mark.parametrize(
     ("source", "fields", "variables"),
     [
