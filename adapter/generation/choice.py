@@ -280,10 +280,14 @@ class Choice:
         return (Delta(text, self._aligner.take(self._released)),)
 
     def whole(self, pieces: Sequence[Piece], event: Finish) -> tuple[Sequence[Delta], FinishReason]:
-        """Return all text of a bare choice, without its tokens, and its finish reason.
+        """Return all text without its tokens, and the finish reason.
 
-        This is what `take` and `end` return for it.
+        This is what `take` and `end` return, with the texts of one kind joined. It is for bare
+        choices, and for those with parts.
         """
+        if self._parts is not None:
+            self._parts.join(pieces)
+            return self.end(event)
         if event.reason == "stop":
             self.end(event)
         self.finish, self.reason = event, "length" if event.reason == "length" else "stop"
@@ -457,6 +461,11 @@ class _Parts:
             return None
         self._ahead.append(self._parsed(piece))
         return None if self.stop is None else max(self._filter.released - self._skipped, 0)
+
+    def join(self, pieces: Sequence[Piece]) -> None:
+        """Parse all pieces for the end, unless they were read ahead."""
+        if not self._ahead:
+            self._ahead.extend(map(self._parsed, pieces))
 
     def take(self, piece: Piece, aligner: TokenAligner | None) -> list[Delta]:
         """Return the deltas of a piece; if tokens are late, those of all text before its tokens."""

@@ -33,10 +33,12 @@ from .keepalive import EARLY, SENDING, KeepAlive
 from .logprobs import Entry, mean
 from .run import CHOICE, Plan, Sink, run
 
-_INEXACT, _TEXT = attrgetter("inexact"), attrgetter("text")
+_INEXACT, _TEXT, _DATA = attrgetter("inexact"), attrgetter("text"), attrgetter("data")
 # The cost of formatting a token with five alternatives, in bytes of JSON that take as long to
 # parse.
 TOKEN = 32
+# The cost of parsing a piece of a choice with parts, and each byte of it, in the same.
+PIECE, BYTE = 64, 8
 
 
 class Result(NamedTuple):
@@ -113,6 +115,8 @@ class JsonSink(Sink):
     at_once = False
     is_live = False
     _size = 0
+    # True if the choices have parts, and no tokens are shown.
+    _splits = False
 
     def __init__(self, exchange: Exchange, served: ServedModel, answer: Answer) -> None:
         self._exchange = exchange
@@ -130,6 +134,7 @@ class JsonSink(Sink):
         for index, choice in enumerate(choices):
             if self._needs_tokens or not choice.is_bare:
                 self._prompts[index] = choice.start()
+                self._splits = not self._needs_tokens and not choice.is_content
         self._pieces: defaultdict[int, list[Piece]] = defaultdict(list)
 
     @override
@@ -139,6 +144,14 @@ class JsonSink(Sink):
             # The tokens of a choice are formatted when it ends.
             shows = any(not isinstance(event, Piece) for event in batch)
             await offload.run(self._size if shows else 0, self._take, batch)
+        elif self._splits:
+            for event in batch:
+                pieces = self._pieces[event.choice]
+                if isinstance(event, Piece):
+                    pieces.append(event)
+                else:
+                    self._size += PIECE * len(pieces) + BYTE * sum(map(len, map(_DATA, pieces)))
+                    await offload.run(self._size, self._end, event)
         elif len(self._choices) > 1:
             self._take(batch)
         else:
@@ -166,9 +179,13 @@ class JsonSink(Sink):
         if choice.is_bare and not self._needs_tokens:
             self._results[index] = Result(*choice.whole(pieces, event))
             return
-        deltas = choice.take(pieces)
-        rest, reason = choice.end(event)
-        deltas, prompt = [*deltas, *rest] if rest else deltas, self._prompts[index]
+        if self._splits:
+            deltas, reason = choice.whole(pieces, event)
+        else:
+            deltas = choice.take(pieces)
+            rest, reason = choice.end(event)
+            deltas = [*deltas, *rest] if rest else deltas
+        prompt = self._prompts[index]
         self._results[index] = self._answer.result(prompt, deltas, reason, event, choice.stop)
 
     @override

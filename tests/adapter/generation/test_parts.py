@@ -1,0 +1,84 @@
+"""Tests of plain responses whose choices have parts: reasoning, content and calls."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from latimer.adapter.chat.message import Shape, message_of
+from latimer.adapter.chat.parsers import TextParser
+from latimer.adapter.chat.reasoning import TAGS, ReasoningParser
+from latimer.adapter.generation.choice import MessageFormat, Part
+from latimer.adapter.generation.run import Plan, run
+from latimer.adapter.generation.sinks import Answer, JsonSink, Result, detailed_usage_of
+from latimer.adapter.model_entry import Policy, ServedModel
+from latimer.adapter.request import Exchange
+from latimer.backends.base import Finish, Generation, Model, Piece, Prompt, Stops
+from support.engines.echo import Echo
+
+MODEL = Model("m", 100, None, "", "", False, "f", 7)
+THOUGHT, ANSWER = "Is it é? " * 300, "It is, because " * 300
+
+
+class Noting(TextParser):
+    """A parser that notes the threads in which it runs."""
+
+    def __init__(self, threads: set[int]) -> None:
+        self._threads = threads
+
+    def feed(self, data: bytes, is_control: bool = False) -> list[Part]:
+        """Parse more text."""
+        self._threads.add(threading.get_ident())
+        return super().feed(data, is_control)
+
+
+async def answered(text: str, size: int, stops: Stops) -> tuple[Any, set[int]]:
+    """Return the response to a text in pieces of a size, and the threads of its parser."""
+    data, threads, sent = text.encode(), set[int](), bytearray()
+
+    async def send(message: Mapping[str, Any]) -> None:
+        sent.extend(message.get("body", b""))
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError
+
+    def whole(results: Sequence[Result], usage: Any) -> Mapping[str, Any]:
+        (result,) = results
+        return {"message": message_of(result.deltas, Shape(True)), "usage": usage}
+
+    form = MessageFormat(
+        lambda: ReasoningParser(TAGS[0], False, frozenset(), Noting(threads))
+    )  # fmt: skip
+    pieces = [Piece(0, data[at : at + size], (), False, 1) for at in range(0, len(data), size)]
+    end = Finish(0, "length", None, 3, len(pieces))
+    served = ServedModel(Echo([[*pieces, end]]), MODEL, Policy())
+    exchange = Exchange({"type": "http", "method": "POST", "headers": []}, receive, send)
+    plan = Plan([Generation(Prompt((1,)), None, stops=stops)], 1, detailed_usage_of, form=form)
+    await run(served.backend, plan, JsonSink(exchange, served, Answer(whole)))
+    return json.loads(sent), threads
+
+
+@pytest.mark.parametrize("stops", [Stops(), Stops(("because",), by_reader=True)])
+@pytest.mark.parametrize("size", [1, 4, 100_000])
+async def test_parts_are_the_same_for_pieces_of_any_size(size: int, stops: Stops) -> None:
+    """The message and its reasoning tokens do not depend on the pieces, also with a stop."""
+    text = f"<think>{THOUGHT}</think>{ANSWER}"
+    reply, _ = await answered(text, size, stops)
+    assert reply["message"]["reasoning_content"] == THOUGHT.strip()
+    assert reply["message"]["content"] == ("It is, " if stops.texts else ANSWER)
+    details = reply["usage"]["completion_tokens_details"]
+    tokens = -(-len(f"<think>{THOUGHT}</think>".encode()) // size)
+    assert details["reasoning_tokens"] == tokens
+
+
+async def test_a_long_answer_is_parsed_in_a_thread() -> None:
+    """A plain response of thousands of tokens leaves the event loop to others; a short one does not
+    pay for a thread."""
+    here = {threading.get_ident()}
+    assert (await answered("<think>Hm.</think>Yes.", 4, Stops()))[1] == here
+    _, threads = await answered(f"<think>{THOUGHT}</think>{ANSWER}", 4, Stops())
+    assert threads
+    assert not threads & here
