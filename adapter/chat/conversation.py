@@ -97,7 +97,8 @@ def turns_of(
     """
     turns: list[dict[str, Any]] = []
     places: dict[str, CallPosition] = {}
-    count = 0
+    # The number of earlier calls, and the place of the results that follow one another here.
+    count = start = 0
     for message in messages:
         role: str = message.role
         if role == "developer" and not style.developer:
@@ -124,9 +125,12 @@ def turns_of(
                 continue
             turn["result"] = place
             if style.form.in_order:
-                turns.insert(_index_of_result(turns, place), turn)
+                # A result follows those of earlier calls of the same message.
+                index = bisect(turns, place.in_conversation, start, key=_place_of)
+                turns.insert(index, turn)
                 continue
         turns.append(turn)
+        start = len(turns)
     for turn in turns:
         turn.pop("result", None)
     if not functions:
@@ -281,8 +285,10 @@ def _is_joined(
     if style.results == "user" and turns and turns[-1].get("result"):
         turns[-1]["content"] += "\n" + turn["content"]
         return True
+    if style.results != "nested":
+        return False
     caller = next((one for one in reversed(turns) if "tool_calls" in one), None)
-    if style.results != "nested" or caller is None:
+    if caller is None:
         return False
     response = {"name": place.name, "response": _as_object(turn["content"])}
     before = caller.setdefault("result", [])
@@ -292,16 +298,9 @@ def _is_joined(
     return True
 
 
-def _index_of_result(turns: Sequence[Mapping[str, Any]], place: CallPosition) -> int:
-    """Return the index at which a result follows those of earlier calls of the same message."""
-    index = len(turns)
-    while (
-        index
-        and "result" in turns[index - 1]
-        and turns[index - 1]["result"].in_conversation > place.in_conversation
-    ):
-        index -= 1
-    return index
+def _place_of(result: Mapping[str, Any]) -> int:
+    place: CallPosition = result["result"]
+    return place.in_conversation
 
 
 def _tool(function: Function) -> dict[str, Any]:

@@ -22,8 +22,9 @@ changes at that place anyway.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, NamedTuple, TypeAlias
 
 Turn: TypeAlias = dict[str, Any]
@@ -269,18 +270,16 @@ def _one_by_one(turns: Sequence[Turn], no_text: str | None) -> Iterator[Turn]:
         rest = islice(turns, position, None)
         results = list(takewhile(lambda one: one["role"] == "tool", rest))
         position += len(results)
+        # The indices of the results of each call, the first one last.
+        places: defaultdict[str | None, list[int]] = defaultdict(list)
+        for place in reversed(range(len(results))):
+            places[results[place].get("tool_call_id")].append(place)
         for index, call in enumerate(calls):
             one = {**turn, "tool_calls": [call]}
             yield {**_plain(one), "content": no_text} if index else one
-            own = _result_of(call, results)
-            if own is not None:
-                yield results.pop(own)
-        yield from results
-
-
-def _result_of(call: Turn, results: Sequence[Turn]) -> int | None:
-    ids = [result.get("tool_call_id") for result in results]
-    return ids.index(call["id"]) if call["id"] in ids else None
+            if own := places[call["id"]]:
+                yield results[own.pop()]
+        yield from (results[place] for place in sorted(chain.from_iterable(places.values())))
 
 
 def _plain(turn: Turn) -> Turn:

@@ -318,26 +318,28 @@ def check_calls(messages: Sequence[Message]) -> None:
     Raises:
         InvalidRequest: a call or a result is missing; the message is OpenAI's.
     """
-    open_ids: list[str] = []
+    # The calls that results may answer here, and those that have no result yet.
+    known: Container[str] = ()
+    open_ids: dict[str, None] = {}
     for index, message in enumerate(messages):
         if isinstance(message, ToolMessage):
-            if message.tool_call_id not in open_ids:
-                before = _call_before(messages, index)
-                if before is None or message.tool_call_id not in _ids(before):
-                    raise InvalidRequest(
-                        "Invalid parameter: messages with role 'tool' must be a response to a "
-                        "preceeding message with 'tool_calls'.",
-                        f"messages.[{index}].role",
-                    )
-            else:
-                open_ids.remove(message.tool_call_id)
+            if message.tool_call_id not in known:
+                raise InvalidRequest(
+                    "Invalid parameter: messages with role 'tool' must be a response to a "
+                    "preceeding message with 'tool_calls'.",
+                    f"messages.[{index}].role",
+                )
+            open_ids.pop(message.tool_call_id, None)
             continue
         if open_ids:
-            raise _unanswered(open_ids, index)
+            raise _unanswered([*open_ids], index)
         if isinstance(message, AssistantMessage) and message.tool_calls:
-            open_ids = list(dict.fromkeys(_ids(message)))
+            open_ids = dict.fromkeys(call.id for call in message.tool_calls)
+            known = frozenset(open_ids)
+        elif not isinstance(message, FunctionMessage):
+            known = ()
     if open_ids:
-        raise _unanswered(open_ids, len(messages))
+        raise _unanswered([*open_ids], len(messages))
 
 
 def _unanswered(ids: Sequence[str], index: int) -> InvalidRequest:
@@ -347,18 +349,6 @@ def _unanswered(ids: Sequence[str], index: int) -> InvalidRequest:
         f"{shortened(', '.join(ids))}",
         f"messages.[{index}].role",
     )
-
-
-def _ids(message: AssistantMessage) -> list[str]:
-    return [call.id for call in message.tool_calls or ()]
-
-
-def _call_before(messages: Sequence[Message], index: int) -> AssistantMessage | None:
-    """Return the message whose calls a run of results answers, or None."""
-    while index and isinstance(messages[index - 1], ToolMessage | FunctionMessage):
-        index -= 1
-    found = messages[index - 1] if index else None
-    return found if isinstance(found, AssistantMessage) and found.tool_calls else None
 
 
 class _Input(NamedTuple):

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latimer.adapter.chat.conversation import turns_of
+from latimer.adapter.chat.conversation import Style, turns_of
 from latimer.adapter.chat.folding import ANY, STRICTEST, MessageRules, fold
+from latimer.adapter.chat.formats import FORMATS
 from latimer.adapter.chat.profile import FUNCTION, TemplateProfile, detect_profile
 from latimer.adapter.chat.templates import TemplateError, render
+from latimer.adapter.chat.tools import check_calls
 from latimer.backends.base import Model
 from latimer.schemas.openai.chat import ChatRequest
 from support.strict_templates import STRICT
@@ -343,4 +345,27 @@ def test_the_time_grows_with_the_messages(letters: str) -> None:
     made = [{**turn, "content": "x" * 1_000} for turn in pure(letters) * (10_000 // len(letters))]
     begun = time.process_time()
     fold(made, STRICTEST)
+    assert time.process_time() - begun < 2
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_the_time_grows_with_the_results_of_a_message(repeats: bool) -> None:
+    """Ten thousand results are prepared within two seconds, whichever calls they are for."""
+    ids = ["a"] if repeats else [f"{number:05}" for number in range(10_000)]
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": one, "type": "function", "function": function} for one in ids]
+    results = [
+        {"role": "tool", "tool_call_id": one, "content": one}
+        for one in (ids * 10_000 if repeats else reversed(ids))
+    ]
+    caller = {"role": "assistant", "content": None, "tool_calls": calls}
+    messages = [{"role": "user", "content": "x"}, caller, *results]
+    parsed = ChatRequest.model_validate({"model": "m", "messages": messages}).messages
+    model = Model("m", 100, None, "", "", False, "fp", 0)
+    begun = time.process_time()
+    check_calls(parsed)
+    for form in FORMATS[0], next(one for one in FORMATS if one.in_order):
+        turns, _ = turns_of(model, parsed, (), Style(form, True, True, results="tool"), None)
+        shown = [turn["content"] for turn in fold(turns, STRICTEST) if turn["role"] == "tool"]
+        assert shown == (ids * 10_000 if repeats else ids)
     assert time.process_time() - begun < 2
