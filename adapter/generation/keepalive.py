@@ -81,13 +81,14 @@ class KeepAlive:
 
     async def settle(self) -> None:
         """Wait until a comment is sent, or cancel it if its first byte is not sent yet."""
-        task = self.writing
-        if task is not None:
+        # The next comment can begin before the end of one is noticed here.
+        while (task := self.writing) is not None:
             if not self._is_sending:
                 task.cancel()
             await asyncio.wait([task])
-            # A task that is cancelled before it starts does not run at all.
-            self.writing = None
+            if self.writing is task:
+                # A task that is cancelled before it starts does not run at all.
+                self.writing = None
 
     async def _write(self) -> None:
         exchange = self._exchange

@@ -11,7 +11,9 @@ import httpx2
 import openai
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.generation.frames import COMMENT
+from latimer.adapter.generation.frames import COMMENT, ChunkEncoder
+from latimer.adapter.generation.keepalive import TICKS, KeepAlive
+from latimer.adapter.request import Exchange
 from latimer.backends.base import Backend, Batch, Finish, Generation, Piece
 from latimer.backends.errors import Busy, ContextExceeded, EngineUnavailable, LatimerError
 from latimer.backends.fleet.pool import Pool
@@ -212,6 +214,38 @@ async def test_comments_wait_for_frames_and_frames_for_comments() -> None:
     await app_of(Silent())(scope, receive, send)
     assert COMMENT in sent
     assert sent[-1].endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_frame_waits_for_a_comment_that_begins_right_after_another() -> None:
+    """Nothing is being sent after `settle`, also if a tick comes before it has noticed an end."""
+    gate, sending = asyncio.Event(), 0
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        nonlocal sending
+        sending += 1
+        await gate.wait()
+        gate.clear()
+        sending -= 1
+
+    exchange = Exchange({"type": "http", "method": "POST", "headers": []}, receive, send)
+    exchange.started = True
+    comments = KeepAlive(exchange, Echo(), ChunkEncoder({}, False))
+    comments.idle = TICKS
+    comments.tick()
+    await asyncio.sleep(0)
+    assert comments.writing is not None
+    settling = asyncio.create_task(comments.settle())
+    await asyncio.sleep(0)
+    # The client was slow, so that the next comment is due.
+    comments.idle = TICKS
+    comments.writing.add_done_callback(lambda _: comments.tick())
+    gate.set()
+    await settling
+    await asyncio.sleep(0)
+    assert (comments.writing, sending) == (None, 0)
 
 
 class Passing(BaseHTTPMiddleware):
