@@ -162,7 +162,10 @@ def _text(data: bytes, charset: str) -> str | None:
     for codec in (*marked, *declared, "utf-8"):
         # Some charsets, such as `base64`, are not those of a text.
         with suppress(UnicodeError, LookupError):
-            return data.decode(codec)
+            text = data.decode(codec)
+            # UTF-7 can spell a lone surrogate, which is not a character.
+            text.encode()
+            return text
     return None
 
 

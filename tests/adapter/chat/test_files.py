@@ -84,6 +84,14 @@ async def test_the_charset_of_a_text(client: httpx2.AsyncClient, charset: str, d
         assert reply.json()["choices"][0]["message"]["content"] == "File 'a.pdf':\né\n"
 
 
+async def test_half_a_character_of_utf_7(client: httpx2.AsyncClient) -> None:
+    """A text that UTF-7 does not spell in whole characters is read as UTF-8."""
+    url = f"data:text/plain;charset=utf-7;base64,{base64.b64encode(b'+2AA-').decode()}"
+    reply = await asked(client, file(url))
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["choices"][0]["message"]["content"] == "File 'a.pdf':\n+2AA-\n"
+
+
 async def test_a_file_in_a_stream_and_a_tool_result(client: httpx2.AsyncClient) -> None:
     """A file may be in any message with parts, also of a request that streams."""
     messages = [
