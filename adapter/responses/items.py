@@ -110,8 +110,11 @@ _RANDOM_DIGITS = 34
 
 
 def items_of(given: Any) -> list[dict[str, Any]]:
-    """Return the items of a request's `input`, as the client sent them; a text is one message."""
-    if given is None:
+    """Return the items of a request's `input`, as the client sent them.
+
+    A text is one message, and an empty text no item.
+    """
+    if not given:
         return []
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
