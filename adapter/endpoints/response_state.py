@@ -165,7 +165,8 @@ def stored_request(body: Mapping[str, Any], state: State) -> Mapping[str, Any]:
 
 def _stored_item(item: Mapping[str, Any], state: State) -> Mapping[str, Any]:
     kind = item.get("type")
-    is_reference = kind in ("item_reference", "reasoning") or (kind is None and "role" not in item)
+    is_message = kind is None and item.get("role") is not None
+    is_reference = kind in (None, "item_reference", "reasoning") and not is_message
     return state.referenced.get(str(item.get("id")), item) if is_reference else item
 
 

@@ -223,6 +223,32 @@ async def test_only_references_are_replaced(client: httpx2.AsyncClient) -> None:
     assert texts == ["EDITED", first["output"][0]["content"][0]["text"]]
 
 
+async def test_a_reference_with_null_members(client: httpx2.AsyncClient) -> None:
+    """An item with an id and a null role is a reference; a response is stored with what it names.
+
+    The rest of the conversation has it, and it is listed.
+    """
+    first = await created(client)
+    reference = {"id": first["output"][0]["id"], "role": None}
+    second = await created(client, [reference, {"role": "user", "content": "x"}])
+    listed = (await client.get(f"{R}/{second['id']}/input_items?order=asc")).json()["data"]
+    assert listed[0] == first["output"][0]
+    third = await created(client, "y", previous_response_id=second["id"])
+    whole = [*listed, *second["output"], {"role": "user", "content": "y"}]
+    assert third["usage"]["input_tokens"] == (await created(client, whole))["usage"]["input_tokens"]
+
+
+async def test_an_empty_text_is_no_item(client: httpx2.AsyncClient) -> None:
+    """A response that continues another one without a new text adds no message of the user."""
+    first = await created(client)
+    second = await created(client, "", previous_response_id=first["id"])
+    assert (await client.get(f"{R}/{second['id']}/input_items")).json()["data"] == []
+    third = await created(client, "y", previous_response_id=second["id"])
+    user = [{"role": "user", "content": text} for text in (ASK, "y")]
+    whole = [user[0], *first["output"], *second["output"], user[1]]
+    assert third["usage"]["input_tokens"] == (await created(client, whole))["usage"]["input_tokens"]
+
+
 async def test_a_replay_has_its_own_numbers(client: httpx2.AsyncClient) -> None:
     """An event beyond those of a stored stream is a 400, and not an empty stream."""
     made = await created(client)
