@@ -73,7 +73,12 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
         Unsupported: nothing is stored here.
     """
     store = service.store
-    references = _references(request, partial(service.seal.unseal, owner=exchange.key))
+    references: Sequence[str] = ()
+    if not isinstance(request.input, str):
+        if ReasoningItem in map(type, request.input):
+            await service.seal.load()
+        unseal = partial(service.seal.unseal, owner=exchange.key)
+        references = await offload.run(exchange.size, _references, request.input, unseal)
     asked = [name for name in _CONTEXTS if getattr(request, name) is not None]
     if not asked and not references:
         return NO_STATE
@@ -102,7 +107,7 @@ async def state_of(exchange: Exchange, service: Service, request: ResponseReques
         found = await store.all_items(exchange.key, request.conversation.id)
         if found is None:
             raise not_found("Conversation", request.conversation.id)
-        _check_new(request, found)
+        await offload.run(exchange.size, _check_new, request, found)
         state.before = await offload.run(offload.UNKNOWN, _typed, found)
     referenced = await _referenced(exchange, store, references)
     if referenced:
@@ -170,11 +175,9 @@ def _stored_item(item: Mapping[str, Any], state: State) -> Mapping[str, Any]:
     return state.referenced.get(str(item.get("id")), item) if is_reference else item
 
 
-def _references(request: ResponseRequest, unseal: Unseal) -> list[str]:
+def _references(items: Sequence[Item], unseal: Unseal) -> list[str]:
     """Return the ids of items that the request names without content that can be read."""
-    if isinstance(request.input, str):
-        return []
-    return [item.id for item in request.input if _is_reference(item, unseal)]  # type: ignore[union-attr]
+    return [item.id for item in items if _is_reference(item, unseal)]  # type: ignore[union-attr]
 
 
 def _is_reference(item: Item, unseal: Unseal) -> bool:
@@ -310,7 +313,9 @@ async def store_response(
     Raises:
         StoreUnavailable: the store is required, and the response was not stored in time.
     """
-    body = stored_request(exchange.to_store or {}, state)
+    body: Mapping[str, Any] = exchange.to_store or {}
+    if state.referenced:
+        body = await offload.run(exchange.size, stored_request, body, state)
     parent, chain, more = request.previous_response_id, state.chain or reply["id"], 0
     if state.is_unstored:
         # The store has not the turns before, so the response begins with them.
@@ -326,7 +331,8 @@ async def store_response(
     if request.conversation is not None and reply["status"] in USABLE:
         # The items of input and output are appended together, and only if there is an answer.
         record.conversation = request.conversation.id
-        record.items = turn_items(reply["id"], body.get("input"), reply["output"])
+        turn = reply["id"], body.get("input"), reply["output"]
+        record.items = await offload.run(record.size, turn_items, *turn)
         # They repeat the input and the output, which are most of the size.
         record.size *= 2
     if (not record.is_kept and record.conversation is None) or await store.commit(record):

@@ -15,7 +15,6 @@ from ...backends import offload
 from ...backends.base import Capabilities, Finish, Generation, Sampling, Text
 from ...backends.errors import ContextExceeded, LatimerError
 from ...schemas.openai.common import Usage
-from ...schemas.openai.response_items import ReasoningItem
 from ...schemas.openai.responses import InputTokensRequest, ResponseRequest
 from ..admission import admitted
 from ..chat.prepare import ChatJob, ChatTurn, prepare, prepare_plain
@@ -369,8 +368,6 @@ async def _understood(
     dropped: Container[int],
 ) -> _Understood:
     """Return what a request asks for; its PDF files are read first."""
-    if not isinstance(request.input, str) and ReasoningItem in map(type, request.input):
-        await service.seal.load()
     unseal = partial(service.seal.unseal, owner=exchange.key)
     size = offload.UNKNOWN if state.before else exchange.size
     arguments = request, capabilities, state, unseal

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter.responses import items, sealed
 from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting
 from support.engines.echo import Echo
@@ -278,3 +280,28 @@ async def test_an_item_is_in_a_conversation_once(client: httpx2.AsyncClient) -> 
         assert message.startswith(f"Duplicate item found with id {said['id']}.")
     listed = (await client.get(f"/v1/conversations/{name}/items")).json()["data"]
     assert len(listed) == 2
+
+
+async def test_large_inputs_are_read_in_threads(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sealed reasoning is opened, and items get ids, in a thread if the input is large."""
+    threads: set[threading.Thread] = set()
+
+    def noted(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def noting(*arguments: Any, **named: Any) -> Any:
+            threads.add(threading.current_thread())
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    noted(sealed.Seal, "unseal")
+    noted(items, "normalized")
+    name = (await client.post("/v1/conversations", json={})).json()["id"]
+    foreign = f"{sealed.PREFIX}{'x' * 40_000}"
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": foreign}
+    await created(client, [thought, {"role": "user", "content": "x"}], conversation=name)
+    assert threads
+    assert threading.main_thread() not in threads
