@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import glob
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -18,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from ...backends.single_flight import SingleFlight
 from ..daemon_threads import DaemonThreads
-from .errors import LATE, StoreUnavailable, errors
+from .errors import LATE, StoreError, StoreUnavailable, errors
 from .store import Store
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Members:
         """Let the others know that this process runs; again, if a connection was lost.
 
         Raises:
-            StoreError, StoreUnavailable: see `Store.open`.
+            StoreUnavailable: the database does not take the lock now.
         """
         await self._joining.run(self._check)
 
@@ -85,13 +86,13 @@ class Members:
         """Return the marks of the processes that run.
 
         Raises:
-            StoreError, StoreUnavailable: see `Store.open`.
+            StoreUnavailable: the database does not answer.
         """
         async with _in_time():
             database = await self._store.open()
             if self._store.place.kind == "postgresql":
                 return await database.read(_locked)
-        return await asyncio.to_thread(_locked_files, Path(self._store.place.target))
+            return await asyncio.to_thread(_locked_files, Path(self._store.place.target))
 
     async def leave(self) -> None:
         """Let the others know that this process ends; without an answer, its end does so."""
@@ -138,12 +139,16 @@ class Members:
 
 @asynccontextmanager
 async def _in_time() -> AsyncIterator[None]:
-    """Raise `StoreUnavailable` after `PATIENCE`."""
+    """Raise `StoreUnavailable` after `PATIENCE`, and for a store that cannot be opened."""
     try:
         async with asyncio.timeout(PATIENCE):
             yield
     except TimeoutError:
         raise StoreUnavailable(LATE) from None
+    except OSError as error:
+        raise StoreUnavailable("the disk failed", str(error)) from None
+    except StoreError as error:
+        raise StoreUnavailable("it cannot be opened", str(error)) from None
 
 
 def _path(target: str, mark: str) -> Path:
@@ -163,7 +168,7 @@ def _locked_files(target: Path) -> set[str]:
     """Return the marks of the files that are locked, and delete the others."""
     found = set()
     start = f"{target.name}-run-"
-    for path in target.parent.glob(f"{start}{'?' * DIGITS}"):
+    for path in target.parent.glob(f"{glob.escape(start)}{'?' * DIGITS}"):
         with suppress(FileNotFoundError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -255,3 +258,14 @@ async def test_the_end_of_the_server_fails_what_runs() -> None:
         events = events_of((await asyncio.wait_for(reading, 5)).text)
     assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
     assert "shutting down" in events[-1]["response"]["error"]["message"]
+
+
+async def test_a_store_that_cannot_be_opened_is_not_needed(tmp_path: Path) -> None:
+    """A response begins, and other processes do not find it, if its store is of another program."""
+    file = tmp_path / "other.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE other (name TEXT)")
+    async with adapting(engine(), store=str(file)) as client:
+        made = await begun(client)
+        found = await ended(client, made["id"])
+    assert (found["status"], found["store"]) == ("completed", False)

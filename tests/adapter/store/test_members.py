@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from latimer.adapter.store.database import Database
+from latimer.adapter.store.errors import StoreUnavailable
 from latimer.adapter.store.members import Members
 from latimer.adapter.store.store import Store
+from support.stored import opened as opened_at
 
 from .conftest import Opened
 
@@ -110,3 +112,30 @@ async def test_a_lost_connection_is_replaced(store: Store, target: str) -> None:
     await members.join()
     assert await members.running() == {members.mark}
     await members.leave()
+
+
+@pytest.mark.parametrize("name", ["a[1].db", "a*.db"])
+async def test_a_file_with_a_name_like_a_pattern(tmp_path: Path, name: str) -> None:
+    """A file with such a name has its own processes only."""
+    async with opened_at(str(tmp_path / name)) as one, opened_at(str(tmp_path / "ab1.db")) as other:
+        first, second = Members(one), Members(other)
+        await first.join()
+        await second.join()
+        assert (await first.running(), await second.running()) == ({first.mark}, {second.mark})
+        await first.leave()
+        await second.leave()
+
+
+async def test_a_lock_that_the_disk_refuses(tmp_path: Path) -> None:
+    """A file that cannot be made is an error of the store, and the next attempt makes it."""
+    target = tmp_path / "store.db"
+    async with opened_at(str(target)) as store:
+        members = Members(store)
+        obstacle = target.with_name(f"store.db-run-{members.mark}.draft")
+        obstacle.mkdir()
+        with pytest.raises(StoreUnavailable):
+            await members.join()
+        obstacle.rmdir()
+        await members.join()
+        assert await members.running() == {members.mark}
+        await members.leave()
