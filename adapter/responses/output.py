@@ -79,7 +79,7 @@ class Output:
         if kind == "reasoning":
             summarised = self._shape.reasoning == "summarised"
             events = self._begin(ReasoningItem(self._place("rs_"), summarised, self._shape.seal))
-        elif text:
+        elif text or (entries and self._shape.show is not None):
             events = self._begin(MessageItem(self._place("msg_"), self._shape.show))
         else:
             # The end decides whether there is an empty message.
@@ -414,17 +414,17 @@ def _events(reply: Mapping[str, Any], tier: str) -> Iterator[Event]:
     yield ("response.created", begun)
     yield ("response.in_progress", begun)
     for index, value in enumerate(reply["output"]):
-        item, text = _item(value, index)
+        item, text, tokens = _item(value, index)
         yield from item.begin()
         yield from (
-            OpenItem.add(item, text, ()) if isinstance(item, CustomCall) else item.add(text, ())
+            OpenItem.add(item, text, ()) if isinstance(item, CustomCall) else item.add(text, tokens)
         )
         yield from item.end(value["status"])
     yield (f"response.{reply['status']}", {"response": reply})
 
 
-def _item(value: Mapping[str, Any], index: int) -> tuple[OpenItem, str]:
-    """Return an item without its text, and the text."""
+def _item(value: Mapping[str, Any], index: int) -> tuple[OpenItem, str, Sequence[Any]]:
+    """Return an item without its text, the text, and its tokens as they are shown."""
     place = value["id"], index
     kind = value["type"]
     if kind in ("message", "reasoning"):
@@ -432,10 +432,10 @@ def _item(value: Mapping[str, Any], index: int) -> tuple[OpenItem, str]:
         if kind == "reasoning":
             sealed = value.get("encrypted_content")
             seal = None if sealed is None else (lambda _: sealed)
-            return ReasoningItem(place, bool(value["summary"]), seal), part["text"]
+            return ReasoningItem(place, bool(value["summary"]), seal), part["text"], ()
         logprobs = part["logprobs"]
-        return MessageItem(place, (lambda _: logprobs) if logprobs else None), part["text"]
+        return MessageItem(place, list if logprobs else None), part["text"], logprobs
     head = {name: value[name] for name in ("call_id", "name", "namespace") if name in value}
     if kind == "custom_tool_call":
-        return CustomCall(place, head), value["input"]
-    return Call(place, head), value["arguments"]
+        return CustomCall(place, head), value["input"], ()
+    return Call(place, head), value["arguments"], ()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from latimer.adapter.generation.choice import Delta, Kind
 from latimer.adapter.generation.logprobs import Entry, to_response
 from latimer.adapter.responses.items import new_response_id
-from latimer.adapter.responses.output import Event, Output, ReasoningDisplay, Shape
+from latimer.adapter.responses.output import Event, Output, ReasoningDisplay, Shape, replayed
 from latimer.adapter.responses.tools import CalledTool
 from latimer.backends.base import Alternative, Token
 from latimer.conformance.published import event_problem
@@ -224,3 +224,18 @@ def test_logprobs() -> None:
     assert found["response.content_part.added"]["part"]["logprobs"] == []
     deltas_shown = [fields["logprobs"] for name, fields in events if name.endswith(".delta")]
     assert deltas_shown == [shown[:1], shown[1:2], shown[2:]]
+
+
+def test_tokens_of_a_cut_character_are_shown() -> None:
+    """The tokens of a character that the limit cut are in the message, also in its replay."""
+    token = Token(5, b"\xf0\x9f", b"\xf0\x9f", False, -0.5)
+    delta = Delta("", [Entry(token, 0)])
+    items, events = made([delta], "length", Shape(show=to_response))
+    (part,) = items[0]["content"]
+    assert (part["text"], [one["bytes"] for one in part["logprobs"]]) == ("", [[240, 159]])
+    assert made([delta], "length")[0][0]["content"][0]["logprobs"] == []
+    reply = {"id": ID, "status": "incomplete", "output": items}
+    again = [json.loads(one.partition(b"data: ")[2]) for one in replayed(reply, -1)][2:-1]
+    assert [(one["type"], one.get("logprobs"), one.get("item")) for one in again] == [
+        (name, fields.get("logprobs"), fields.get("item")) for name, fields in events
+    ]
