@@ -275,8 +275,10 @@ class ResponseEncoder(ChunkEncoder):
 
     def cut(self) -> Sequence[Mapping[str, Any]]:
         """Return the items so far; the one that is open is incomplete."""
-        self._made().end("length")
-        return self._output.items
+        output = self._made()
+        if output.open is not None or not output.items:
+            output.end("length")
+        return output.items
 
     @override
     def texts(self, index: int, texts: Sequence[str]) -> bytes:

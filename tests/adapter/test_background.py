@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.responses import background
+from latimer.backends.base import Batch, Generation
 from support.clients import adapting, client_of
 from support.engines.echo import Echo
 from support.stored import error_of
@@ -269,3 +270,26 @@ async def test_a_store_that_cannot_be_opened_is_not_needed(tmp_path: Path) -> No
         made = await begun(client)
         found = await ended(client, made["id"])
     assert (found["status"], found["store"]) == ("completed", False)
+
+
+class Lingering(Echo):
+    """An engine that has not released a job when the job's last event has come."""
+
+    @asynccontextmanager
+    async def open(self, job: Generation) -> AsyncIterator[AsyncIterator[Batch]]:
+        """Run a job."""
+        async with super().open(job) as batches:
+            yield batches
+            self.left.set()
+            await asyncio.sleep(60)
+
+
+async def test_a_response_is_cancelled_after_its_last_token() -> None:
+    """It has the items of its answer, and no other."""
+    backend = Lingering("Paris.", context=512)
+    async with adapting(backend) as client:
+        made = await begun(client)
+        await asyncio.wait_for(backend.left.wait(), 10)
+        found = (await client.post(f"{R}/{made['id']}/cancel")).json()
+    assert found["status"] == "cancelled"
+    assert [item["content"][0]["text"] for item in found["output"]] == ["Paris."]
