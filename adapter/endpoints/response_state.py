@@ -170,9 +170,11 @@ def stored_request(body: Mapping[str, Any], state: State) -> Mapping[str, Any]:
 
 def _stored_item(item: Mapping[str, Any], state: State) -> Mapping[str, Any]:
     kind = item.get("type")
-    is_message = kind is None and item.get("role") is not None
-    is_reference = kind in (None, "item_reference", "reasoning") and not is_message
-    return state.referenced.get(str(item.get("id")), item) if is_reference else item
+    if kind not in (None, "item_reference", "reasoning") or (kind is None and item.get("role")):
+        return item
+    found = state.referenced.get(str(item.get("id")), item)
+    # Reasoning is nothing without its content, and takes that of no other item.
+    return item if kind == "reasoning" != found["type"] else found
 
 
 def _references(items: Sequence[Item], unseal: Unseal) -> list[str]:

@@ -436,7 +436,7 @@ def _read(
         sampling = sampling_of(request, capabilities)
     except LatimerError as error:
         raise in_responses(error) from None
-    return sampling, tools_of(request, state.before), conversation
+    return sampling, tools_of(request, state.before, state.resolve), conversation
 
 
 def _reasoning_display(request: ResponseRequest, served: ServedModel) -> ReasoningDisplay:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from ...backends.base import Grammar
 from ...backends.errors import shortened
 from ...schemas import limits
 from ...schemas.openai.messages import Function
-from ...schemas.openai.response_items import Item, ToolsItem
+from ...schemas.openai.response_items import Item, ItemReference, ToolsItem
 from ...schemas.openai.response_tools import (
     AllowedChoice,
     FlatChoice,
@@ -73,17 +73,24 @@ def flat_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}{BETWEEN}{name}"
 
 
-def tools_of(request: ResponseRequest, before: Sequence[Item] = ()) -> Tools:
+def tools_of(
+    request: ResponseRequest,
+    before: Sequence[Item] = (),
+    resolve: Callable[[str], Item | None] = lambda _id: None,
+) -> Tools:
     """Return the tools of a request, and of its items that add some.
 
     Args:
         before: the items of the conversation so far.
+        resolve: returns stored items.
 
     Raises:
         InvalidRequest: `tool_choice` names a tool that is missing or that this server does not
             run, a schema is invalid, or two tools have one name.
     """
     items: Sequence[Any] = request.input if isinstance(request.input, list) else ()
+    if ItemReference in map(type, items):
+        items = [resolve(one.id) if isinstance(one, ItemReference) else one for one in items]
     if (
         request.tools is None
         and request.tool_choice is None

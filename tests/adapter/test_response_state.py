@@ -240,6 +240,26 @@ async def test_a_reference_with_null_members(client: httpx2.AsyncClient) -> None
     assert third["usage"]["input_tokens"] == (await created(client, whole))["usage"]["input_tokens"]
 
 
+async def test_reasoning_with_the_id_of_a_message(client: httpx2.AsyncClient) -> None:
+    """Reasoning that names another item is not read, and the next turn does not read that item."""
+    first = await created(client)
+    thought = {"type": "reasoning", "id": first["output"][0]["id"], "summary": []}
+    second = await created(client, [thought, {"role": "user", "content": "x"}])
+    third = await created(client, "y", previous_response_id=second["id"])
+    said = [{"role": "user", "content": "x"}, *second["output"], {"role": "user", "content": "y"}]
+    assert third["usage"]["input_tokens"] == (await created(client, said))["usage"]["input_tokens"]
+
+
+async def test_a_reference_to_tools(client: httpx2.AsyncClient) -> None:
+    """A reference to a stored item with tools adds them, as the item itself does."""
+    tools = {"type": "additional_tools", "tools": [{"type": "function", "name": "weather"}]}
+    question = {"role": "user", "content": ASK}
+    first = await created(client, [tools, question])
+    listed = (await client.get(f"{R}/{first['id']}/input_items?order=asc")).json()["data"]
+    second = await created(client, [{"type": "item_reference", "id": listed[0]["id"]}, question])
+    assert second["usage"]["input_tokens"] == first["usage"]["input_tokens"]
+
+
 async def test_an_empty_text_is_no_item(client: httpx2.AsyncClient) -> None:
     """A response that continues another one without a new text adds no message of the user."""
     first = await created(client)
