@@ -343,11 +343,15 @@ async def _truncated(
 
     found = await attempt(0)
     if found is None:
-        items = [*placed(request, state.before, state.resolve)]
-        units = droppable(items)
+        units = await offload.run(max(exchange.size, offload.UNKNOWN), _units, request, state)
         found = await fewest(len(units), attempt)
     # What does not fit without all that may be dropped is the usual error.
     return found or await _prepared(*arguments)
+
+
+def _units(request: ResponseRequest, state: State) -> list[list[int]]:
+    """Return the places of the items that may be dropped; see `droppable`."""
+    return droppable([*placed(request, state.before, state.resolve)])
 
 
 async def _fits(served: ServedModel, job: Generation, most: int) -> bool:

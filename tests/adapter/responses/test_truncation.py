@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter.endpoints import responses
 from latimer.adapter.responses.items import Placed
 from latimer.adapter.responses.truncation import droppable, fewest
 from support.clients import adapting
@@ -159,3 +161,19 @@ async def test_a_loop_of_tools_is_cut(echo: httpx2.AsyncClient) -> None:
         items += [call(number), output(number, "z" * 40)]
     reply = await asked(echo, items, truncation="auto")
     assert reply.status_code == 200, reply.text
+
+
+async def test_what_leaves_is_found_in_a_thread(
+    echo: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation that is too long may have many items: the event loop is left to others."""
+    threads: list[threading.Thread] = []
+
+    def noting(items: Sequence[Placed]) -> list[list[int]]:
+        threads.append(threading.current_thread())
+        return droppable(items)
+
+    monkeypatch.setattr(responses, "droppable", noting)
+    assert (await asked(echo, talk(40), truncation="auto")).status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
