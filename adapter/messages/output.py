@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from typing_extensions import override
 
 from ...schemas.openai.common import FinishReason, Usage
@@ -166,8 +166,11 @@ class ToolUseBlock(OpenBlock):
 _NUMBER = "0123456789+-.eE"
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Return the arguments of a call: of incomplete ones, the members that are complete."""
+def _object(text: str) -> dict[str, Any] | orjson.Fragment:
+    """Return the arguments of a call: of incomplete ones, the members that are complete.
+
+    They are JSON already if they have an integer of more than 64 bits, which orjson does not write.
+    """
     try:
         found = from_json(text)
     except ValueError:
@@ -176,7 +179,13 @@ def _object(text: str) -> dict[str, Any]:
             found = from_json(text.rstrip(_NUMBER), allow_partial=True)
         except ValueError:
             return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    try:
+        orjson.dumps(found)
+    except TypeError:
+        return orjson.Fragment(to_json(found, inf_nan_mode="null"))
+    return found
 
 
 class Output:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from latimer.adapter.generation.choice import Choice, Delta, Kind
@@ -223,6 +224,17 @@ def test_cut_arguments_keep_what_is_complete(cut: str, told: dict[str, Any]) -> 
     message = whole(draft_of(most=9), deltas, "length")
     assert message["content"][0]["input"] == told
     assert message["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("rest", ["}", ', "b": "x'])
+def test_integers_of_any_size_are_written(rest: str) -> None:
+    """The input of a call has integers of more than 64 bits with all of their digits."""
+    deltas = [
+        Delta("f", kind="call", call_id="call_1"),
+        Delta(f'{{"a": 12345678901234567890123{rest}', kind="arguments"),
+    ]
+    message = json.loads(orjson.dumps(whole(draft_of(most=9), deltas, "length")))
+    assert message["content"][0]["input"] == {"a": 12345678901234567890123}
 
 
 @pytest.mark.parametrize(
