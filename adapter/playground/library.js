@@ -8,6 +8,8 @@ const opened = new Promise((resolve, reject) => {
 });
 // In a private window there may be no database; conversations last as long as the page then.
 const memory = new Map();
+// A reply that still ends does not bring a deleted conversation back.
+const removed = new Set();
 
 async function run(mode, act) {
   const database = await opened;
@@ -19,11 +21,13 @@ async function run(mode, act) {
 }
 
 export async function save(conversation) {
+  if (removed.has(conversation.id)) return;
   memory.set(conversation.id, conversation);
   await run("readwrite", (store) => store.put(structuredClone(conversation))).catch(() => {});
 }
 
 export async function remove(id) {
+  removed.add(id);
   memory.delete(id);
   await run("readwrite", (store) => store.delete(id)).catch(() => {});
 }

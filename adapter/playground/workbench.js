@@ -131,16 +131,17 @@ function edit(node) {
   draw();
 }
 
-/** Keep the conversation and draw it again. */
-async function changed() {
+/** Keep a conversation, which may have been left, and draw the shown one again. */
+async function changed(own = talk) {
   draw();
-  await library.save(talk);
+  await library.save(own);
   await listConversations();
 }
 
 /** Generate a reply after a node; `kept` are the tokens that it begins with. */
 async function generate(parent, kept = []) {
   if (running) return;
+  const own = talk;
   const role = isText() ? "completion" : "assistant";
   let made;
   try {
@@ -153,6 +154,8 @@ async function generate(parent, kept = []) {
     say(error.message, true);
     return;
   }
+  // Another conversation was opened meanwhile.
+  if (own !== talk) return;
   const begins = kept.length ? (textOf(joined(kept)) ?? new TextDecoder().decode(Uint8Array.from(joined(kept)))) : "";
   const tokens = sampling.wantsTokens() ? [...kept] : [];
   const node = conversation.add(talk, parent?.id ?? null, { role, content: begins, tokens });
@@ -160,15 +163,15 @@ async function generate(parent, kept = []) {
     node.exact = haveIds(kept);
     node.unbound = Boolean(sampling.parameters(talk.mode).response_format);
   }
-  const error = await receive(node, made);
+  const error = await receive(own, node, made);
   if (error?.param !== "reply_token_ids" || textOf(joined(kept)) === null) return;
   // The engine takes text only here, and would split it into other tokens.
   Object.assign(node, { exact: false, content: begins, error: undefined });
-  await receive(node, reply.chatRequest(page.model(), talk, parent?.id ?? null, kept.map((token) => ({ ...token, id: null }))));
+  await receive(own, node, reply.chatRequest(page.model(), own, parent?.id ?? null, kept.map((token) => ({ ...token, id: null }))));
 }
 
-/** Send a request, and show its reply as it comes; returns the error of one that failed. */
-async function receive(node, made) {
+/** Send a request of a conversation, and show its reply as it comes; returns the error of one that failed. */
+async function receive(own, node, made) {
   let failed = null;
   running = new AbortController();
   node.isPartial = true;
@@ -196,7 +199,7 @@ async function receive(node, made) {
   }
   running = null;
   delete node.isPartial;
-  await changed();
+  await changed(own);
   return failed;
 }
 

@@ -120,6 +120,32 @@ def test_stop_keeps_what_has_come(page_of: Callable[..., Playground]) -> None:
     assert page.console() == []
 
 
+def kept(page: Playground) -> list[str]:
+    """Return the titles of the conversations in the browser."""
+    return [one.text for one in page.all("#conversations button[title=chat]")]
+
+
+def test_a_conversation_that_is_left_is_kept(page_of: Callable[..., Playground]) -> None:
+    """New during a reply keeps the message and what has come of it; deleting keeps nothing."""
+    page = page_of(Echo("abcdefghij" * 40, pause=0.01))
+    page.open()
+    for name, titles in (("New", ["Go"]), ("×", [])):
+        page.fill("#composer", "Go")
+        page.click("#send")
+        page.until(lambda: len(page.all("article.assistant .t")) > 5)
+        page.press(name)
+        page.until(lambda: page.status() == "Stopped.")
+        page.finished()
+        assert page.replies() == []
+        page.until(lambda titles=titles: kept(page) == titles)
+        page.reload()
+        assert kept(page) == titles
+        if titles:
+            page.click("#conversations button")
+            assert page.replies()[1].startswith("abcdef")
+    assert page.console() == []
+
+
 def test_text_is_completed_and_continued(page: Playground) -> None:
     """A completion ends at the limit; Continue sends exactly its token ids."""
     page.choose("#mode", "text")
