@@ -34,6 +34,5 @@ CODES: Mapping[str, str] = {name: code for code, name in NAMES.items()}
 def code_of(language: str) -> str:
     """Return the code for a code, a code with a region, or an English name; empty for others."""
     text = language.strip().lower()
-    if text in NAMES:
-        return text
-    return CODES.get(text) or (text[:2] if text[2:3] in ("-", "_") and text[:2] in NAMES else "")
+    code = text.replace("_", "-").partition("-")[0]
+    return code if code in NAMES else CODES.get(text, "")

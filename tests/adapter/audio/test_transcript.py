@@ -53,7 +53,15 @@ def test_usage_of_a_language_model() -> None:
 
 @pytest.mark.parametrize(
     ("given", "code"),
-    [("en", "en"), ("English", "en"), ("zh-CN", "zh"), ("pt_BR", "pt"), ("yue", "yue"), ("xx", "")],
+    [
+        ("en", "en"),
+        ("English", "en"),
+        ("zh-CN", "zh"),
+        ("pt_BR", "pt"),
+        ("yue", "yue"),
+        ("fil-PH", "fil"),
+        ("xx", ""),
+    ],
 )
 def test_languages(given: str, code: str) -> None:
     """A language is known by its code, with or without a region, and by its English name."""
