@@ -138,16 +138,23 @@ class Hub:
         return [file for file in found if is_safe(file.path)]
 
     def metadata(self, name: HubName, commit: str, file: HubFile) -> dict[str, Any] | None:
-        """Return a file's metadata from its beginning, as `memory.metadata_of`."""
+        """Return a file's metadata from its beginning, as `memory.metadata_of`.
+
+        Raises:
+            HubError, Unreachable: as `commit_of`.
+        """
         size = _HEAD
         while size <= _MOST_HEAD:
             headers = {"range": f"bytes=0-{size - 1}"}
             data = b""
-            with self._stream(name, commit, file, headers) as response:
-                for chunk in response.iter_bytes(_HEAD):
-                    data += chunk
-                    if len(data) >= size:
-                        break
+            try:
+                with self._stream(name, commit, file, headers) as response:
+                    for chunk in response.iter_bytes(_HEAD):
+                        data += chunk
+                        if len(data) >= size:
+                            break
+            except httpx2.TransportError as error:
+                raise self._unreachable(error) from None
             found = metadata_of(data)
             if found is not None or not data.startswith(b"GGUF") or size >= file.size:
                 return found

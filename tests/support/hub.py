@@ -77,6 +77,7 @@ class TestHub:
         stalls: True if such a body then sends nothing more until this is False, and then the rest.
         wrong: paths of files whose content is not that of their checksum.
         range_ignored: True if ranges are answered with whole files.
+        cuts_heads: True if `cut` is also for a request for the beginning of a file.
     """
 
     __test__ = False
@@ -89,6 +90,7 @@ class TestHub:
         self.stalls = False
         self.wrong: set[str] = set()
         self.range_ignored = False
+        self.cuts_heads = False
         self.app = Starlette(
             routes=[
                 Route("/api/models/{org}/{repo}/refs", self._refs),
@@ -176,8 +178,8 @@ class TestHub:
             data, status = data[start : end + 1], 206
         if request.method == "HEAD":
             return Response(status_code=status, headers={**more, "content-length": str(len(data))})
-        cut = self.cut
-        if cut is not None and len(data) > cut and "bytes=0-" not in (wanted or ""):
+        cut, is_head = self.cut, "bytes=0-" in (wanted or "")
+        if cut is not None and len(data) > cut and (self.cuts_heads or not is_head):
             if self.stalls:
                 more["content-length"] = str(len(data))
                 return StreamingResponse(self._halting(data, cut), status, more)

@@ -43,5 +43,5 @@ def test_hub(
     made.asked.clear()
     made.ranges.clear()
     yield made
-    made.cut, made.stalls, made.range_ignored = None, False, False
+    made.cut, made.stalls, made.range_ignored, made.cuts_heads = None, False, False, False
     made.wrong.clear()

@@ -205,6 +205,18 @@ def test_a_hub_that_is_gone(test_hub: TestHub, monkeypatch: pytest.MonkeyPatch) 
             found("hf:test/split")
 
 
+def test_a_hub_that_breaks_off_at_once(test_hub: TestHub) -> None:
+    """A connection that ends before a file's metadata is a hub that does not answer."""
+    found("hf:test/quants:Q8_0")
+    test_hub.cut, test_hub.cuts_heads = 1_000, True
+    lines = Lines()
+    with pytest.raises(Unreachable, match="does not answer: peer closed connection"):
+        found("hf:test/quants:Q4_K_M", lines)
+    (Repo("test/quants").root / "trees" / f"{COMMIT}.json").unlink()
+    assert found("hf:test/quants", lines).parts[0].name == "demo-Q8_0.gguf"
+    assert "Latimer uses the cache" in lines.said[0]
+
+
 @pytest.mark.parametrize(
     ("name", "token", "said"),
     [
