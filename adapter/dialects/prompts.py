@@ -53,7 +53,16 @@ def _none(value: Any) -> bool:
 def _has_placeholder(given: Mapping[str, Any]) -> bool:
     """Return True for a request with one of koboldcpp's placeholders, such as `{{[INPUT]}}`."""
     names = ("prompt", "messages", "input", "stop", "stop_sequence")
-    return any("{{[" in str(given.get(name)) for name in names)
+    return any(_is_marked(given.get(name)) for name in names)
+
+
+def _is_marked(value: Any) -> bool:
+    """Return True if a text in a value has the beginning of a placeholder."""
+    if isinstance(value, str):
+        return "{{[" in value
+    # The text of a whole value would take a second to make, without a turn for others.
+    parts = value.values() if isinstance(value, dict) else value
+    return isinstance(value, list | dict) and any(map(_is_marked, parts))
 
 
 FIELDS: tuple[Field, ...] = (

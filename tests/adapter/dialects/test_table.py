@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,21 @@ def test_values_are_translated(fields: dict[str, Any], expected: dict[str, Any])
         body = {"model": "m", **base}
         theirs, ours = own(where, fields), own(where, expected)
         assert read(where, {**body, **theirs}) == read(where, {**body, **ours})
+
+
+def test_a_placeholder_is_searched_in_place() -> None:
+    """koboldcpp's placeholders are searched in the texts of messages, of which none is copied."""
+    extra = {"replace_instruct_placeholders": True}
+    for text in ("Hi {{[INPUT]}}", [{"type": "text", "text": "{{[INPUT]}}"}]):
+        with pytest.raises(InvalidRequest, match="replace_instruct_placeholders"):
+            replaced({"messages": [{"role": "user", "content": text}], **extra}, extra, "chat")
+    messages = [{"role": "user", "content": [{"type": "text", "text": "x" * 20_000_000}]}]
+    tracemalloc.start()
+    try:
+        assert replaced({"messages": messages, **extra}, extra, "chat") is not None
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_reasoning_in_all_spellings() -> None:
