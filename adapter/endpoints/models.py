@@ -305,5 +305,9 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
         data = await served.backend.detokenize(tuple(request.tokens))
     except UnknownToken as error:
         raise UnknownToken("tokens", error.size, error.token) from None
-    reply: Detokenized = {"prompt": data.decode(errors="replace")}
-    await exchange.reply(200, orjson.dumps(reply))
+
+    def reply() -> bytes:
+        response: Detokenized = {"prompt": data.decode(errors="replace")}
+        return orjson.dumps(response)
+
+    await exchange.reply(200, await offload.run(len(data), reply))

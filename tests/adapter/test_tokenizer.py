@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.model_entry import ModelEntry
+from latimer.backends.base import TokenIds
 from latimer.backends.llama_cpp import LlamaCpp
-from support.clients import client_of
+from support.clients import adapting, client_of
 from support.engines.echo import Echo
 
 TEXTS = ("Hello! How can I help you today?", "<|im_start|>user\nCount to 7.<|im_end|>\n", "")
@@ -37,6 +41,26 @@ async def test_half_a_character_is_replaced(echo: httpx2.AsyncClient) -> None:
     assert len(ids) == 3
     reply = await echo.post("/v1/detokenize", json={"tokens": ids[:1]})
     assert reply.json() == {"prompt": "\ufffd"}
+
+
+async def test_a_long_text_is_decoded_in_a_thread() -> None:
+    """The text of many ids is decoded and written in a thread."""
+    places: set[int] = set()
+
+    class Noted(bytes):
+        def decode(self, *arguments: Any, **options: Any) -> str:
+            places.add(threading.get_ident())
+            return super().decode(*arguments, **options)
+
+    class Long(Echo):
+        async def detokenize(self, ids: TokenIds) -> bytes:
+            return Noted(await super().detokenize(ids))
+
+    async with adapting(Long()) as client:
+        reply = await client.post("/detokenize", json={"tokens": [97] * 100_000})
+        assert len(reply.json()["prompt"]) >= 100_000
+    assert places
+    assert threading.get_ident() not in places
 
 
 @pytest.mark.parametrize(
