@@ -250,7 +250,9 @@ class _History:
         if self._system is not None:
             self._system.append(text)
             return
-        self._close()
+        # The turn of a user stays open while results are missing.
+        if self._role != "user" or self._open.keys() <= self._results.keys():
+            self._close()
         if self._open:
             self._waiting.append(text)
         else:

@@ -86,6 +86,18 @@ def test_instructions_never_separate_a_call_from_its_result() -> None:
     assert [one["role"] for one in found[2:4]] == ["tool", "system"]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_instructions_never_separate_results(alone: bool) -> None:
+    """Instructions between the results of a turn follow the last one, and precede its text."""
+    inside = {"type": "mid_conv_system", "content": [text("s")]}
+    first, second = result("t1", content="one"), result("t2", content="two")
+    answer = [user(first, inside, second, text("go"))]
+    if alone:
+        answer = [user(first), system("s"), user(second, text("go"))]
+    found = shown(user("Go"), said(call("t1"), call("t2")), *answer)
+    assert [one["content"] for one in found] == ["Go", "", "one", "two", "s", "go"]
+
+
 def test_results_precede_the_rest_of_a_turn() -> None:
     """Results become messages of their own in the order of the calls, for any order of blocks."""
     calls = said(text("ok"), call("t1", a=1), call("t2"))
