@@ -5,7 +5,8 @@ import { Joiner, MEASURES, bits, levelOf, percent, probability, rankOf, restOf, 
 
 let measure = localStorage.getItem("latimer.measure") ?? "probability";
 if (!(measure in MEASURES)) measure = "probability";
-const maps = new Set();
+// The map of each list that is in the page; the others are gone with their lists.
+const maps = new WeakMap();
 // Marks and joiners, which have no width of their own.
 const THIN = /^[\p{M}\p{Cf}]+$/u;
 
@@ -15,7 +16,7 @@ export function measureSelect() {
     onchange: () => {
       measure = select.value;
       localStorage.setItem("latimer.measure", measure);
-      for (const map of maps) map.node.isConnected ? map.recolour() : maps.delete(map);
+      for (const node of document.querySelectorAll(".tokens")) maps.get(node).recolour();
       legend();
     },
   });
@@ -41,7 +42,7 @@ export class HeatMap {
     this.node.addEventListener("pointerover", (event) => event.pointerType === "mouse" && this.#open(event.target, false));
     this.node.addEventListener("focusin", (event) => this.#open(event.target, false));
     this.node.addEventListener("keydown", (event) => this.#move(event));
-    maps.add(this);
+    maps.set(this.node, this);
   }
 
   /** Append tokens; those before are not touched. */

@@ -15,6 +15,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.remote.webelement import WebElement
+from support.browser import Chromium, needs_chromium
 from support.engines.echo import Echo
 from support.playground import Keys, Playground
 
@@ -103,6 +104,24 @@ def test_measures_colour_the_same_tokens(page: Playground) -> None:
     page.choose("#measure", "off")
     assert not any(" h" in (one.get_attribute("class") or "") for one in page.all("article .t"))
     page.choose("#measure", "probability")
+
+
+@needs_chromium
+def test_a_list_that_was_drawn_again_takes_no_memory(
+    chromium_driver: Chromium, demo_address: str
+) -> None:
+    """The tokens of a message are not kept when the transcript is drawn again."""
+    page = Playground(chromium_driver, demo_address)
+    page.open()
+    page.send("Hi")
+    page.js("window.seen = new WeakRef(document.querySelector('.tokens'))")
+    page.click("#new")
+
+    def is_gone() -> bool:
+        chromium_driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
+        return bool(page.js("return window.seen.deref() === undefined"))
+
+    page.until(is_gone)
 
 
 def test_another_token_in_a_text(page: Playground) -> None:
