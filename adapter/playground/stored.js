@@ -114,6 +114,8 @@ async function next(count, at) {
 }
 
 async function list(more = false) {
+  // A second click would list the same page again.
+  $("stored-more").hidden = true;
   if (!more) {
     place = { after: null };
     listed.clear();
