@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ...backends import offload
+from ...backends.speech.pieces import wav_header
 from ..errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ PCM_RATE = 24_000
 _STEP = 8_192
 # Bytes of samples for each turn in a thread: about a second.
 _TURN = 49_152
-# A size in the header of a WAV file that is not known yet.
-_UNKNOWN = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +244,6 @@ class _Wav:
         if self._whole is None:
             return self._head
         return wav_header(self._rate, len(self._whole)) + self._whole
-
-
-def wav_header(rate: int, size: int | None = None) -> bytes:
-    """Return the header of a WAV file: 16 bit, mono.
-
-    Args:
-        size: bytes of samples; None if they are not known yet.
-    """
-    whole, data = (_UNKNOWN, _UNKNOWN) if size is None else (36 + size, size)
-    numbers = (16, 4), (1, 2), (1, 2), (rate, 4), (2 * rate, 4), (2, 2), (16, 2)
-    form = b"".join(number.to_bytes(width, "little") for number, width in numbers)
-    head = b"RIFF" + whole.to_bytes(4, "little") + b"WAVEfmt " + form
-    return head + b"data" + data.to_bytes(4, "little")
 
 
 class _Pcm:

@@ -1,4 +1,4 @@
-"""Cut a long recording at its quietest places, for transcribers that take short ones."""
+"""Cut a long recording at its quietest places, for transcribers that take short ones; WAV files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from .base import TRANSCRIBED_RATE
 _FRAME, _STEP = TRANSCRIBED_RATE // 20, 4
 # The share of a piece at its end in which it may be cut.
 _SHARE = 0.3
+# A size in the header of a WAV file that is not known yet.
+_UNKNOWN = 0xFFFFFFFF
 
 
 def cut(samples: bytes, seconds: float) -> Iterator[bytes]:
@@ -45,17 +47,22 @@ def _quietest(part: bytes) -> int:
     return 2 * (frames[loudness.index(min(loudness))] + _FRAME // 2)
 
 
+def wav_header(rate: int, size: int | None = None) -> bytes:
+    """Return the header of a WAV file: 16 bit, mono.
+
+    Args:
+        size: bytes of samples; None if they are not known yet.
+    """
+    whole, data = (_UNKNOWN, _UNKNOWN) if size is None else (36 + size, size)
+    numbers = (16, 4), (1, 2), (1, 2), (rate, 4), (2 * rate, 4), (2, 2), (16, 2)
+    form = b"".join(number.to_bytes(width, "little") for number, width in numbers)
+    head = b"RIFF" + whole.to_bytes(4, "little") + b"WAVEfmt " + form
+    return head + b"data" + data.to_bytes(4, "little")
+
+
 def wav_of(samples: bytes) -> bytes:
-    """Return samples as a WAV file."""
-    size, rate = len(samples), TRANSCRIBED_RATE
-    head = b"".join(
-        number.to_bytes(width, "little")
-        for number, width in (
-            (16, 4), (1, 2), (1, 2), (rate, 4), (2 * rate, 4), (2, 2), (16, 2)
-        )
-    )  # fmt: skip
-    total = (size + 36).to_bytes(4, "little")
-    return b"RIFF" + total + b"WAVEfmt " + head + b"data" + size.to_bytes(4, "little") + samples
+    """Return samples for a transcriber as a WAV file."""
+    return wav_header(TRANSCRIBED_RATE, len(samples)) + samples
 
 
 def joined(before: str, text: str) -> str:
