@@ -218,7 +218,8 @@ class Traces(Observer):
         self._tracer: trace.Tracer | None = None
         self._histograms: Sequence[metrics.Histogram] = ()
         self._left: deque[Record] = deque()
-        self._is_scheduled = False
+        # The event loop that ends the spans of these.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._looks_at = 0.0
         self._look()
 
@@ -284,15 +285,21 @@ class Traces(Observer):
             self._look()
         if self._tracer is not None or self._histograms:
             self._left.extend(ended)
-            if not self._is_scheduled:
-                self._go_on()
+            # That of earlier requests may have ended. A task that is garbage ends without one.
+            loop = asyncio._get_running_loop()
+            if loop is not None and self._loop is not loop:
+                self._loop = loop
+                self._go_on(loop)
 
-    def _go_on(self) -> None:
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not loop:
+            return
         for _ in range(min(_AT_ONCE, len(self._left))):
             self._end(self._left.popleft())
-        self._is_scheduled = bool(self._left)
-        if self._is_scheduled:
-            asyncio.get_running_loop().call_soon(self._go_on)
+        if self._left:
+            loop.call_soon(self._go_on, loop)
+        else:
+            self._loop = None
 
     def close(self) -> None:
         """End what is left now."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter import OpenAIAdapter, traces
+from latimer.adapter import OpenAIAdapter, observers, traces
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.request_log import RequestLog
@@ -31,6 +31,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from support.clients import client_of
 from support.collector import PARENT, SAMPLED, TRACE
+from support.engines.echo import Echo
 from support.engines.fleet import Engine, pool_of
 from support.servers import serving
 
@@ -496,6 +497,31 @@ async def test_many_spans_take_several_turns(make_backend: Any, kept: Kept) -> N
     assert len(kept.requests) == 21
     assert max(steps) <= 4
     assert context.get_current() == context.Context()
+
+
+def test_spans_outlive_an_event_loop(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop that ends before it has ended all spans leaves them to the next one."""
+    monkeypatch.setattr(observers, "OBSERVED_AFTER", 60)
+    app = OpenAIAdapter(Echo(), observers=[Traces(kept.tracers, kept.meters)])
+
+    async def ask(count: int) -> None:
+        async with client_of(app) as client:
+            for _ in range(count):
+                await client.get("/v1/models")
+        app.service.observers.flush()
+
+    async def ask_once() -> None:
+        await ask(1)
+        async with asyncio.timeout(5):
+            while len(kept.requests) < 101:
+                await asyncio.sleep(0.01)
+        await app.aclose()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(ask(100))
+    loop.close()
+    assert len(kept.requests) < 100
+    asyncio.run(ask_once())
 
 
 def test_nothing_is_imported_without_it() -> None:
