@@ -13,6 +13,8 @@ from http import HTTPStatus
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
+from starlette.exceptions import HTTPException
+
 from ..backends.base import Finish
 from ..backends.errors import LatimerError, reason_label
 from ..backends.queue import Ticket, Try
@@ -206,11 +208,17 @@ class Record(_Facts):
         return (0, arrived) if ticket is None else (ticket.prompt, max(ticket.generated, arrived))
 
     def fail(self, error: Exception) -> None:
-        """Note the error that ended the request; the error itself would keep all of it."""
-        self.failed = int(getattr(error, "status_code", getattr(error, "status", 500)))
-        self.param = getattr(error, "param", None) or ""
-        self.error_code = str(getattr(error, "code", None) or "")
+        """Note the error that ended the request; the error itself would keep all of it.
+
+        An error of other software has a status only if it is Starlette's: else it is a 500, and its
+        attributes can be anything.
+        """
+        self.failed, self.param, self.error_code, self.limit = 500, "", "", ""
+        if isinstance(error, LatimerError):
+            self.failed, self.limit = error.status, getattr(error, "limit", "")
+            self.param, self.error_code = error.param or "", error.code or ""
+        elif isinstance(error, HTTPException):
+            self.failed = error.status_code
         if not (self.error_code or self.param):
             # OpenAI's errors for invalid JSON, and for an unknown path or object, have neither.
             self.error_code = getattr(error, "log_code", "") or _words_of(self.failed)
-        self.limit = getattr(error, "limit", "")

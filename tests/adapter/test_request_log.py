@@ -28,6 +28,8 @@ from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog,
 from latimer.backends.errors import Busy, ContextFull, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import FORWARDED
 from latimer.backends.llama_server import LlamaServer
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from support.clients import client_of
 from support.engines.echo import Echo, Slow
 from support.engines.fleet import Engine, pool_of
@@ -371,6 +373,39 @@ async def test_an_error_without_a_code_has_words(
         service.observers.flush()
     assert reply.json()["error"]["code"] is None
     assert lines.events()[-1]["error_code"] == code
+
+
+class _Odd(Exception):
+    """An error of other software, with attributes of its own."""
+
+    status_code, code, param, limit = None, object(), object(), object()
+
+
+class _Limited(HTTPException):
+    """An error of a limiter, which has the limit as an object."""
+
+    limit = object()
+
+
+@pytest.mark.parametrize(("error", "status"), [(_Odd(), 500), (_Limited(429, "Slowly."), 429)])
+async def test_an_error_of_other_software_is_logged(error: Exception, status: int) -> None:
+    """Attributes of an error that is not Latimer's change neither the response nor the log."""
+
+    def failing(app: Any) -> Any:
+        async def call(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http" and scope["path"] == "/v1/models":
+                raise error
+            await app(scope, receive, send)
+
+        return call
+
+    async with logged(Echo(), middleware=[Middleware(failing)]) as (client, service, lines):
+        reply = await client.get("/v1/models")
+        await client.post("/v1/chat/completions", json=CHAT)
+        service.observers.flush()
+    assert (reply.status_code, [*reply.json()]) == (status, ["error"])
+    assert [one["status"] for one in lines.events()] == [status, 200]
+    assert {"param", "limit"}.isdisjoint(lines.events()[0])
 
 
 async def test_a_request_that_a_shutdown_cuts_has_its_reason() -> None:
