@@ -97,7 +97,6 @@ class ErrorMiddleware:
         self._service = service
         self._keys = keys
         self._shares = share_prefixes
-        self._keepalive = service.keepalive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -121,7 +120,7 @@ class ErrorMiddleware:
                 if not self._shares:
                     exchange.owner = owner
                     exchange.hides_cache = self._keys.are_several
-            exchange.keepalive = self._keepalive
+            exchange.keepalive = self._service.keepalive
             if FRAME in scope:
                 exchange.write = scope[FRAME].write
             elif extensions := scope.get("extensions"):

@@ -93,6 +93,7 @@ class Service:
         kept: the latest responses of WebSockets, which these can continue.
         transcripts: the latest spoken answers, which requests name by their audio.
         table: the models by name, if no engine has to be asked for its own; None if one has to.
+        keepalive: seconds between the comments of a stream whose model is loaded; 0 sends none.
         late_checks: True if a call may find another model, and a request is then prepared again.
     """
 
@@ -158,6 +159,7 @@ class Service:
         self.table = table if are_known and several else None
         self.has_fallbacks = any(listing.fallback for listing in listings)
         self.late_checks = False
+        self.keepalive = max((listing.policy.keepalive for listing in listings), default=0)
         has_defaults = any(listing.defaults for listing in listings)
         self.defaults = self._with_defaults if has_defaults else None
 
@@ -177,11 +179,6 @@ class Service:
     def strict(self) -> bool:
         """True if requests that name no model must not have unknown fields."""
         return any(listing.policy.strict for listing in self._listings)
-
-    @property
-    def keepalive(self) -> float:
-        """Seconds of silence after which a stream sends a comment; 0 sends none."""
-        return max((listing.policy.keepalive for listing in self._listings), default=0)
 
     async def resolve(self, name: str | None, grant: Grant | None = None) -> ServedModel:
         """Return the backend for a model name; an unknown name is a 404 (contract 1.4).

@@ -62,6 +62,26 @@ async def test_a_stream_gets_comments() -> None:
         assert reply.text.startswith(": ")
 
 
+async def test_comments_are_those_of_the_settings_now() -> None:
+    """Comments begin and end with settings that are read again, for the next request."""
+    machine, loader = Machine("here"), SlowLoader("demo", 0.1)
+    member = Member(machine, loader)
+    pool = Pool("demo", [Replica("demo", member.backend, loader=member)])
+    quiet, talks = (ModelEntry(pool, ("demo",), policy=Policy(keepalive=one)) for one in (0, 0.02))
+    app = OpenAIAdapter([quiet])
+    body = {"model": "demo", "stream": True, "messages": MESSAGES}
+    try:
+        async with client_of(app) as client:
+            for entry in (talks, quiet):
+                app.replace([entry])
+                reply = await client.post("/v1/chat/completions", json=body)
+                assert reply.text.startswith(": ") is (entry is talks)
+                await member.unload()
+    finally:
+        await app.aclose()
+        await machine.aclose()
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
