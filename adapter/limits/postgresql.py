@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,7 +20,17 @@ from ..daemon_threads import DaemonThreads
 from ..errors import LimitsUnavailable
 from ..postgresql_errors import reason_of
 from .leases import NO_RATES, LimitsError, Refusal, SharedAccount
-from .shared import LEASE_SECONDS, Refused, Renew, Settle, SharedLease, SharedLimits, Step
+from .shared import (
+    ANSWER_SECONDS,
+    LATE,
+    LEASE_SECONDS,
+    Refused,
+    Renew,
+    Settle,
+    SharedLease,
+    SharedLimits,
+    Step,
+)
 
 T = TypeVar("T")
 
@@ -75,17 +86,22 @@ class PostgresLimits(SharedLimits):
 
     @override
     async def _run(self, steps: Sequence[Step]) -> Sequence[Any]:
-        return await self._in_thread(partial(self._transact, steps))
+        until = time.monotonic() + ANSWER_SECONDS
+        return await self._in_thread(partial(self._transact, steps, until))
 
     @override
     async def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        self._thread.shutdown()
-        if connection is not None:
-            connection.close()
+        # A second one has nothing to close.
+        with suppress(RuntimeError):
+            closing = asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+            self._thread.shutdown()
+            if not (await asyncio.wait([closing], timeout=ANSWER_SECONDS))[0]:
+                self._cut()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Return the result of a function that waits for the database.
+
+        A function that nobody waits for any more still ends.
 
         Raises:
             LimitsUnavailable: the database does not answer; its connection is then closed.
@@ -97,12 +113,11 @@ class PostgresLimits(SharedLimits):
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            self._cut()
             running.add_done_callback(_ignore)
             raise
 
+    @override
     def _cut(self) -> None:
-        """End a connection that a thread waits for."""
         connection = self._connection
         if connection is not None:
             with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as one:
@@ -115,8 +130,7 @@ class PostgresLimits(SharedLimits):
             with suppress(psycopg.Error), connection.transaction():
                 connection.execute("SELECT 1")
                 return
-            self._connection = None
-            connection.close()
+            self._disconnect()
         self._ready()
 
     def _ready(self) -> Connection[Any]:
@@ -158,16 +172,26 @@ class PostgresLimits(SharedLimits):
         except psycopg.Error as error:
             raise _unavailable(error) from None
 
-    def _transact(self, steps: Sequence[Step]) -> list[Any]:
-        """Do steps in one transaction, and return their results."""
+    def _transact(self, steps: Sequence[Step], until: float) -> list[Any]:
+        """Do steps in one transaction, and return their results.
+
+        Args:
+            until: the time after which nobody waits for them (`time.monotonic`).
+        """
+        _check(until)
         connection = self._ready()
+        _check(until)
         try:
             with connection.transaction():
                 return self._done(connection, steps)
         except psycopg.Error as error:
-            self._connection = None
-            connection.close()
+            self._disconnect()
             raise _unavailable(error) from None
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _done(self, connection: Connection[Any], steps: Sequence[Step]) -> list[Any]:
         names = sorted({step.grant.name for step in steps})
@@ -225,6 +249,12 @@ def _unavailable(error: Exception) -> LimitsUnavailable:
     if reason.is_refusal:
         return Refused(f"{reason.words} ({reason.line})")
     return LimitsUnavailable(f"{type(error).__name__}: {reason.line}")
+
+
+def _check(until: float) -> None:
+    """Raise an error for steps that nobody waits for: nobody would end their leases."""
+    if time.monotonic() > until:
+        raise LimitsUnavailable(LATE)
 
 
 def _ignore(running: asyncio.Future[Any]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
@@ -139,6 +140,9 @@ class RedisLimits(SharedLimits):
         super().__init__(admits)
         self._url = url
         self._made: Redis | None = None
+        # The event loop of its connections, and what closes them at its end.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: AsyncGenerator[None, None] | None = None
 
     @override
     async def _connect(self) -> None:
@@ -146,7 +150,7 @@ class RedisLimits(SharedLimits):
 
     @override
     async def _ping(self) -> None:
-        client = self._client()
+        client = await self._client()
         try:
             with _errors():
                 await client.ping()
@@ -161,7 +165,7 @@ class RedisLimits(SharedLimits):
             # A server that was started again does not know the scripts.
             lost = [index for index, one in enumerate(replies) if isinstance(one, NoScriptError)]
             if lost:
-                pipeline = self._client().pipeline(transaction=False)
+                pipeline = (await self._client()).pipeline(transaction=False)
                 for script in _SCRIPTS.values():
                     pipeline.script_load(script)
                 await pipeline.execute()
@@ -175,13 +179,13 @@ class RedisLimits(SharedLimits):
 
     @override
     async def _close(self) -> None:
-        client, self._made = self._made, None
-        if client is not None:
+        end, self._made, self._end = self._end, None, None
+        if end is not None and self._loop is asyncio.get_running_loop():
             with suppress(LimitsUnavailable), _errors():
-                await client.aclose()
+                await end.aclose()
 
     async def _sent(self, commands: Sequence[_Command]) -> list[Any]:
-        pipeline = self._client().pipeline(transaction=False)
+        pipeline = (await self._client()).pipeline(transaction=False)
         for script, keys, values in commands:
             pipeline.evalsha(_DIGESTS[script], len(keys), *keys, *values)
         found: list[Any] = await pipeline.execute(raise_on_error=False)
@@ -201,13 +205,14 @@ class RedisLimits(SharedLimits):
         at = reply[1]
         return SharedLease(self, grant, step.lease, at, step.tokens, left)
 
-    def _client(self) -> Redis:
-        """Return the client, which connects when it is used.
+    async def _client(self) -> Redis:
+        """Return the client of the running event loop, which connects when it is used.
 
         Raises:
             LimitsError: the URL is wrong.
         """
-        if self._made is None:
+        loop = asyncio.get_running_loop()
+        if self._made is None or self._loop is not loop:
             try:
                 self._made = Redis.from_url(
                     self._url,
@@ -220,7 +225,17 @@ class RedisLimits(SharedLimits):
             except ValueError:
                 # Its message can have the password.
                 raise LimitsError("the URL is wrong") from None
+            self._loop, self._end = loop, _closing(self._made)
+            await anext(self._end)
         return self._made
+
+
+async def _closing(client: Redis) -> AsyncGenerator[None, None]:
+    """Close a client when the event loop ends its generators, which is before its own end."""
+    try:
+        yield
+    finally:
+        await client.aclose()
 
 
 def _limits(grant: Grant) -> tuple[int, int, int]:

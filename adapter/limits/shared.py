@@ -147,6 +147,10 @@ class SharedLimits(LeaseStore):
             LimitsUnavailable: the database does not answer.
         """
 
+    def _cut(self) -> None:
+        """End a connection on which the database does not answer in time."""
+        return
+
     @abstractmethod
     async def _close(self) -> None:
         """Close the connection."""
@@ -247,6 +251,7 @@ class SharedLimits(LeaseStore):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     results = await self._run([step for step, _ in batch])
             except TimeoutError:
+                self._cut()
                 self._fail(LimitsUnavailable(LATE), batch)
             except Exception as error:
                 self._fail(error, batch)
@@ -273,8 +278,12 @@ class SharedLimits(LeaseStore):
                 done.exception()
 
     async def _ask(self) -> None:
-        async with asyncio.timeout(PROBE_SECONDS):
-            await self._ping()
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._ping()
+        except TimeoutError:
+            self._cut()
+            raise
 
     def _ask_soon(self) -> None:
         """Ask a lost database whether it answers again, unless it was asked a moment ago."""

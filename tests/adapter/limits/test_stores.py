@@ -300,6 +300,47 @@ async def test_a_silent_database_holds_nobody(kind: str) -> None:
 
 
 @pytest.mark.slow
+async def test_what_a_silent_database_refused_does_not_count() -> None:
+    """Requests that were refused while PostgreSQL was silent take nothing when it answers again."""
+    grant = Grant("a", Rates(requests=1_000, concurrent=1_000))
+    with own_server("postgresql") as server:
+        url = address_of(server)
+        store = store_of(AdmissionConfig(store=url, unavailable="refuse"))
+        (await lease_of(store, grant)).settle(0)
+        asking = []
+        with server.paused():
+            for _ in range(60):
+                asking.append(asyncio.create_task(store.reserve(grant, 0)))
+                await asyncio.sleep(0.1)
+            found = await asyncio.gather(*asking, return_exceptions=True)
+        assert {type(one) for one in found} == {LimitsUnavailable}
+        # Until what was sent has been done.
+        await asyncio.sleep(3)
+        await store.aclose()
+        other = store_of(AdmissionConfig(store=url))
+        assert (await lease_of(other, grant)).left[0] == 998
+        await other.aclose()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_event_loops_follow_each_other(kind: str, request: pytest.FixtureRequest) -> None:
+    """A store counts in one event loop after the other, also a request that ends with its loop."""
+    store = store_of(AdmissionConfig(store=url_of(request, kind), unavailable="refuse"))
+    grant = Grant("a", Rates(requests=100, tokens=1_000, concurrent=1))
+
+    async def ask() -> tuple[float, float]:
+        lease = await lease_of(store, grant, 500)
+        lease.settle(10)
+        # The task that ends the lease begins.
+        await asyncio.sleep(0)
+        return lease.left
+
+    for number in range(4):
+        assert asyncio.run(ask()) == (99 - number, 500 - 10 * number)
+    asyncio.run(store.aclose())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SHARED)
 async def test_a_database_that_starts_again(kind: str) -> None:
     """A server that was stopped and started again counts the next requests."""
