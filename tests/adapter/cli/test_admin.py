@@ -7,12 +7,17 @@ import socket
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.admin import admin_routes
 from latimer.adapter.cli.admin import _row
+from starlette.testclient import TestClient
 from support.copies import run
+from support.engines.echo import Echo
 from support.servers import command, free_port
 
 
@@ -29,6 +34,17 @@ def test_a_server_without_paths_for_operators() -> None:
             code, said = latimer(*arguments, "--admin-key", "operator")
             assert (code, said.count("\n")) == (1, 1)
             assert "has no paths for operators. Start it with tables of engines" in said
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_key_beyond_ascii(encoding: str) -> None:
+    """The operator's key may have any letters, in UTF-8 or Latin-1, as keys of clients may."""
+    nothing: Any = SimpleNamespace(replicas={}, pools={})
+    app = OpenAIAdapter(Echo(), routes=admin_routes(nothing, "schlüssel"))
+    client = TestClient(app)
+    for key, status in (("schlüssel", 200), ("schlussel", 401)):
+        headers = {"authorization": f"Bearer {key}".encode(encoding)}
+        assert client.get("/admin/engines", headers=headers).status_code == status  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
