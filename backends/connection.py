@@ -245,7 +245,8 @@ class Connection(asyncio.Protocol):
         size = self._size = self._size + len(data)
         if size > HIGH_WATER:
             if self.headers_complete:
-                if self._body and not self._paused:
+                # A connection that is kept after its response must be read for the next one.
+                if self._body and not (self._paused or self.complete):
                     self._paused = True
                     self._transport.pause_reading()
             elif size > MOST_HEAD:

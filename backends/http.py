@@ -442,15 +442,18 @@ class ConnectionPool:
         self._sweep = loop.call_later(self._interval, self._look, loop) if again else None
 
     async def _ask_whether_alive(self, connection: Connection) -> None:
-        """Fail a silent exchange once its engine answers no new connections.
+        """Fail an exchange, while it is silent, once its engine answers no new connections.
 
         A llama-server that shuts down stops listening but keeps its silent connections open.
         """
-        while True:
-            if not await self._is_alive():
-                break
+        last = connection.last
+        while connection.last == last:
+            if not await self._is_alive() and connection.last == last:
+                connection.lose("answers no new connections, and its response has stopped")
+                return
             await asyncio.sleep(PROBE_AFTER)
-        connection.lose("answers no new connections, and its response has stopped")
+        # Its next silence begins another probe.
+        self._probes.pop(connection, None)
 
     async def _is_alive(self) -> bool:
         head = f"GET {self._probe or '/'} HTTP/1.1\r\nHost: {self._host_header}\r\n\r\n"

@@ -12,7 +12,7 @@ import httpcore2
 import httpx2
 import pytest
 from latimer.backends import http
-from latimer.backends.connection import MOST_HELD, Connection
+from latimer.backends.connection import HIGH_WATER, MOST_HELD, Connection
 from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import (
     MOST_IDLE,
@@ -224,6 +224,23 @@ async def test_a_slow_reader_stops_the_server() -> None:
         await anext(aiter(response.stream))
         await asyncio.sleep(0.2)
         assert sent < 50_000_000
+
+
+async def test_a_response_that_nobody_reads_spoils_no_later_one() -> None:
+    """A connection whose large response was complete, and was left unread, serves the next one."""
+
+    async def answer(peer: Peer, _request: bytes) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (HIGH_WATER + 1))
+        await peer.send(b"x" * (HIGH_WATER - 1_000))
+        await asyncio.sleep(0.1)
+        await peer.send(b"x" * 1_001)
+
+    async with server(answer) as (client, peers):
+        async with await client.send("GET", "/"):
+            await asyncio.sleep(0.3)
+        async with asyncio.timeout(5):
+            assert len(await ask(client)) == HIGH_WATER + 1
+        assert [peer.requests for peer in peers] == [2]
 
 
 def test_an_address_must_be_one() -> None:
@@ -519,6 +536,35 @@ async def test_an_engine_that_stops_listening_has_lost_its_answer(
                 await response.aread()
     await client.aclose()
     running.close()
+
+
+async def test_an_engine_that_stops_listening_may_end_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A response that was silent and continues is read to its end, although nothing listens."""
+    monkeypatch.setattr(http, "PROBE_AFTER", 0.1)
+    monkeypatch.setattr(http, "PROBE_SECONDS", 0.1)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        if request.startswith(b"GET /health"):
+            writer.write(OK)
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n")
+            await asyncio.sleep(0.4)
+            running.close()
+            for _ in range(50):
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+        await writer.drain()
+        writer.close()
+
+    running = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}"
+    client = HttpClient(address, client=ConnectionPool(address, probe="/health"))
+    async with await client.send("POST", "/", b"{}") as response:
+        assert await response.aread() == b"x" * 50
+    await client.aclose()
 
 
 @pytest.mark.parametrize(
