@@ -136,7 +136,8 @@ class Throttled:
 
     def _holds(self, task: asyncio.Task[None]) -> bool:
         if not task.done():
-            return task.get_loop() is asyncio.get_running_loop()
+            # One that its last caller has cancelled may take a while to end.
+            return task.get_loop() is asyncio.get_running_loop() and not task.cancelling()
         if task.cancelled():
             return False
         seconds = self._seconds if task.exception() is None else min(self._seconds, MOMENT)

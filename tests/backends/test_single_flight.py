@@ -215,6 +215,32 @@ async def test_a_check_ends_with_its_last_caller() -> None:
     assert engine.asked == 2
 
 
+async def test_a_check_that_is_being_cancelled_serves_nobody() -> None:
+    """A caller that comes while a check without callers ends runs another, and is not cancelled."""
+    asked = 0
+    may_end = asyncio.Event()
+
+    async def look() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await may_end.wait()
+
+    fresh = Throttled(look)
+    first = asyncio.create_task(fresh.run())
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(fresh.run())
+    await asyncio.sleep(0.01)
+    may_end.set()
+    await second
+    assert asked == 2
+
+
 def test_another_event_loop_runs_its_own_check() -> None:
     """A check that has not ended in one event loop holds up no caller in another one."""
     engine, checks = Engine(), SingleFlight()
