@@ -160,9 +160,12 @@ class _Cycle(RequestResponseCycle):
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         head = self._begin(status, headers)
-        self.chunked_encoding = b"\r\ncontent-length: " not in head and status not in (204, 304)
+        is_open = b"\r\ncontent-length: " not in head and status not in (204, 304)
+        # HTTP/1.0 has no chunks: the end of such a body is that of the connection.
+        self.chunked_encoding = is_open and self.scope["http_version"] != "1.0"
         if self.chunked_encoding:
             head += b"\r\ntransfer-encoding: chunked"
+        if is_open:
             asyncio.get_running_loop().call_soon(self._flush)
         self._head = head + b"\r\n\r\n"
 
