@@ -209,7 +209,10 @@ class Relay:
         """
         connection = self._clients.get(number)
         if connection is None:
-            transport = httpx2.AsyncHTTPTransport(uds=str(path_of(self._folder, number)))
+            # Each of its streams holds a connection, and by default a hundred of them all others.
+            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+            path = str(path_of(self._folder, number))
+            transport = httpx2.AsyncHTTPTransport(uds=path, limits=limits)
             # A stream may be silent for long.
             connection = httpx2.AsyncClient(transport=transport, timeout=None)
             self._clients[number] = connection

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from latimer.adapter.cli.relay import Relay
+from latimer.adapter.cli.relay import Relay, path_of
 from latimer.adapter.cli.server import ENDS
 from latimer.adapter.cli.sharing import check_shared, shared
 from latimer.adapter.cli.terminal import NO_FILE
@@ -465,6 +465,44 @@ async def test_a_request_that_is_passed_on_has_to_arrive(tmp_path: Path) -> None
     start, body = sent
     assert start["status"] == 408
     assert json.loads(body["body"])["error"]["code"] == "request_timeout"
+
+
+async def test_any_number_of_requests_are_passed_on(tmp_path: Path) -> None:
+    """A worker passes on more requests at a time than a client's usual 100 connections."""
+    count, folder = 120, tmp_path / REGISTER
+    folder.mkdir()
+    (folder / "resp_1").write_bytes(b'{"worker": 1}')
+    have_come = asyncio.Semaphore(0)
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        have_come.release()
+        await reader.read()
+        writer.close()
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def fail(*_: Any) -> None:
+        raise AssertionError
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/responses/resp_1/cancel", "headers": [],
+        "raw_path": b"/v1/responses/resp_1/cancel", "query_string": b"", "client": None,
+    }  # fmt: skip
+    server = await asyncio.start_unix_server(hold, path_of(tmp_path, 1))
+    relay = Relay(fail, Register(folder, 0), tmp_path, 0)
+    held = [asyncio.ensure_future(relay(scope, receive, fail)) for _ in range(count)]
+    async with asyncio.timeout(20):
+        for _ in range(count):
+            await have_come.acquire()
+    for one in held:
+        one.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    await relay.aclose()
+    server.close()
+    # The other ends of the connections.
+    await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
