@@ -179,15 +179,19 @@ class EngineProcess(EngineLoader):
         finally:
             reading.cancel()
             asking.cancel()
-        if self.state == "ready" and self._group is not None:
-            self._group.kill()
+        group = self._group if self.state == "ready" else None
+        if group is not None:
+            group.kill()
             # An engine that counts as unloaded has no record; see `lost`.
-            self._group.forget()
+            group.forget()
         if asking.done() and asking.exception() is None:
             reason = f"it answered nothing for {self._silence:g} s, so Latimer killed it"
             self.lost(reason, self._last_lines(), self._silence)
         else:
             self.lost(_ended(status), self._last_lines())
+        if group is not None and await _has_ended(group, KILL) and self._group is group:
+            # Its number can soon be that of a group of other programs.
+            self._process = self._group = None
 
     async def _end_when_silent(self) -> None:
         """Ask the engine from time to time, and kill it if nothing comes from it for too long.

@@ -141,6 +141,35 @@ async def ends(found: EngineProcess) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_a_group_that_has_ended_gets_no_signals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next load signals nothing by the number of an engine that has ended by itself, which may
+    be that of other programs by then."""
+    signaled: list[int] = []
+    killpg = os.killpg
+
+    def note(group: int, number: int) -> None:
+        signaled.append(group)
+        killpg(group, number)
+
+    monkeypatch.setattr(os, "killpg", note)
+    async with engine(tmp_path, real()) as found:
+        await found.load()
+        pid = found.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await ends(found)
+        async with asyncio.timeout(10):
+            while found.pid is not None:
+                await asyncio.sleep(0.02)
+        signaled.clear()
+        assert found.measure() is None
+        await found.load()
+        assert signaled == []
+        assert found.pid not in (None, pid)
+
+
 @pytest.mark.slow
 async def test_an_engine_that_hangs_is_loaded_again(tmp_path: Path) -> None:
     """A llama-server that hangs is killed, is loaded again at once, and then after a pause."""
