@@ -42,6 +42,9 @@ class RemoteModel(EngineLoader):
         options: as for `EngineLoader`.
     """
 
+    # False if another client of the server has loaded it.
+    _has_loaded = True
+
     def __init__(
         self, name: str, client: HttpClient, model: str, backend: Backend, **options: Any
     ) -> None:
@@ -67,6 +70,8 @@ class RemoteModel(EngineLoader):
 
     @override
     async def aclose(self) -> None:
+        if self.is_ready and not self._has_loaded:
+            self.leave()
         await super().aclose()
         await self._client.aclose()
 
@@ -154,10 +159,12 @@ class RouterModel(RemoteModel):
 
     @override
     async def _begin(self) -> None:
+        self._has_loaded = False
         while (await self._entry()).status not in (*_LOADED, "loading"):
             status, reply = await self._ask("POST", "/models/load", {"model": self._model})
             message = _message_of(reply)
             if status == 200 or "already running" in message:
+                self._has_loaded = status == 200
                 return
             if "model limit" not in message:
                 raise LoadFailed(f"the router refused to load it: {message or status}")

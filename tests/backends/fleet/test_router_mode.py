@@ -104,11 +104,17 @@ async def test_a_model_of_a_router_is_loaded_and_unloaded(router: str) -> None:
 
 
 async def test_a_model_that_others_have_loaded_is_left_alone(router: str) -> None:
-    """A model that another client uses stays loaded when a Latimer ends that has not loaded it."""
-    one, other = model_of(router, "one"), model_of(router, "one")
+    """A model that another client has loaded stays loaded when a Latimer ends that has used it, or
+    has not."""
+    one = model_of(router, "one")
     await one.load()
-    await other.aclose()
-    assert status_of(router, "one") == "loaded"
+    for is_used in (False, True):
+        other = model_of(router, "one")
+        if is_used:
+            await other.load()
+            assert await texts(other.backend)
+        await other.aclose()
+        assert status_of(router, "one") == "loaded"
     await one.aclose()
     assert status_of(router, "one") == "unloaded"
 
