@@ -142,6 +142,9 @@ class Pool(Speaking):
             if replica not in replicas:
                 replica.leave(self.grant)
                 self._sessions.forget(replica)
+                self._tasks.pop(replica, None)
+                self._looked.pop(replica, None)
+                self._silent.pop(replica, None)
         self._only = replicas[0] if len(replicas) == 1 else None
         # One engine has all prompts.
         self._affinity: Affinity = affinity if len(replicas) > 1 else "none"
@@ -721,9 +724,10 @@ class Pool(Speaking):
         self.budget.calls += 1
         while True:
             replica = await self.begin(place, job)
-            context = replica.backend.native(job, stream)
             try:
+                context = replica.backend.native(job, stream)
                 reply = await context.__aenter__()
+                replica.succeed()
                 break
             except BaseException as error:
                 await self.after(place, error)

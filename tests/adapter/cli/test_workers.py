@@ -486,7 +486,7 @@ async def test_any_number_of_requests_are_passed_on(tmp_path: Path) -> None:
     async def fail(*_: Any) -> None:
         raise AssertionError
 
-    scope = {
+    scope: Any = {
         "type": "http", "method": "POST", "path": "/v1/responses/resp_1/cancel", "headers": [],
         "raw_path": b"/v1/responses/resp_1/cancel", "query_string": b"", "client": None,
     }  # fmt: skip

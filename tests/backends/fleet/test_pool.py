@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from latimer.backends.base import Generation
+from latimer.backends.base import Generation, NativeReply
 from latimer.backends.errors import (
     Busy,
     ContextFull,
@@ -19,8 +22,10 @@ from latimer.backends.errors import (
     ModelLoading,
     Refused,
     RequestError,
+    Unsupported,
 )
 from latimer.backends.fleet import pool as module
+from latimer.backends.fleet.breaker import FAILURES
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
 from latimer.backends.queue import Ticket
@@ -151,6 +156,43 @@ async def test_an_engine_that_fails_is_ejected_but_never_the_last() -> None:
     assert pool.replicas[1].state == "ready"
     other.fails = None
     assert await said(pool) == "other"
+
+
+class Native(Engine):
+    """An engine with native replies."""
+
+    @asynccontextmanager
+    async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
+        """Yield a reply that is empty."""
+        yield NativeReply(200, "application/json", self._nothing())
+
+    async def _nothing(self) -> AsyncIterator[bytes]:
+        for part in ():
+            yield part
+
+
+async def test_an_engine_without_native_replies_keeps_its_places() -> None:
+    """A native call that an engine refuses at once gives its place back."""
+    pool = await pool_of(Engine("one"))
+    with pytest.raises(Unsupported):
+        async with pool.native(job(), stream=False):
+            pass
+    assert idle(pool)
+
+
+async def test_a_native_call_shows_that_an_engine_is_well() -> None:
+    """An engine that is tried after its exclusion has all of its places after a native call."""
+    pool = await pool_of(Native("one", 8))
+    (replica,) = pool.replicas
+    for _ in range(FAILURES):
+        replica.breaker.fail()
+    replica.breaker.is_trying = True
+    replica.set("ready")
+    assert replica.room == 1
+    async with pool.native(job(), stream=False) as reply:
+        assert reply.status == 200
+    assert (replica.room, replica.breaker.has_failed) == (8, False)
+    assert idle(pool)
 
 
 async def test_an_engine_with_a_full_context_is_not_ejected() -> None:
@@ -548,6 +590,19 @@ async def test_prompts_are_checked_as_the_engines_do(monkeypatch: pytest.MonkeyP
         await pool.check(job())
     one.gate.set()
     assert await task == "one"
+
+
+async def test_an_engine_that_has_left_a_model_is_freed() -> None:
+    """A model keeps nothing of an engine that is not in its table any more."""
+    pool = await pool_of(Engine("one"), Engine("other"))
+    pool.start()
+    await said(pool)
+    left = weakref.ref(pool.replicas[0])
+    pool.update(pool.replicas[1:], 64, "prefix")
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert left() is None
+    await pool.aclose()
 
 
 def test_a_model_is_served_in_one_event_loop_after_the_other() -> None:
