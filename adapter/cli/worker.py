@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -33,6 +34,8 @@ from .tally import Tally
 
 if TYPE_CHECKING:
     from .admin_socket import AdminSocket
+
+log = logging.getLogger("latimer")
 
 # From the parent: a connection, and what to do.
 CONNECTION, RELOAD, LEAVE, DRAIN, STOP = b"c", b"h", b"l", b"d", b"e"
@@ -130,6 +133,9 @@ class _WorkerServer(Server):
     it ignores SIGINT, and asks the parent for a drain after SIGTERM.
     """
 
+    # True since a connection was cut, until the next one is there.
+    _is_short = False
+
     def __init__(self, worker: Worker, app: OpenAIAdapter, settings: Settings) -> None:
         register = Register(worker.folder / REGISTER, worker.number)
         around = Relay(app, register, worker.folder, worker.number)
@@ -210,7 +216,10 @@ class _WorkerServer(Server):
             except OSError:
                 message, files = b"", []
             if message == CONNECTION and files:
+                self._is_short = False
                 self.open(socket.socket(fileno=files[0]))
+            elif message == CONNECTION:
+                self._note_loss()
             elif message == RELOAD:
                 self._worker.reload()
             elif message == LEAVE:
@@ -225,6 +234,14 @@ class _WorkerServer(Server):
             elif not message:
                 self._loop.remove_reader(self._worker.channel)
                 return
+
+    def _note_loss(self) -> None:
+        """Log that the kernel has cut a connection, for which this process has no file."""
+        if not self._is_short:
+            log.warning(
+                "Latimer has too many open files, and cuts new connections. Raise ulimit -n."
+            )
+        self._is_short = True
 
 
 def _counted(note: Callable[[], None]) -> type[Protocol]:

@@ -467,6 +467,19 @@ async def test_a_request_that_is_passed_on_has_to_arrive(tmp_path: Path) -> None
     assert json.loads(body["body"])["error"]["code"] == "request_timeout"
 
 
+def test_a_connection_that_is_cut_for_lack_of_files_is_logged(engine: str) -> None:
+    """A worker with too many open files says once that the kernel cuts new connections."""
+    before = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))"
+    with workers(engine, before=before) as server, contextlib.ExitStack() as stack:
+        place = "127.0.0.1", int(server.address.rpartition(":")[2])
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(place))
+        line = (
+            r"^worker \d: Latimer has too many open files, and cuts new connections\. Raise ulimit"
+        )
+        assert server.line(line)
+
+
 async def test_any_number_of_requests_are_passed_on(tmp_path: Path) -> None:
     """A worker passes on more requests at a time than a client's usual 100 connections."""
     count, folder = 120, tmp_path / REGISTER

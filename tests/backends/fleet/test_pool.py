@@ -163,12 +163,11 @@ class Native(Engine):
 
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
-        """Yield a reply that is empty."""
-        yield NativeReply(200, "application/json", self._nothing())
+        """Yield an empty object."""
+        yield NativeReply(200, "application/json", self._body())
 
-    async def _nothing(self) -> AsyncIterator[bytes]:
-        for part in ():
-            yield part
+    async def _body(self) -> AsyncIterator[bytes]:
+        yield b"{}"
 
 
 async def test_an_engine_without_native_replies_keeps_its_places() -> None:
