@@ -57,9 +57,6 @@ def memory_of(value: object) -> dict[str, int]:
 
 
 def _bytes_of(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        # What `memory_of` returned, validated once more.
-        return value
     found = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f'expected a size such as "22GiB" or "512MiB", not {value!r:.60}')

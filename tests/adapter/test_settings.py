@@ -149,6 +149,10 @@ def complaint(file: Path) -> str:
             "[machines.a]\nmemory = '4'",
             'FILE: machines.a.memory: expected a size such as "22GiB" or "512MiB", not \'4\'.',
         ),
+        (
+            "[machines.a]\nmemory = 24",
+            'FILE: machines.a.memory: expected a size such as "22GiB" or "512MiB", not 24.',
+        ),
         ("[models.x]", "FILE: models.x.engines is missing."),
         ("[models.x]\nengines = []", "FILE: models.x.engines must not be empty."),
         ("[models.x]\nengines = ['q']", "FILE: models.x.engines[0]: there is no table engines.q; "),
