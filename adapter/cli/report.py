@@ -134,9 +134,9 @@ def settings_of(settings: Settings) -> Iterator[tuple[str, str]]:
             shown = "off" if stored is None else stored.describe()
         elif is_secret:
             shown = "(not shown)"
-        elif name == "model" and "://" in str(value):
+        elif isinstance(value, str) and "://" in value:
             # It can contain a password.
-            shown = shown_address(str(value))
+            shown = shown_address(value)
         else:
             shown = str(value)
         yield name, f"{printable(shown)}  ({settings.source_of(name)})"

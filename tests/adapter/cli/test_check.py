@@ -155,7 +155,10 @@ def test_a_report_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(DEMO_MODEL.parent))
     monkeypatch.setenv("LATIMER_API_KEY", "hidden-one,hidden-two")
     place = f"postgresql://me:hidden-three@127.0.0.1:{free_port()}/kept"
-    code, output, _ = check("--report", str(DEMO_MODEL), "--store", place, "--context", "256")
+    speech = f"http://me:hidden-four@127.0.0.1:{free_port()}"
+    code, output, _ = check(
+        "--report", str(DEMO_MODEL), "--store", place, "--context", "256", "--speech", speech
+    )
     assert code == 1
     lines = output.splitlines()
     assert (lines[0], lines[-1]) == ("```text", "```")
