@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..app import OpenAIAdapter
 from ..settings import Settings
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # The listen backlog; uvicorn's default.
 _BACKLOG = 2048
+# The errors of IPv6 on a machine without it, or where it is switched off.
+_WITHOUT_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 class Door(Protocol):
@@ -144,6 +146,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
         OSError: the port is in use, or the host is not an address of this machine.
     """
     found: list[socket.socket] = []
+    lack = OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     try:
         for family, kind, protocol, _, address in dict.fromkeys(
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -151,22 +154,36 @@ def bound(host: str, port: int) -> list[socket.socket]:
             # With port 0, all addresses get the free port of the first.
             where = (address[0], found[0].getsockname()[1] if found else port, *address[2:])
             try:
-                found.append(socket.socket(family, kind, protocol))
+                found.append(_bound(family, kind, protocol, where))
             except OSError as error:
-                if error.errno == errno.EAFNOSUPPORT and family == socket.AF_INET6:
-                    # The machine has no IPv6; its other addresses are enough.
-                    continue
-                raise
-            if os.name == "posix":
-                # On Windows this option lets two programs bind the same port.
-                found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                found[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            found[-1].bind(where)
+                if family != socket.AF_INET6 or error.errno not in _WITHOUT_IPV6:
+                    raise
+                # The machine has no IPv6; its other addresses are enough.
+                lack = error
     except OSError:
         for one in found:
             one.close()
         raise
     if not found:
-        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        raise lack
     return found
+
+
+def _bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
+    """Return a socket that is bound to an address.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    made = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            # On Windows this option lets two programs bind the same port.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made

@@ -45,6 +45,20 @@ def test_a_burst_of_clients_waits_for_few_turns(
     assert run(turns()) < 8
 
 
+def test_a_host_without_ipv6_needs_no_address_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with an IPv6 address, such as `localhost`, is served where IPv6 is switched off. An
+    address that this machine does not have is an error."""
+    kind = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    found: list[Any] = [(socket.AF_INET6, *kind, ("2001:db8::1", 0, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(OSError, match=r"Cannot assign|Can't assign|not supported"):
+        bound("localhost", 0)
+    found.append((socket.AF_INET, *kind, ("127.0.0.1", 0)))
+    (one,) = bound("localhost", 0)
+    assert one.getsockname()[0] == "127.0.0.1"
+    one.close()
+
+
 class Short(socket.socket):
     """A socket of a process that may open no file at first."""
 
