@@ -325,7 +325,8 @@ class ConnectionPool:
                 if self._failure is not failure and self._failure is not None:
                     # The request was waiting for the connection when `fail_pending` was called.
                     self._keep(connection)
-                    raise EngineUnavailable(self._failure.message)
+                    # The request runs once more after a `ModelChanged`.
+                    raise type(self._failure)(self._failure.message)
             try:
                 self._busy.add(connection)
                 if self._sweep is None:

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from latimer.backends import http
 from latimer.backends.connection import HIGH_WATER, MOST_HELD, Connection
-from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable
+from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable, ModelChanged
 from latimer.backends.http import (
     MOST_IDLE,
     ConnectionPool,
@@ -624,9 +624,9 @@ async def test_a_new_connection_is_asked_about_before_a_request() -> None:
         pending = asyncio.create_task(ask(client))
         while len(peers) == 1:
             await asyncio.sleep(0)
-        pool.fail_pending(EngineUnavailable("was made before"))
+        pool.fail_pending(ModelChanged("was made before"))
         may_go.set()
-        with pytest.raises(EngineUnavailable, match="was made before"):
+        with pytest.raises(ModelChanged, match="was made before"):
             await pending
         pool.fail_pending(EngineUnavailable("was made before"))
         with pytest.raises(EngineUnavailable, match="another"):
