@@ -63,6 +63,8 @@ AGAIN, LOOK = 1.0, 5.0
 # Seconds that an engine may take to answer such a look, and the looks without an answer after which
 # it gets no requests.
 SILENCE, SILENT_LOOKS = 5.0, 2
+# Seconds that an engine may take to show what it embeds, before it is used without that.
+FACTS = 1.0
 # Seconds that a request waits for an engine to answer again, if none does.
 PATIENCE = 5.0
 # Calls that may wait for a busy engine which has their prompt, while another has a free place: so
@@ -237,7 +239,10 @@ class Pool(Speaking):
             async with asyncio.timeout(SILENCE):
                 await replica.backend.health()
                 model = await replica.backend.model()
-            await self.read_facts(replica.backend)
+            with suppress(TimeoutError):
+                # A llama-server embeds nothing while it generates, also for others.
+                async with asyncio.timeout(FACTS):
+                    await self.read_facts(replica.backend)
         except TimeoutError:
             looks = self._silent[replica] = self._silent.get(replica, 0) + 1
             if looks >= SILENT_LOOKS or replica.state != "ready":

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from latimer.backends.base import Generation, NativeReply
+from latimer.backends.base import EmbeddingModel, Generation, NativeReply
 from latimer.backends.errors import (
     Busy,
     ContextFull,
@@ -253,6 +253,26 @@ async def test_an_engine_that_returns_gets_requests_again() -> None:
     one.fails = one.error = None
     await asyncio.sleep(0.3)
     assert {await said(pool) for _ in range(4)} == {"one", "other"}
+    await pool.aclose()
+
+
+class Generating(Engine):
+    """An engine that embeds nothing as long as it generates for others."""
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """Wait."""
+        await asyncio.sleep(60)
+        raise AssertionError
+
+
+async def test_an_engine_that_is_busy_for_others_gets_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine is used although it cannot show yet what it embeds."""
+    monkeypatch.setattr(module, "FACTS", 0.1)
+    async with asyncio.timeout(5):
+        pool = await pool_of(Generating("one"))
+        assert await said(pool) == "one"
     await pool.aclose()
 
 
