@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from .gbnf import UnsupportedSchema
 
@@ -211,6 +213,8 @@ VALUES = frozenset({"enum", "const", "default", "examples", "example"})
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 # References that follow each other.
 MOST_STEPS = 100
+# An index in a JSON pointer.
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def check_schema(schema: Any) -> None:
@@ -275,6 +279,9 @@ def modern(schema: Any) -> Any:
 
 
 def _modern(schema: Any, root: Any) -> Any:
+    if isinstance(schema, float) and schema.is_integer():
+        # To JSON Schema, 2.0 is an integer, such as a length.
+        return int(schema)
     if isinstance(schema, list):
         return [_modern(one, root) for one in schema]
     if not isinstance(schema, dict):
@@ -352,9 +359,10 @@ def _replace_draft_3(found: dict[str, Any]) -> None:
 
 
 def pointer(target: str) -> Path:
-    """Return the keys of a JSON pointer."""
-    keys = [key.replace("~1", "/").replace("~0", "~") for key in target[2:].split("/") if key]
-    return tuple(int(key) if key.isdecimal() and len(key) < 10 else key for key in keys)
+    """Return the keys of a JSON pointer in a fragment of a URI (RFC 6901, section 6)."""
+    parts = (unquote(part) for part in target[2:].split("/") if part)
+    keys = [part.replace("~1", "/").replace("~0", "~") for part in parts]
+    return tuple(int(key) if _INDEX.fullmatch(key) else key for key in keys)
 
 
 def at_pointer(root: Any, target: str) -> Any:

@@ -178,7 +178,7 @@ class _Converter:
             schema = self._all(schema, ())
         for keyword in schema:
             if keyword in ("anyOf", "oneOf", "const", "enum") or (
-                keyword in CONSTRAINTS - KEYWORDS and not _has_no_effect(keyword, schema[keyword])
+                keyword in CONSTRAINTS - KEYWORDS and not _is_satisfied(keyword, schema[keyword])
             ):
                 reason = f"'{keyword}' is not enforced in this model's tool-call format"
                 raise UnsupportedSchema(reason, (keyword,))
@@ -192,7 +192,7 @@ class _Converter:
                 "no value satisfies 'false'; send a schema that allows a value", path
             )
         for keyword in schema:
-            if keyword in CONSTRAINTS - KEYWORDS and not _has_no_effect(keyword, schema[keyword]):
+            if keyword in CONSTRAINTS - KEYWORDS and not _is_satisfied(keyword, schema[keyword]):
                 raise UnsupportedSchema(f"'{keyword}' cannot be enforced", (*path, keyword))
         if "$ref" in schema:
             return self._reference(schema, path)
@@ -350,6 +350,8 @@ class _Converter:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if max(least, most or 0) > MOST_TIMES:
             raise UnsupportedSchema(f"at most {MOST_TIMES} items are enforced", path)
+        if most is not None and least > most:
+            raise UnsupportedSchema("no array has such a length", (*path, "minItems"))
         if not first and items is True and not least and most is None:
             return self._primitive("array")
         ws = self._primitive("ws")
@@ -408,7 +410,7 @@ class _Converter:
         return self._rule(found)
 
     def _number(self, schema: Schema, path: Path) -> str:
-        kind = schema["type"]
+        kind = "integer" if "multipleOf" in schema else schema["type"]
         if not schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:
             return self._primitive(kind)
         lows = [math.ceil(schema[key]) for key in ("minimum",) if key in schema]
@@ -458,8 +460,8 @@ def _without_value(kind: str, low: int | None, high: int | None) -> str:
     )
 
 
-def _has_no_effect(keyword: str, value: Any) -> bool:
-    """Return True if the value of a keyword that is not enforced has no effect."""
+def _is_satisfied(keyword: str, value: Any) -> bool:
+    """Return True if all text satisfies a keyword; of 1, integers are the multiples (`_number`)."""
     return (keyword == "uniqueItems" and value is False) or (keyword == "multipleOf" and value == 1)
 
 

@@ -99,6 +99,7 @@ def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
         ({"type": "string", "pattern": "a", "minLength": 3}, ".pattern"),
         ({"type": "number", "minimum": 0.2, "maximum": 0.4}, ""),
         ({"type": "string", "minLength": 5, "maxLength": 3}, ".minLength"),
+        ({"type": "array", "minItems": 5, "maxItems": 3}, ".minItems"),
         ({"const": 1, "type": "string"}, ".const"),
         ({"required": ["a"], "additionalProperties": False}, ".required"),
         ({"properties": {"a": False}, "required": ["a"]}, ".required"),
@@ -269,6 +270,29 @@ def test_older_drafts(old: dict[str, Any], new: dict[str, Any]) -> None:
     before = json.dumps(old)
     assert to_gbnf(before) == to_gbnf(json.dumps(new))
     assert json.dumps(old) == before
+
+
+@pytest.mark.parametrize(
+    ("schema", "same"),
+    [
+        # Integers with a fraction of zero.
+        ({"prefixItems": [True, True], "maxItems": 2.0}, {"prefixItems": [True, True],
+                                                          "maxItems": 2}),
+        ({"minItems": 2.0}, {"minItems": 2}),
+        ({"minLength": 2.0, "maxLength": 3.0}, {"minLength": 2, "maxLength": 3}),
+        # Numbers that are multiples of 1.
+        ({"type": "number", "multipleOf": 1}, INTEGER),
+        ({"multipleOf": 1.0, "minimum": 2, "maximum": 5}, {**INTEGER, "minimum": 2, "maximum": 5}),
+        # References are fragments of URIs, and a number may be a name.
+        ({"$ref": "#/$defs/A%3CB%25%3E", "$defs": {"A<B%>": INTEGER}},
+         {"$ref": "#/$defs/A<B%>", "$defs": {"A<B%>": INTEGER}}),
+        ({"$ref": "#/$defs/007", "$defs": {"007": INTEGER}},
+         {"$ref": "#/$defs/7", "$defs": {"7": INTEGER}}),
+    ],
+)  # fmt: skip
+def test_spellings_of_one_schema(schema: dict[str, Any], same: dict[str, Any]) -> None:
+    """Two spellings of one schema have the same grammar."""
+    assert to_gbnf(json.dumps(schema)) == to_gbnf(json.dumps(same))
 
 
 @pytest.mark.parametrize(
