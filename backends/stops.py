@@ -129,10 +129,16 @@ def begun_before(end: int, starts: Iterable[int]) -> int:
 
 
 def cut(text: bytes, stops: Iterable[str]) -> tuple[int, str | None]:
-    """Return the end of a whole text and the stop sequence that cuts it, if any."""
-    matcher = StopMatcher(stops)
-    kept = matcher.feed(text)
-    return (len(kept), matcher.stop) if matcher.stop is not None else (len(text), None)
+    """Return the end of a whole text and the stop sequence that cuts it, if any.
+
+    The result is that of `StopMatcher`, but a long text takes microseconds.
+    """
+    spelled = [stop.encode() for stop in stops if stop]
+    ends = [(at + len(one), -len(one)) for one in spelled if (at := text.find(one)) >= 0]
+    if not ends:
+        return len(text), None
+    end, size = min(ends)
+    return end + size, text[end + size : end].decode()
 
 
 def _failure(pattern: bytes) -> list[int]:

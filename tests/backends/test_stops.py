@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from latimer.backends.stops import StopMatcher, cut
@@ -80,6 +82,25 @@ def test_a_long_stop_costs_linear_time() -> None:
     assert passed == 150_000
     assert matcher.feed(b"b") == b""
     assert matcher.stop == stop
+
+
+@given(alphabet, stop_lists)
+def test_a_cut_is_that_by_definition(text: str, stops: list[str]) -> None:
+    """`cut` finds the same stop sequence in the same place as a matcher of streams."""
+    data = text.encode()
+    kept, stop = naive(data, stops)
+    assert cut(data, stops) == (len(kept), stop)
+
+
+@pytest.mark.timed
+def test_a_cut_of_a_long_text_costs_little() -> None:
+    """`cut` finds that a text of 400 KB has no stop sequence in less than a millisecond."""
+    text, seconds = b"the words ### " * 30_000, []
+    for _ in range(5):
+        begin = time.perf_counter()
+        assert cut(text, ["\n\n", "####"]) == (len(text), None)
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 0.001
 
 
 def test_cut_tells_where_and_why() -> None:
