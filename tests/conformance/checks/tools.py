@@ -378,8 +378,7 @@ def _rejected(changes: Mapping[str, Any], word: str) -> Body:
 
 
 for _name, _changes, _level, _source, _word in WRONG:
-    _text = json.dumps(_changes)
-    _shown = _text if len(_text) < 120 else "more than 128 tools"
+    _shown = json.dumps(_changes)
     _promise = f"A request with {_shown} is rejected with a 400 error that names {_word!r}."
     check(f"tools.{_name}", _promise, _level, _source)(_rejected(_changes, _word))  # type: ignore[arg-type]
 
