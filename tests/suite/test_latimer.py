@@ -37,6 +37,7 @@ EXPLAINED = {
     "completions.suffix": "the demo model has no tokens for filling in the middle",
     "streaming.first-chunk": "the demo model answers within a quarter of a second",
     "errors.wrong-key": "this server has no API key",
+    "messages.wrong-key": "this server has no API key",
     "websocket.key": "this server has no API key",
     "keepalive.bytes": "the demo model's prompts are evaluated within seconds",
     "keepalive.comments": "the demo model's prompts are evaluated within seconds",

@@ -57,7 +57,8 @@ async def bias_forces(api: Api) -> None:
 @check("sampling.bias-bans", "In a completion, a logit_bias of -100 bans its token.",
        "must", "2.1 10.57")  # fmt: skip
 async def bias_bans(api: Api) -> None:
-    forced = {"70": 100, "71": 99}
+    # The second one is far below the first, and far above all others.
+    forced = {"70": 100, "71": 50}
     first = await api.complete("Hello", logit_bias=forced, temperature=0, max_tokens=1)
     banned = {**forced, "70": -100}
     second = await api.complete("Hello", logit_bias=banned, temperature=0, max_tokens=1)
