@@ -78,7 +78,7 @@ def merged(schemas: Sequence[Any], path: Path) -> Any:
 
 
 def _both(key: str, one: Any, other: Any, path: Path) -> Any:
-    if one == other or key not in CONSTRAINTS:
+    if key not in CONSTRAINTS or (one == other and _identity(one) == _identity(other)):
         return one
     if key == "properties":
         return {
@@ -91,8 +91,12 @@ def _both(key: str, one: Any, other: Any, path: Path) -> Any:
     if key == "required":
         return list(dict.fromkeys([*one, *other]))
     if key == "type":
-        kinds = [kind for kind in _list(one) if kind in _list(other)]
-        if "number" in _list(one) + _list(other) and "integer" in _list(one) + _list(other):
+        left, right = _list(one), _list(other)
+        kinds = [kind for kind in left if kind in right]
+        is_integer = ("number" in left and "integer" in right) or (
+            "integer" in left and "number" in right
+        )
+        if is_integer and "integer" not in kinds:
             kinds.append("integer")
         if kinds:
             return kinds
@@ -111,7 +115,10 @@ def _both(key: str, one: Any, other: Any, path: Path) -> Any:
 
 
 def _identity(value: Any) -> bytes:
-    """Return a key that is the same for equal JSON values: 1 and 1.0, objects in any order."""
+    """Return a key that is the same for equal JSON values: 1 and 1.0, objects in any order.
+
+    In Python, true equals 1, too.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True).encode()

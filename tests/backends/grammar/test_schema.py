@@ -100,6 +100,8 @@ def test_whatever_comes_satisfies_it(walker: Walker, schema: Any) -> None:
         ({"type": "number", "minimum": 0.2, "maximum": 0.4}, ""),
         ({"type": "string", "minLength": 5, "maxLength": 3}, ".minLength"),
         ({"type": "array", "minItems": 5, "maxItems": 3}, ".minItems"),
+        ({"allOf": [{"type": ["number", "integer"]}, {"type": "boolean"}]}, ".type"),
+        ({"allOf": [{"const": 1}, {"const": True}]}, ".const"),
         ({"const": 1, "type": "string"}, ".const"),
         ({"required": ["a"], "additionalProperties": False}, ".required"),
         ({"properties": {"a": False}, "required": ["a"]}, ".required"),
@@ -283,6 +285,10 @@ def test_older_drafts(old: dict[str, Any], new: dict[str, Any]) -> None:
         # Numbers that are multiples of 1.
         ({"type": "number", "multipleOf": 1}, INTEGER),
         ({"multipleOf": 1.0, "minimum": 2, "maximum": 5}, {**INTEGER, "minimum": 2, "maximum": 5}),
+        # Types that are listed twice, and true, which is not 1.
+        ({"type": ["integer", "number"], "allOf": [{"type": "integer"}]}, {"type": ["integer"]}),
+        ({"type": "number", "allOf": [{"type": ["integer", "string"]}]}, {"type": ["integer"]}),
+        ({"allOf": [{"enum": [1, 2]}, {"enum": [True, 2.0]}]}, {"enum": [2]}),
         # References are fragments of URIs, and a number may be a name.
         ({"$ref": "#/$defs/A%3CB%25%3E", "$defs": {"A<B%>": INTEGER}},
          {"$ref": "#/$defs/A<B%>", "$defs": {"A<B%>": INTEGER}}),
