@@ -52,7 +52,7 @@ from .. import data_urls
 from ..chat.tools import check_count
 from ..errors import InvalidRequest, missing, unsupported, wrong_value
 from .files import check_pdfs, file_text, own_path
-from .items import Answer, Call, Output, Placed, answers_of, is_cut
+from .items import Answer, Call, Output, Placed, answers_of, is_cut, stored_path
 from .tools import flat_name
 
 # The item with an id, or None if it is unknown.
@@ -189,10 +189,8 @@ def _add(history: History, item: Item, path: str, answers: Sequence[Answer]) -> 
 
 def placed(request: ResponseRequest, before: Sequence[Item], resolve: Resolve) -> Iterator[Placed]:
     """Yield the items of the conversation, with references replaced by stored items."""
-    # The request does not contain these items, so errors name the field that does.
-    context = "previous_response_id" if request.conversation is None else "conversation"
     for item in before:
-        yield Placed(item, f"{context}[{getattr(item, 'id', None) or '?'}]")
+        yield Placed(item, stored_path(request, item))
     if isinstance(request.input, str):
         if request.input:
             yield Placed(InputMessage(role="user", content=request.input), "input")

@@ -24,6 +24,7 @@ from ...schemas.openai.response_items import (
     FunctionOutputItem,
     Item,
 )
+from ...schemas.openai.responses import ResponseRequest
 from ..errors import InvalidRequest, missing
 from ..store.records import Stored, new_id
 
@@ -219,6 +220,12 @@ class Placed(NamedTuple):
 
     item: Item
     path: str
+
+
+def stored_path(request: ResponseRequest, item: Item) -> str:
+    """Return the path of a stored item, for errors: it begins with the field that names it."""
+    context = "previous_response_id" if request.conversation is None else "conversation"
+    return f"{context}[{getattr(item, 'id', None) or '?'}]"
 
 
 class Answer(NamedTuple):

@@ -25,6 +25,7 @@ from ...schemas.openai.response_tools import (
 from ...schemas.openai.responses import ResponseRequest
 from ..chat.tools import Mode, Offered, ToolSet, taking_text, tool_set_of
 from ..errors import InvalidRequest, unsupported, wrong_value
+from .items import stored_path
 
 # The text between the name of a namespace and that of its function.
 BETWEEN = "__"
@@ -103,7 +104,7 @@ def tools_of(
     own = len(reader.ignored)
     for item in before:
         if isinstance(item, ToolsItem):
-            reader.read(item.tools, "previous_response_id")
+            reader.read(item.tools, f"{stored_path(request, item)}.tools")
     # The responses so far have listed theirs.
     del reader.ignored[own:]
     for index, item in enumerate(items):

@@ -260,6 +260,18 @@ async def test_a_reference_to_tools(client: httpx2.AsyncClient) -> None:
     assert second["usage"]["input_tokens"] == first["usage"]["input_tokens"]
 
 
+async def test_errors_of_earlier_tools_name_them(client: httpx2.AsyncClient) -> None:
+    """A tool of a stored item that is at odds with one of the request is named by its item."""
+    tools = {"type": "additional_tools", "id": "t", "tools": [{"type": "custom", "name": "f"}]}
+    given = [tools, {"role": "user", "content": "x"}]
+    name = (await client.post("/v1/conversations", json={"items": given})).json()["id"]
+    made = await created(client, given)
+    other = {"model": "demo", "input": "y", "tools": [{"type": "function", "name": "f"}]}
+    for context, value in (("conversation", name), ("previous_response_id", made["id"])):
+        _, message, param, _ = error_of(await client.post(R, json={**other, context: value}))
+        assert (param, "another tool" in message) == (f"{context}[t].tools[0].name", True)
+
+
 async def test_an_empty_text_is_no_item(client: httpx2.AsyncClient) -> None:
     """A response that continues another one without a new text adds no message of the user."""
     first = await created(client)
