@@ -167,9 +167,6 @@ class InstructAdapter(Request):
     assistant_gen: str | None = None
 
 
-# None means no limit.
-
-
 class ChatRequest(EngineExtras, defer_build=False):
     """Body of `POST /v1/chat/completions`.
 
