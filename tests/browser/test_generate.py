@@ -120,29 +120,32 @@ def test_stop_keeps_what_has_come(page_of: Callable[..., Playground]) -> None:
     assert page.console() == []
 
 
-def kept(page: Playground) -> list[str]:
-    """Return the titles of the conversations in the browser."""
-    return [one.text for one in page.all("#conversations button[title=chat]")]
-
-
 def test_a_conversation_that_is_left_is_kept(page_of: Callable[..., Playground]) -> None:
     """New during a reply keeps the message and what has come of it; deleting keeps nothing."""
     page = page_of(Echo("abcdefghij" * 40, pause=0.01))
     page.open()
-    for name, titles in (("New", ["Go"]), ("×", [])):
+
+    def kept() -> list[str]:
+        return [one.text for one in page.all("#conversations button[title=chat]")]
+
+    def leave(name: str) -> None:
         page.fill("#composer", "Go")
         page.click("#send")
-        page.until(lambda: len(page.all("article.assistant .t")) > 5)
+        page.until(lambda: len(page.all("article:last-child .t")) > 5)
         page.press(name)
         page.until(lambda: page.status() == "Stopped.")
         page.finished()
         assert page.replies() == []
-        page.until(lambda titles=titles: kept(page) == titles)
-        page.reload()
-        assert kept(page) == titles
-        if titles:
-            page.click("#conversations button")
-            assert page.replies()[1].startswith("abcdef")
+
+    leave("New")
+    page.until(lambda: kept() == ["Go"])
+    page.reload()
+    page.click("#conversations button")
+    assert page.replies()[1].startswith("abcdef")
+    leave("×")
+    page.until(lambda: kept() == [])
+    page.reload()
+    assert kept() == []
     assert page.console() == []
 
 
