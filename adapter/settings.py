@@ -5,6 +5,7 @@ A field of `Settings` is the only place of a setting. The options of the command
 engines are made from the fields.
 """
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -754,13 +755,16 @@ class Settings(FlatSettings, defer_build=False):
         """
         found = []
         for one in self.lora:
-            path, _, scale = one.rpartition("=") if "=" in one else (one, "", "1")
+            path, _, text = one.rpartition("=") if "=" in one else (one, "", "1")
             try:
-                found.append((path, float(scale)))
+                scale = float(text)
             except ValueError:
+                scale = math.nan
+            if not math.isfinite(scale):
                 raise ValueError(
                     f"{self.source_of('lora')}: {one!r} must end with a number after '='"
-                ) from None
+                )
+            found.append((path, scale))
         return found
 
     def check_engine_key(self) -> None:

@@ -217,9 +217,10 @@ def test_a_file_that_is_no_text(file: Path, data: bytes, said: str) -> None:
     ("table", "said"),
     [
         ('lora = ["a=b"]', "engines.one: lora: 'a=b' must end with a number after '='"),
+        ('lora = ["a=nan"]', "engines.one: lora: 'a=nan' must end with a number after '='"),
         ('engine_key = "a\\nb"', "engines.one: engine_key: a key contains a line break"),
     ],
-    ids=["lora", "key"],
+    ids=["lora", "scale", "key"],
 )
 def test_a_value_in_a_table_is_checked(file: Path, table: str, said: str) -> None:
     """A value that an engine's table gets wrong is an error at the start, and at a reload."""
