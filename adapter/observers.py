@@ -175,7 +175,11 @@ class Observers:
         """Pass on what has ended, and let the observers finish."""
         self.flush()
         for one in self.all:
-            one.close()
+            try:
+                one.close()
+            except Exception:
+                # The store and the backends are closed after it.
+                log.exception("An observer of requests has failed.")
 
 
 def _completed(one: _Ended, is_fleet: bool) -> Record | None:

@@ -503,6 +503,23 @@ def test_a_start_that_fails_is_that_of_the_app(reports: bool) -> None:
     assert backend.closed == 0
 
 
+def test_an_observer_that_cannot_close_holds_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """An observer whose end fails is logged, and the backend is closed all the same."""
+
+    class Broken(Observer):
+        def take(self, ended: Sequence[Record]) -> None:
+            pass
+
+        def close(self) -> None:
+            raise ValueError("broken")
+
+    backend = Echo()
+    with TestClient(OpenAIAdapter(backend, observers=[Broken()])):
+        pass
+    assert backend.closed == 1
+    assert "An observer of requests has failed." in caplog.text
+
+
 def test_the_middleware_has_observers_and_its_adapter() -> None:
     """Observers of the middleware get its requests, and its adapter opens its store."""
     seen: list[str] = []
