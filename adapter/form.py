@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -17,6 +18,8 @@ from .errors import InvalidRequest, as_ascii, wrong_value
 from .request import Exchange
 
 _TYPE = "multipart/form-data"
+# A decimal number. Python would also take `nan`, `1_0`, `1e999` and the digits of other scripts.
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?\s*", re.ASCII | re.IGNORECASE)
 # Forms have no booleans. OpenAI's clients write words, and others write digits.
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 # Starlette writes large files in anyio's threads. anyio imports what it needs for them on first
@@ -169,7 +172,4 @@ def values_of(
 
 
 def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return float(text) if _NUMBER.fullmatch(text) else text

@@ -215,6 +215,8 @@ WRONG: tuple[tuple[dict[str, Any], str, str | None], ...] = (
         "invalid_value",
     ),
     ({"temperature": "hot"}, "temperature", "invalid_type"),
+    ({"temperature": "nan"}, "temperature", "invalid_type"),
+    ({"temperature": "0_1"}, "temperature", "invalid_type"),
     ({"temperature": "2"}, "temperature", "decimal_above_max_value"),
     ({"stream": "maybe"}, "stream", "invalid_type"),
     ({"language": "klingon"}, "language", "invalid_value"),
