@@ -147,7 +147,7 @@ def render(model: Model, conversation: Conversation, form: InstructFormat | None
             "characters that can mark its end (U+10F000 to U+10FFFD). Remove one of them.",
             "messages",
         )
-    marked = [*messages[:-1], {**last, "content": last["content"] + here}]
+    marked = [*messages[:-1], {**last, "content": (last["content"] or "") + here}]
     prompt, found, _rest = _rendered(model, conversation, marked, False).partition(here)
     if not found:
         raise TemplateError(

@@ -192,6 +192,14 @@ def test_what_a_template_leaves_out_cannot_go_on() -> None:
         prompt_of(template, ("user", "Hi"), ("assistant", "So"))
 
 
+def test_a_call_without_text_cannot_go_on() -> None:
+    """A final assistant message with a call and null as its content is a client's error."""
+    template = "{% for m in messages %}{{ 'a call' if m.tool_calls else m.content }}{% endfor %}"
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}
+    with pytest.raises(RequestError, match="omits the final assistant message"):
+        render(replace(MODEL, template=template), {"messages": [call], "variables": {}})
+
+
 def test_a_message_without_a_free_mark_cannot_go_on() -> None:
     """A final assistant message with every character that can mark its end is an error."""
     text = "".join(map(chr, range(0x10F000, 0x10FFFE)))
