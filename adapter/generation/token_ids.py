@@ -252,7 +252,7 @@ def _incomplete(encoding: Encoding, param: str) -> InvalidRequest:
 def _bytes_of(encoding: Encoding, token: int, param: str) -> bytes:
     try:
         return encoding.decode_single_token_bytes(token)
-    except KeyError:
+    except (KeyError, OverflowError):
         raise wrong_value(
             param,
             f"{token} is not a token id of {encoding.name}. Expected an id from 0 to "

@@ -139,6 +139,7 @@ async def test_a_bos_in_that_vocabulary_is_not_added_again(client_of: Any) -> No
     ("body", "param", "says"),
     [
         ({"logit_bias": {"9999": 1}}, "logit_bias.9999", "not a token id of cl100k_base"),
+        ({"logit_bias": {"9999999999": 1}}, "logit_bias.9999999999", "9999999999 is not"),
         ({"prompt": [9999]}, "prompt", "not a token id of cl100k_base"),
         ({"prompt": [230]}, "prompt", "do not decode to complete characters"),
     ],
