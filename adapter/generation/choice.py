@@ -510,6 +510,11 @@ class _Parts:
         """True if the answer has begun, so that the reasoning is over."""
         return self._has_content or self._calls > 0
 
+    @property
+    def _is_surplus(self) -> bool:
+        """True if the current call is not shown."""
+        return self._calls > 1 and not self._form.parallel
+
     def _parsed(self, piece: Piece) -> list[Part]:
         at = self._position
         if self._begun is not None:
@@ -583,6 +588,9 @@ class _Parts:
                     self._hidden = []
                 entries = self._incomplete + entries
             text = self._text(part, start)
+            if part.kind in ("call", "arguments") and self._is_surplus:
+                self._hidden += [entry.token.id for entry in entries]
+                entries = []
             self._incomplete = entries if text is None else []
             if text is not None:
                 call_id = new_call_id() if part.kind == "call" else ""
@@ -596,7 +604,7 @@ class _Parts:
         if part.kind == "call":
             self._calls += 1
             self._decoders["arguments"] = _decoder("replace")
-        if part.kind in ("call", "arguments") and self._calls > 1 and not self._form.parallel:
+        if part.kind in ("call", "arguments") and self._is_surplus:
             return None
         if part.kind == "call":
             return part.data.decode(errors="replace")

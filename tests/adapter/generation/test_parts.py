@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+from latimer.adapter.chat.formats import HERMES
 from latimer.adapter.chat.message import Shape, message_of
 from latimer.adapter.chat.parsers import TextParser
 from latimer.adapter.chat.reasoning import TAGS, ReasoningParser
-from latimer.adapter.generation.choice import MessageFormat, Part
+from latimer.adapter.generation.choice import Choice, MessageFormat, Part
 from latimer.adapter.generation.run import Plan, run
 from latimer.adapter.generation.sinks import Answer, JsonSink, Result, detailed_usage_of
 from latimer.adapter.model_entry import Policy, ServedModel
 from latimer.adapter.request import Exchange
-from latimer.backends.base import Finish, Generation, Model, Piece, Prompt, Stops
+from latimer.backends.base import Finish, Generation, Model, Piece, Prompt, Stops, Token
 from support.engines.echo import Echo
 
 MODEL = Model("m", 100, None, "", "", False, "f", 7)
@@ -82,3 +84,16 @@ async def test_a_long_answer_is_parsed_in_a_thread() -> None:
     _, threads = await answered(f"<think>{THOUGHT}</think>{ANSWER}", 4, Stops())
     assert threads
     assert not threads & here
+
+
+def test_the_tokens_of_a_call_that_is_not_shown_are_hidden() -> None:
+    """Without parallel calls, content after a second call has its own tokens only."""
+    call = b'<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    own = partial(HERMES.parser, {"f": {}}, frozenset(), False, False)
+    choice = Choice((), form=MessageFormat(own, parallel=False))
+    tokens = [Token(at, text, text, False, -1.0) for at, text in enumerate((call, call, b"b"))]
+    deltas = [*choice.take([Piece(0, token.data, (token,)) for token in tokens])]
+    deltas += choice.end(Finish(0, "end", None, 3, 3))[0]
+    entries = [entry for delta in deltas for entry in delta.entries]
+    assert [(entry.token.id, entry.hidden) for entry in entries] == [(0, ()), (2, (1,))]
+    assert deltas[-1].text == "b"
