@@ -298,7 +298,6 @@ class Call:
             end = stream.finish.end
             if self._shows and end is not None and end.logprob is None:
                 end = await self._scored(end, (*ids, end.id), len(ids))
-            self._stream.finished = True
             batch.append(stream.finish._replace(end=end))
         return batch
 
