@@ -91,7 +91,7 @@ class LlamaCpp(Backend):
         path: the model file; the bundled demo model by default.
         context: size of the KV cache in tokens, which all running choices share for prompts and
             completions; by default the model's training context length, at most 8192.
-        parallel: the number of choices that run in parallel.
+        parallel: the number of choices that run in parallel, at most `batch`.
         batch: the maximum number of tokens in one batch.
         threads: CPU threads; by default one for each core that this process may use.
         gpu_layers: layers to offload to the GPU; a negative number (the default) offloads all of

@@ -149,9 +149,10 @@ class Options:
         """The number of choices that run in parallel; 1 with `exact`.
 
         Other sequences in the batch or the KV cache change the last digits of a logit, and more
-        than those with quantised weights.
+        than those with quantised weights. Without it, each step has a token of every choice, so the
+        batch is a limit as well.
         """
-        return 1 if self.exact else self.parallel
+        return 1 if self.exact else min(self.parallel, self.batch)
 
     @property
     def slots(self) -> int:

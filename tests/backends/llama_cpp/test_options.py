@@ -3,6 +3,7 @@ batches."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,18 @@ def test_a_wrong_option_is_an_error_at_once(options: dict[str, Any], said: str) 
     with pytest.raises(EngineError) as caught:
         LlamaCpp(**options)
     assert str(caught.value).startswith(said)
+
+
+async def test_no_more_choices_run_than_a_batch_has_tokens() -> None:
+    """With a small batch the choices take turns; none waits while those before it get tokens."""
+    backend = LlamaCpp(context=256, parallel=8, batch=4)
+    job = Generation(Prompt(Text("one two")), 20, (1,) * 8)
+    task = asyncio.create_task(run(backend, job))
+    running = set()
+    while not task.done():
+        load = backend.load()
+        running.add(0 if load is None else load.running)
+        await asyncio.sleep(0)
+    assert len((await task)[0]) == 8
+    assert max(running) == 4
+    await backend.aclose()
