@@ -830,9 +830,12 @@ class Pool(Speaking):
 
     @override
     async def embedding_model(self) -> EmbeddingModel | None:
-        if not self._facts:
-            self._facts = [await self._any(lambda backend: backend.embedding_model())]
-        return self._facts[0]
+        if self._facts:
+            return self._facts[0]
+        facts = await self._any(lambda backend: backend.embedding_model())
+        if facts is None or facts.dimensions is not None:
+            self._facts = [facts]
+        return facts
 
     @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -42,6 +44,8 @@ from ..streams import map_concurrently
 from .server import RERANKING_OFF, Embedder, Server
 from .translate import ENGINE, to_error
 
+# Seconds that the first questions may take, which a list of models waits for.
+PATIENCE = 2.0
 # An id between the texts of one `/tokenize`. The server passes ids on unchanged, and no text has a
 # negative one.
 SEPARATOR = -1
@@ -175,15 +179,22 @@ WORD = "a"
 async def embedding_model(server: Server) -> EmbeddingModel | None:
     """Return the facts about the server's embeddings; None without vectors and scores.
 
-    Facts that need a place for a call are unknown, or assumed, until a place was free once.
+    Facts that need a place for a call are unknown, or assumed, until a place was free once. So are
+    those that a server does not show in time, because it generates for others.
     """
     model = await server.monitor.get()
     if server.embedder.value is None and server.turns.is_full and await _served(server) is None:
         return EmbeddingModel(None, None, context_of(model))
-    facts = await embedder(server, model, Ticket())
+    facts, generates = server.embedder.value, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            facts = await embedder(server, model, Ticket())
+            if facts.ranks or not facts.hint:
+                generates = await _generates(server, model)
+    if facts is None:
+        return EmbeddingModel(None, None, context_of(model))
     if facts.hint and not facts.ranks:
         return None
-    generates = await _generates(server, model)
     pooling: Pooling | None = "rank" if facts.ranks else None
     return EmbeddingModel(facts.dimensions, pooling, context_of(model), generates)
 

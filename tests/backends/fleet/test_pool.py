@@ -276,6 +276,29 @@ async def test_an_engine_that_is_busy_for_others_gets_requests(
     await pool.aclose()
 
 
+class Learning(Engine):
+    """An engine that fails when it is asked what it embeds, and then learns that."""
+
+    asked_for_facts = 0
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """Return the facts as far as they are known."""
+        self.asked_for_facts += 1
+        if self.asked_for_facts == 1:
+            raise EngineError("It is broken.")
+        return EmbeddingModel(64 if self.asked_for_facts > 2 else None, None, 512)
+
+
+async def test_facts_that_are_not_known_yet_are_not_kept() -> None:
+    """An engine is asked what it embeds until it knows that, and no longer."""
+    engine = Learning("one")
+    pool = await pool_of(engine)
+    found = [await pool.embedding_model() for _ in range(3)]
+    assert [one and one.dimensions for one in found] == [None, 64, 64]
+    assert engine.asked_for_facts == 3
+    await pool.aclose()
+
+
 async def test_a_request_waits_for_the_first_engine_that_answers() -> None:
     """If no engine answered before, a request asks all of them before it fails."""
     one, other = Engine("one"), Engine("other")

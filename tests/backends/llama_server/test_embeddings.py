@@ -23,7 +23,7 @@ from latimer.backends.errors import (
     UnknownToken,
 )
 from latimer.backends.llama_cpp import DEMO_MODEL
-from latimer.backends.llama_server import LlamaServer
+from latimer.backends.llama_server import LlamaServer, embeddings
 from latimer.backends.llama_server.embeddings import around, parted, read_scores
 from support.embeddings import MODELS, TEXTS, backend_of, cosine, is_unit, posted
 from support.jobs import run
@@ -59,6 +59,35 @@ async def test_vectors_are_those_of_the_server(name: str) -> None:
         assert again.prompt_tokens == sum(map(len, ids))
         for vector, other in zip(found, again.vectors, strict=True):
             assert cosine(vector, other) > 0.99999
+
+
+async def test_a_server_that_generates_for_others_is_described(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A list of models does not wait for a server that embeds nothing while others use it. Its
+    facts are complete when it has shown them."""
+    monkeypatch.setattr(embeddings, "PATIENCE", 0.2)
+    options = ("--embeddings", "--pooling", "last")
+    async with backend_of(DEMO_MODEL, *options) as (backend, address):
+        job = {"prompt": "Hello", "n_predict": 1_000, "ignore_eos": True, "cache_prompt": False}
+
+        async def generate() -> None:
+            async with httpx2.AsyncClient(timeout=None) as client:
+                while True:
+                    await client.post(f"{address}/completion", json=job)
+
+        places = (await backend.model()).places
+        others = [asyncio.create_task(generate()) for _ in range(3 * places)]
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(5):
+            facts = await backend.embedding_model()
+        assert facts is not None
+        assert (facts.dimensions, facts.generates) == (None, True)
+        for other in others:
+            other.cancel()
+        async with asyncio.timeout(20):
+            while facts is None or facts.dimensions is None:
+                facts = await backend.embedding_model()
 
 
 @pytest.mark.parametrize("name", ["spm", "bpe", "bert-mean", "last"])
