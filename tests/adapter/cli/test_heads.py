@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from latimer.adapter.cli.protocol import MOST_HEAD
 from support.servers import serving
 
-from .test_protocol import NOW, Waiting, answer, port_of
+from .test_protocol import NOW, Waiting, answer, connected, port_of
 
 
 async def test_a_refused_head_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
@@ -71,3 +72,23 @@ async def test_heads_that_http_allows_are_served(request_: bytes) -> None:
             for _ in range(sent.count(b"/now")):
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
             writer.close()
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    """A body without a length goes to an old client as it is, up to the end of the connection."""
+    may_end = asyncio.Event()
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await may_end.wait()
+            await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+            await send({"type": "http.response.body", "body": b"two"})
+
+    async with connected(app) as (reader, writer):
+        writer.write(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+        may_end.set()
+        assert await reader.read() == b"one two"

@@ -480,26 +480,6 @@ async def test_a_whole_response_is_one_message() -> None:
         assert await reader.read() == b""
 
 
-async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
-    """A body without a length goes to an old client as it is, up to the end of the connection."""
-    may_end = asyncio.Event()
-
-    async def app(scope: Any, _receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await may_end.wait()
-            await send({"type": "http.response.body", "body": b"one ", "more_body": True})
-            await send({"type": "http.response.body", "body": b"two"})
-
-    async with connected(app) as (reader, writer):
-        writer.write(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert b"connection: close" in head
-        assert b"transfer-encoding" not in head
-        may_end.set()
-        assert await reader.read() == b"one two"
-
-
 async def test_a_part_of_a_body_is_written_at_once() -> None:
     """The function in the first message writes parts in their order; a slow client is reported."""
     answers = []
