@@ -201,11 +201,6 @@ class Replica:
         self.listeners: list[Callable[[], None]] = []
 
     @property
-    def free(self) -> int:
-        """The number of calls that may start now."""
-        return self.room - self.running if self.state == "ready" else 0
-
-    @property
     def shown(self) -> State:
         """The state for operators."""
         return "loading" if self.reports_loading else self.state
