@@ -351,8 +351,8 @@ class _Converter:
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
             return self._repeated(*value)
         raise UnsupportedSchema(
-            "a regular expression with lookaround, a backreference or an inner anchor is not "
-            "enforced"
+            "a regular expression with lookaround, a backreference, an inner anchor, an atomic "
+            "group or a possessive quantifier is not enforced"
         )
 
     def _repeated(self, least: int, most: int, nodes: Any) -> str:

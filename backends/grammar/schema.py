@@ -213,6 +213,8 @@ class _Converter:
             return self.visit(merged([at, rest], path), path)
         name = self._references.get(target)
         if name is None:
+            # References that only follow each other, in a circle, allow nothing.
+            self._resolved({"$ref": target}, path)
             name = self._references[target] = f"{self._prefix}ref-{len(self._references)}"
             self.rules[name] = self.visit(target_of(self._root, target, path), pointer(target))
             self._names.setdefault(self.rules[name], name)

@@ -45,6 +45,8 @@ def test_whatever_comes_matches(walker: Walker, pattern: str) -> None:
         (r"(a)\1", "backreference"),
         (r"a\bc", "inner anchor"),
         ("a^b", "inner anchor"),
+        ("a++", "possessive quantifier"),
+        ("(?>a)", "atomic group"),
         ("(?i:a)", "inline flags"),
         ("(?i)a", "inline flags"),
         ("(?s)a.b", "inline flags"),

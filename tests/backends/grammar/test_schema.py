@@ -131,6 +131,8 @@ def test_what_cannot_be_made_sure_of_is_refused(schema: Any, where: str) -> None
     [
         {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
         {"type": "object", "properties": {"a": {"$ref": "#", "minProperties": 0}}},
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#"}}, "$ref": "#/$defs/a"},
     ],
 )
 def test_what_goes_round_in_a_circle_is_refused(schema: Any) -> None:
