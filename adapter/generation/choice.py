@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import secrets
 import string
+from bisect import bisect_left
 from codecs import utf_8_decode
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -430,9 +431,12 @@ class _Parts:
         self._has_content = False
         self._calls = 0
         self._position = 0
-        # The position and the token count of each piece that may be reasoning.
+        # The position and the token count of each piece.
         self._starts: list[tuple[int, int]] = []
-        self._answer_start = 0
+        # The positions at which the reasoning ends, begins again, ends again, and so on.
+        self._edges: list[int] = []
+        # The end of the latest part that is shown; the next ones may be markers.
+        self._last = 0
         self.reasoning: list[str] = []
 
     @property
@@ -495,20 +499,18 @@ class _Parts:
         return event._replace(reason="stop", stop=self.stop, completion_tokens=count, end=None)
 
     def reasoning_tokens(self) -> int | None:
-        """Return the number of tokens before the answer.
+        """Return the number of tokens of the reasoning, with those of its markers.
 
         None if the engine does not report token counts.
         """
         if not self.reasoning:
             return 0
-        end = self._answer_start if self._answers else self._position
-        counts = [count for start, count in self._starts if start < end]
+        places = [bisect_left(self._starts, (edge, 0)) for edge in (0, *self._edges)]
+        if len(places) % 2:
+            places.append(len(self._starts))
+        parts = [self._starts[one:end] for one, end in zip(places[::2], places[1::2], strict=True)]
+        counts = [count for _, count in chain.from_iterable(parts)]
         return sum(counts) if all(counts) else None
-
-    @property
-    def _answers(self) -> bool:
-        """True if the answer has begun, so that the reasoning is over."""
-        return self._has_content or self._calls > 0
 
     @property
     def _is_surplus(self) -> bool:
@@ -519,11 +521,14 @@ class _Parts:
         at = self._position
         if self._begun is not None:
             self._note(piece, at)
-        if not self._answers and not self._late and (piece.data or piece.tokens):
+        if not self._late and (piece.data or piece.tokens):
             if piece.tokens:
                 self._count(piece.tokens, at)
             else:
-                start = _visible(at, piece.data) if piece.token_count == 1 else at
+                bare, start = piece.data.lstrip(), at
+                if bare and piece.token_count == 1:
+                    # Whitespace before an answer is dropped, but " I" belongs to the answer.
+                    start += len(piece.data) - len(bare)
                 self._starts.append((start, piece.token_count))
         self._position += len(piece.data)
         parts = self._filter.feed(piece.data, piece.is_control)
@@ -545,9 +550,10 @@ class _Parts:
             self._begun = None
 
     def _count(self, tokens: Sequence[Token], at: int) -> None:
-        """Note the tokens that may be reasoning."""
+        """Note the positions of tokens that come with their data."""
         for token in tokens:
-            self._starts.append((_visible(at, token.data), 1))
+            bare = token.data.lstrip()
+            self._starts.append((at + len(token.data) - len(bare) if bare else at, 1))
             at += len(token.data)
 
     def _rest(self) -> list[Part]:
@@ -588,6 +594,7 @@ class _Parts:
                     self._hidden = []
                 entries = self._incomplete + entries
             text = self._text(part, start)
+            self._last = released
             if part.kind in ("call", "arguments") and self._is_surplus:
                 self._hidden += [entry.token.id for entry in entries]
                 entries = []
@@ -599,8 +606,9 @@ class _Parts:
 
     def _text(self, part: Part, start: int) -> str | None:
         """Return the text of a part, or None if it has no text to show."""
-        if part.kind != "reasoning" and not self._answers:
-            self._answer_start = start
+        if (part.kind == "reasoning") is bool(len(self._edges) % 2):
+            # The marker before reasoning belongs to it, as the one after it does.
+            self._edges.append(self._last if part.kind == "reasoning" else start)
         if part.kind == "call":
             self._calls += 1
             self._decoders["arguments"] = _decoder("replace")
@@ -613,15 +621,6 @@ class _Parts:
         if part.kind == "reasoning":
             self.reasoning.append(text)
         return text or None
-
-
-def _visible(start: int, data: bytes) -> int:
-    """Return the position of a token's first byte that is not whitespace, if it has one.
-
-    Whitespace before an answer is dropped, but a token such as " I" belongs to the answer.
-    """
-    bare = data.lstrip()
-    return start + len(data) - len(bare) if bare else start
 
 
 def new_call_id() -> str:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from latimer.adapter.generation.sinks import Answer, JsonSink, Result, detailed_
 from latimer.adapter.model_entry import Policy, ServedModel
 from latimer.adapter.request import Exchange
 from latimer.backends.base import Finish, Generation, Model, Piece, Prompt, Stops, Token
+from support.clients import adapting
 from support.engines.echo import Echo
 
+TESTS = Path(__file__).parents[2]
+GEMMA = (TESTS / "templates" / "google-gemma-4-31B-it-interleaved.jinja").read_text()
 MODEL = Model("m", 100, None, "", "", False, "f", 7)
 THOUGHT, ANSWER = "Is it é? " * 300, "It is, because " * 300
 
@@ -74,6 +78,30 @@ async def test_parts_are_the_same_for_pieces_of_any_size(size: int, stops: Stops
     details = reply["usage"]["completion_tokens_details"]
     tokens = -(-len(f"<think>{THOUGHT}</think>".encode()) // size)
     assert details["reasoning_tokens"] == tokens
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|channel>thought\nHm.<channel|>Paris. <|channel>thought\nSure?<channel|>Yes.",
+        "Paris. <|channel>thought\nSure?<channel|>Yes.",
+        "<|channel>thought\nHm.<channel|>Paris. <|channel>thought\nSure?",
+    ],
+)
+async def test_later_reasoning_counts(text: str, logprobs: bool) -> None:
+    """A model that thinks again has all tokens but those of its answer as reasoning tokens."""
+    async with adapting(Echo(text, template=GEMMA)) as client:
+        body = {
+            "model": "demo",
+            "logprobs": logprobs,
+            "messages": [{"role": "user", "content": ""}],
+        }
+        body |= {"logprobs": logprobs}
+        reply = (await client.post("/v1/chat/completions", json=body)).json()
+    usage, content = reply["usage"], reply["choices"][0]["message"]["content"]
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert reasoning == usage["completion_tokens"] - len(content)
 
 
 async def test_a_long_answer_is_parsed_in_a_thread() -> None:
