@@ -220,7 +220,7 @@ class ConnectionPool:
         most_idle: int = MOST_IDLE,
     ) -> None:
         parts = _parts_of(url)
-        self.address = shown_address(url)
+        self._url, self.address = url, shown_address(url)
         self._silence = silence
         self._patience = patience
         self._probe = probe
@@ -250,7 +250,7 @@ class ConnectionPool:
 
     def separate(self, most_idle: int) -> ConnectionPool:
         """Return a pool with the same settings and connections of its own."""
-        return ConnectionPool(self.address, self._silence, self._patience, self._probe, most_idle)
+        return ConnectionPool(self._url, self._silence, self._patience, self._probe, most_idle)
 
     def _of(self, loop: asyncio.AbstractEventLoop) -> ConnectionPool:
         """Return the pool of an event loop, which may be this one."""

@@ -449,6 +449,18 @@ async def test_of_an_errors_body_only_the_beginning_is_read() -> None:
         assert len(body) < 4_000_000
 
 
+async def test_a_separate_client_has_the_same_server() -> None:
+    """Connections of their own go to the same host, also if the address has an @ in its path."""
+    async with server(sends(OK)) as (client, peers):
+        assert client.pool is not None
+        path = f"http://127.0.0.1:{client.pool._port}/team@nowhere.invalid"
+        other = HttpClient(path, {}, ConnectionPool(path)).separate()
+        async with await other.send("GET", "/") as response:
+            await response.aread()
+        assert len(peers) == 1
+        await other.aclose()
+
+
 async def test_idle_connections_are_bounded() -> None:
     """The client keeps at most `MOST_IDLE` idle connections after a burst of requests."""
     together = asyncio.Event()
