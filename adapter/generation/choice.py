@@ -507,7 +507,10 @@ class _Parts:
             return 0
         places = [bisect_left(self._starts, (edge, 0)) for edge in (0, *self._edges)]
         if len(places) % 2:
-            places.append(len(self._starts))
+            cut = len(self._starts)
+            if self.stop is not None:
+                cut = bisect_left(self._starts, (self._filter.released, 0))
+            places.append(cut)
         parts = [self._starts[one:end] for one, end in zip(places[::2], places[1::2], strict=True)]
         counts = [count for _, count in chain.from_iterable(parts)]
         return sum(counts) if all(counts) else None
@@ -596,7 +599,8 @@ class _Parts:
             text = self._text(part, start)
             self._last = released
             if part.kind in ("call", "arguments") and self._is_surplus:
-                self._hidden += [entry.token.id for entry in entries]
+                for entry in entries:
+                    self._hidden += [*entry.hidden, entry.token.id]
                 entries = []
             self._incomplete = entries if text is None else []
             if text is not None:

@@ -115,13 +115,27 @@ async def test_a_long_answer_is_parsed_in_a_thread() -> None:
 
 
 def test_the_tokens_of_a_call_that_is_not_shown_are_hidden() -> None:
-    """Without parallel calls, content after a second call has its own tokens only."""
+    """Without parallel calls, content after a second call has its own tokens only, and names those
+    of the call."""
     call = b'<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    parts = call, call[:20], call[20:35], call[35:40], call[40:], b"b"
     own = partial(HERMES.parser, {"f": {}}, frozenset(), False, False)
     choice = Choice((), form=MessageFormat(own, parallel=False))
-    tokens = [Token(at, text, text, False, -1.0) for at, text in enumerate((call, call, b"b"))]
+    tokens = [Token(at, text, text, False, -1.0) for at, text in enumerate(parts)]
     deltas = [*choice.take([Piece(0, token.data, (token,)) for token in tokens])]
-    deltas += choice.end(Finish(0, "end", None, 3, 3))[0]
+    deltas += choice.end(Finish(0, "end", None, 3, 6))[0]
     entries = [entry for delta in deltas for entry in delta.entries]
-    assert [(entry.token.id, entry.hidden) for entry in entries] == [(0, ()), (2, (1,))]
+    assert [(entry.token.id, entry.hidden) for entry in entries] == [(0, ()), (5, (1, 2, 3, 4))]
     assert deltas[-1].text == "b"
+
+
+@pytest.mark.parametrize("stop", ["<|end|>", "ab"])
+def test_a_stop_after_reasoning_is_none_of_its_tokens(stop: str) -> None:
+    """A stop sequence or a control token right after the reasoning is not one of its tokens."""
+    parser = partial(ReasoningParser, TAGS[0], True, frozenset(), TextParser())
+    choice = Choice((stop,), form=MessageFormat(parser, ending=frozenset({b"<|end|>"})))
+    for text in (b"h", b"</think>", stop.encode()):
+        choice.read(Piece(0, text, (), text == b"<|end|>", 1))
+    choice.end(Finish(0, "length", None, 1, 3))
+    assert choice.finish is not None
+    assert choice.finish.completion_tokens == choice.reasoning_tokens == 2
