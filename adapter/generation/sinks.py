@@ -393,6 +393,8 @@ class StreamSink(Sink):
             # The store itself can be the reason.
             with suppress(StoreUnavailable):
                 await self._answer.store(failed)
+            # A comment can begin meanwhile.
+            await self.comments.settle()
         self.comments.idle = SENDING
         await self._write(self._last + self._frames.error(error), False)
         return True

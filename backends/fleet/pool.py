@@ -144,9 +144,8 @@ class Pool(Speaking):
             if replica not in replicas:
                 replica.leave(self.grant)
                 self._sessions.forget(replica)
-                self._tasks.pop(replica, None)
-                self._looked.pop(replica, None)
-                self._silent.pop(replica, None)
+                if not is_running(self._tasks.get(replica)):
+                    self._forget(replica)
         self._only = replicas[0] if len(replicas) == 1 else None
         # One engine has all prompts.
         self._affinity: Affinity = affinity if len(replicas) > 1 else "none"
@@ -256,12 +255,26 @@ class Pool(Speaking):
         else:
             self._silent.pop(replica, None)
             self.admit(replica, model)
+        finally:
+            if replica not in self.replicas:
+                self._forget(replica)
+
+    def _forget(self, replica: Replica) -> None:
+        """Keep nothing of an engine that has left, and that is not asked any more."""
+        self._tasks.pop(replica, None)
+        self._looked.pop(replica, None)
+        self._silent.pop(replica, None)
 
     async def read_facts(self, backend: Backend) -> None:
         """Ask an engine once for what a list of models says about embeddings."""
         if not self._facts:
             with suppress(EngineError, RequestError):
-                self._facts = [await backend.embedding_model()]
+                self._keep_facts(await backend.embedding_model())
+
+    def _keep_facts(self, facts: EmbeddingModel | None) -> None:
+        """Keep facts about embeddings, unless an engine that is busy does not know them yet."""
+        if facts is None or facts.dimensions is not None:
+            self._facts = [facts]
 
     def admit(self, replica: Replica, model: Model) -> None:
         """Let an engine that answers serve requests, if it has the pool's model."""
@@ -732,7 +745,8 @@ class Pool(Speaking):
             try:
                 context = replica.backend.native(job, stream)
                 reply = await context.__aenter__()
-                replica.succeed()
+                if reply.status < 500:
+                    replica.succeed()
                 break
             except BaseException as error:
                 await self.after(place, error)
@@ -833,8 +847,7 @@ class Pool(Speaking):
         if self._facts:
             return self._facts[0]
         facts = await self._any(lambda backend: backend.embedding_model())
-        if facts is None or facts.dimensions is not None:
-            self._facts = [facts]
+        self._keep_facts(facts)
         return facts
 
     @override

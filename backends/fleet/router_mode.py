@@ -42,8 +42,9 @@ class RemoteModel(EngineLoader):
         options: as for `EngineLoader`.
     """
 
-    # False if another client of the server has loaded it.
-    _has_loaded = True
+    # True if Latimer has loaded it, and no other client of the server.
+    _has_loaded = False
+    _is_closing = False
 
     def __init__(
         self, name: str, client: HttpClient, model: str, backend: Backend, **options: Any
@@ -70,8 +71,7 @@ class RemoteModel(EngineLoader):
 
     @override
     async def aclose(self) -> None:
-        if self.is_ready and not self._has_loaded:
-            self.leave()
+        self._is_closing = True
         await super().aclose()
         await self._client.aclose()
 
@@ -98,10 +98,17 @@ class RemoteModel(EngineLoader):
     @override
     async def _stop(self) -> None:
         self._look_away()
+        if self._is_closing and not self._has_loaded:
+            return
         # A server that has ended, or that does not know the model, has not loaded it.
         with contextlib.suppress(LatimerError, LoadFailed, TimeoutError):
             async with asyncio.timeout(UNLOAD):
                 await self._end()
+
+    @override
+    async def _abandon(self) -> None:
+        if self._has_loaded:
+            await super()._abandon()
 
     @override
     def doubt(self) -> None:
@@ -207,6 +214,7 @@ class KoboldModel(RemoteModel):
 
     @override
     async def _begin(self) -> None:
+        self._has_loaded = True
         await self._reload(self._model)
 
     @override

@@ -119,9 +119,16 @@ def _identity(value: Any) -> bytes:
 
     In Python, true equals 1, too.
     """
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True).encode()
+    return json.dumps(_whole(value), sort_keys=True).encode()
+
+
+def _whole(value: Any) -> Any:
+    """Return a JSON value with integers in place of whole floats."""
+    if isinstance(value, dict):
+        return {key: _whole(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], path: Path) -> None:
@@ -374,8 +381,14 @@ def pointer(target: str) -> Path:
 
 def at_pointer(root: Any, target: str) -> Any:
     """Return the value that a reference within a schema points to; None if there is none."""
+    found = _at(root, pointer(target))
+    # Some generators do not encode the names of definitions.
+    return found if found is not None else _at(root, pointer(target.replace("%", "%25")))
+
+
+def _at(root: Any, path: Path) -> Any:
     at = root
-    for key in pointer(target):
+    for key in path:
         if isinstance(at, list) and isinstance(key, int) and key < len(at):
             at = at[key]
         elif isinstance(at, dict) and str(key) in at:

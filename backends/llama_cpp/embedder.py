@@ -378,11 +378,13 @@ class RankPrompts:
 
     def _between(self, document: str) -> tuple[TokenIds, int]:
         """Return the tokens of a prompt, and the number of those of query and document."""
-        pointer, own = self._vocabulary.pointer, self._plain(document)
-        eos, sep = llama_cpp.llama_vocab_eos(pointer), llama_cpp.llama_vocab_sep(pointer)
-        end = [eos if eos >= 0 else sep] if llama_cpp.llama_vocab_get_add_eos(pointer) else []
-        begin = [self._vocabulary.bos_id] if self._vocabulary.adds_bos else []
-        middle = [*end, sep] if llama_cpp.llama_vocab_get_add_sep(pointer) else end
+        vocabulary = self._vocabulary
+        pointer, own = vocabulary.pointer, self._plain(document)
+        with vocabulary.calls.counted():
+            eos, sep = llama_cpp.llama_vocab_eos(pointer), llama_cpp.llama_vocab_sep(pointer)
+            end = [eos if eos >= 0 else sep] if llama_cpp.llama_vocab_get_add_eos(pointer) else []
+            middle = [*end, sep] if llama_cpp.llama_vocab_get_add_sep(pointer) else end
+        begin = [vocabulary.bos_id] if vocabulary.adds_bos else []
         ids = (*begin, *self._query_ids, *middle, *own, *end)
         return ids, len(self._query_ids) + len(own)
 

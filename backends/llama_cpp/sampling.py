@@ -237,7 +237,7 @@ def _weights(
     logits: NDArray[np.float32], out: NDArray[np.float32], temperature: float = 1.0
 ) -> NDArray[np.float32] | None:
     """Return the tokens' probabilities as multiples of the largest; None without a finite logit."""
-    highest = logits.max()
+    highest = logits.max(initial=-np.inf)
     if not -np.inf < highest < np.inf:
         return None
     weights: NDArray[np.float32] = np.subtract(logits, highest, out=out[: len(logits)])

@@ -628,7 +628,7 @@ class Scheduler:
         try:
             token = run.sampler.sample(logits)
         except (DeadEnd, LimitExceeded) as error:
-            if logits.max() < math.inf:
+            if -math.inf < logits.max() < math.inf:
                 param = job.grammar.param if job.grammar is not None else "logit_bias"
                 self._cancel(task, InvalidGrammar(param, f"it allows no further token: {error}"))
             else:

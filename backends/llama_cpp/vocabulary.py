@@ -248,7 +248,8 @@ class Vocabulary:
 
         WordPiece and Unigram drop whitespace, and have one token for any unknown word.
         """
-        kind = llama_cpp.llama_vocab_type(self.pointer)
+        with self.calls.counted():
+            kind = llama_cpp.llama_vocab_type(self.pointer)
         return kind not in (llama_cpp.LLAMA_VOCAB_TYPE_WPM, llama_cpp.LLAMA_VOCAB_TYPE_UGM)
 
     @cached_property

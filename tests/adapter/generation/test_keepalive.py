@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from typing import Any
 
 import httpx2
@@ -13,8 +13,10 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.generation.frames import COMMENT, ChunkEncoder
 from latimer.adapter.generation.keepalive import TICKS, KeepAlive
+from latimer.adapter.generation.sinks import Answer, StreamSink
+from latimer.adapter.model_entry import Policy, ServedModel
 from latimer.adapter.request import Exchange
-from latimer.backends.base import Backend, Batch, Finish, Generation, Piece
+from latimer.backends.base import Backend, Batch, Finish, Generation, Model, Piece
 from latimer.backends.errors import Busy, ContextExceeded, EngineUnavailable, LatimerError
 from latimer.backends.fleet.pool import Pool
 from latimer.backends.fleet.replica import Replica
@@ -246,6 +248,44 @@ async def test_a_frame_waits_for_a_comment_that_begins_right_after_another() -> 
     await settling
     await asyncio.sleep(0)
     assert sending == 0
+
+
+async def test_an_error_waits_for_a_comment_that_begins_while_it_is_stored() -> None:
+    """A stream that fails has no comment beside its error, or after it."""
+    sent: list[bytes] = []
+    sending = 0
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal sending
+        assert not sending
+        sending += 1
+        await asyncio.sleep(0.01)
+        sending -= 1
+        sent.append(message["body"])
+
+    async def store(_: Mapping[str, Any]) -> None:
+        sink.comments.idle = TICKS
+        sink.comments.tick()
+        await asyncio.sleep(0)
+
+    exchange = Exchange({"type": "http", "method": "POST", "headers": []}, receive, send)
+    exchange.started = True
+    served = ServedModel(Echo(), Model("m", 100, None, "", "", False, "f", 7), Policy())
+    sink = StreamSink(exchange, served, Answer(lambda *_: {}, store=store), Failing({}, False))
+    assert await sink.fail(EngineUnavailable("The engine has ended."))
+    await asyncio.sleep(0.05)
+    assert [one == COMMENT for one in sent] == [True, False]
+
+
+class Failing(ChunkEncoder):
+    """An encoder whose failed response can be stored."""
+
+    def failed(self, error: LatimerError) -> Mapping[str, Any]:
+        """Return a response."""
+        return {"id": "resp_1"}
 
 
 class Passing(BaseHTTPMiddleware):

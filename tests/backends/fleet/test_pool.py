@@ -161,10 +161,12 @@ async def test_an_engine_that_fails_is_ejected_but_never_the_last() -> None:
 class Native(Engine):
     """An engine with native replies."""
 
+    status = 200
+
     @asynccontextmanager
     async def native(self, job: Generation, stream: bool) -> AsyncIterator[NativeReply]:
         """Yield an empty object."""
-        yield NativeReply(200, "application/json", self._body())
+        yield NativeReply(self.status, "application/json", self._body())
 
     async def _body(self) -> AsyncIterator[bytes]:
         yield b"{}"
@@ -179,9 +181,13 @@ async def test_an_engine_without_native_replies_keeps_its_places() -> None:
     assert idle(pool)
 
 
-async def test_a_native_call_shows_that_an_engine_is_well() -> None:
-    """An engine that is tried after its exclusion has all of its places after a native call."""
-    pool = await pool_of(Native("one", 8))
+@pytest.mark.parametrize(("status", "room"), [(200, 8), (400, 8), (500, 1)])
+async def test_a_native_call_shows_that_an_engine_is_well(status: int, room: int) -> None:
+    """An engine that is tried after its exclusion has all of its places after a native call, unless
+    that is an error of the server."""
+    engine = Native("one", 8)
+    engine.status = status
+    pool = await pool_of(engine)
     (replica,) = pool.replicas
     for _ in range(FAILURES):
         replica.breaker.fail()
@@ -189,8 +195,8 @@ async def test_a_native_call_shows_that_an_engine_is_well() -> None:
     replica.set("ready")
     assert replica.room == 1
     async with pool.native(job(), stream=False) as reply:
-        assert reply.status == 200
-    assert (replica.room, replica.breaker.has_failed) == (8, False)
+        assert reply.status == status
+    assert (replica.room, replica.breaker.has_failed) == (room, room == 1)
     assert idle(pool)
 
 
@@ -296,6 +302,18 @@ async def test_facts_that_are_not_known_yet_are_not_kept() -> None:
     found = [await pool.embedding_model() for _ in range(3)]
     assert [one and one.dimensions for one in found] == [None, 64, 64]
     assert engine.asked_for_facts == 3
+    await pool.aclose()
+
+
+async def test_facts_that_a_look_has_not_found_are_asked_for_again() -> None:
+    """A look that finds an engine busy leaves the question of what it embeds to a later one."""
+    engine = Learning("one")
+    engine.asked_for_facts = 1
+    pool = await pool_of(engine)
+    await pool.read_facts(engine)
+    found = await pool.embedding_model()
+    assert found is not None
+    assert (found.dimensions, engine.asked_for_facts) == (64, 3)
     await pool.aclose()
 
 

@@ -115,6 +115,11 @@ async def test_a_model_that_others_have_loaded_is_left_alone(router: str) -> Non
             assert await texts(other.backend)
         await other.aclose()
         assert status_of(router, "one") == "loaded"
+    late = model_of(router, "one", start_timeout=0)
+    with pytest.raises(EngineUnavailable):
+        await late.load()
+    await late.aclose()
+    assert status_of(router, "one") == "loaded"
     await one.aclose()
     assert status_of(router, "one") == "unloaded"
 

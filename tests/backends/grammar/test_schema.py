@@ -291,9 +291,12 @@ def test_older_drafts(old: dict[str, Any], new: dict[str, Any]) -> None:
         ({"type": ["integer", "number"], "allOf": [{"type": "integer"}]}, {"type": ["integer"]}),
         ({"type": "number", "allOf": [{"type": ["integer", "string"]}]}, {"type": ["integer"]}),
         ({"allOf": [{"enum": [1, 2]}, {"enum": [True, 2.0]}]}, {"enum": [2]}),
+        ({"allOf": [{"const": {"a": [1]}}, {"const": {"a": [1.0]}}]}, {"const": {"a": [1]}}),
         # References are fragments of URIs, and a number may be a name.
         ({"$ref": "#/$defs/A%3CB%25%3E", "$defs": {"A<B%>": INTEGER}},
          {"$ref": "#/$defs/A<B%>", "$defs": {"A<B%>": INTEGER}}),
+        ({"$ref": "#/$defs/a%20b", "$defs": {"a%20b": INTEGER}},
+         {"$ref": "#/$defs/a b", "$defs": {"a b": INTEGER}}),
         ({"$ref": "#/$defs/007", "$defs": {"007": INTEGER}},
          {"$ref": "#/$defs/7", "$defs": {"7": INTEGER}}),
     ],

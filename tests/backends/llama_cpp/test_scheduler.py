@@ -596,20 +596,23 @@ def test_a_failed_decode_fails_its_own_jobs(
     assert after.text == b"1, 2, 3, 4, 5, 6, 7."
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.0), Sampling(1.0), Sampling(1.0, extras={"min_p": 0.1})]
+)
 def test_a_model_without_finite_logits_is_at_fault(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, value: float
 ) -> None:
     """Logits that are no numbers are an error of the engine, and not of a field of the request."""
     logits = engine.context.logits
 
     def spoilt(start: int, count: int) -> Any:
         found = logits(start, count)
-        found[:] = math.nan
+        found[:] = value
         return found
 
     monkeypatch.setattr(engine.context, "logits", spoilt)
-    _, box = engine.submit("one two", 4, sampling=Sampling(temperature))
+    _, box = engine.submit("one two", 4, sampling=sampling)
     finish(engine, box)
     assert isinstance(box.error, EngineError)
     assert "not finite" in box.error.message
