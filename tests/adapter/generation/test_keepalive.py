@@ -251,7 +251,7 @@ async def test_a_frame_waits_for_a_comment_that_begins_right_after_another() -> 
 
 
 async def test_an_error_waits_for_a_comment_that_begins_while_it_is_stored() -> None:
-    """A stream that fails has no comment beside its error, or after it."""
+    """A stream that fails sends no comment together with its error, or after it."""
     sent: list[bytes] = []
     sending = 0
 
