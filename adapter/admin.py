@@ -31,7 +31,7 @@ def admin_routes(fleet: Fleet, key: str) -> list[Route]:
     """Return the routes that list, load, unload and drain the engines of a fleet.
 
     Args:
-        key: the key that requests must send in `Authorization: Bearer …`.
+        key: the key that requests must send, in `Authorization: Bearer …` or `x-api-key`.
     """
     keys = Keys([key])
 
@@ -192,8 +192,8 @@ def _check(request: Request, keys: Keys) -> None:
     headers = request.scope["headers"]
     if keys.find(headers, dict(headers)) is None:
         raise InvalidRequest(
-            "This path needs the key of --admin-key, in an Authorization header (Bearer). Over the "
-            "socket of --admin-socket it needs none.",
+            "This path needs the key of --admin-key, in an Authorization header (Bearer) or in "
+            "x-api-key. Over the socket of --admin-socket it needs none.",
             code="invalid_api_key",
             status=401,
         )

@@ -19,7 +19,8 @@ from .request import Exchange
 
 _TYPE = "multipart/form-data"
 # A decimal number. Python would also take `nan`, `1_0`, `1e999` and the digits of other scripts.
-_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?\s*", re.ASCII | re.IGNORECASE)
+# No text may hold the event loop: each part has few characters, and only one way to match.
+_NUMBER = re.compile(r"[-+]?(\d{1,99}(\.\d{0,99})?|\.\d{1,99})(e[-+]?\d{1,2})?", re.ASCII | re.I)
 # Forms have no booleans. OpenAI's clients write words, and others write digits.
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 # Starlette writes large files in anyio's threads. anyio imports what it needs for them on first
@@ -172,4 +173,4 @@ def values_of(
 
 
 def _number(text: str) -> Any:
-    return float(text) if _NUMBER.fullmatch(text) else text
+    return float(text) if _NUMBER.fullmatch(text.strip()) else text

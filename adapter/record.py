@@ -213,12 +213,13 @@ class Record(_Facts):
         An error of other software has a status only if it is Starlette's: else it is a 500, and its
         attributes can be anything.
         """
-        self.failed, self.param, self.error_code, self.limit = 500, "", "", ""
+        self.failed, self.param, self.error_code, self.limit, words = 500, "", "", "", ""
         if isinstance(error, LatimerError):
             self.failed, self.limit = error.status, getattr(error, "limit", "")
             self.param, self.error_code = error.param or "", error.code or ""
+            words = getattr(error, "log_code", "")
         elif isinstance(error, HTTPException):
             self.failed = error.status_code
         if not (self.error_code or self.param):
             # OpenAI's errors for invalid JSON, and for an unknown path or object, have neither.
-            self.error_code = getattr(error, "log_code", "") or _words_of(self.failed)
+            self.error_code = words or _words_of(self.failed)

@@ -294,12 +294,15 @@ class Traces(Observer):
     def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not loop:
             return
-        for _ in range(min(_AT_ONCE, len(self._left))):
-            self._end(self._left.popleft())
-        if self._left:
-            loop.call_soon(self._go_on, loop)
-        else:
-            self._loop = None
+        try:
+            for _ in range(min(_AT_ONCE, len(self._left))):
+                self._end(self._left.popleft())
+        finally:
+            # A processor of spans can raise anything.
+            if self._left:
+                loop.call_soon(self._go_on, loop)
+            else:
+                self._loop = None
 
     def close(self) -> None:
         """End what is left now."""

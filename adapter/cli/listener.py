@@ -143,7 +143,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
     """Bind a port on every address of a host; connections are refused until the sockets listen.
 
     Raises:
-        OSError: the port is in use, or the host is not an address of this machine.
+        OSError: the port is in use, or the host has no address of this machine.
     """
     found: list[socket.socket] = []
     lack = OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
@@ -158,7 +158,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
             except OSError as error:
                 if family != socket.AF_INET6 or error.errno not in _WITHOUT_IPV6:
                     raise
-                # The machine has no IPv6; its other addresses are enough.
+                # The machine has no IPv6, or not this address; its other addresses are enough.
                 lack = error
     except OSError:
         for one in found:

@@ -135,11 +135,13 @@ class _WorkerServer(Server):
 
     # True since a connection was cut, until the next one is there.
     _is_short = False
+    # The connections that were cut and that the parent counts as open.
+    _cut_before = 0
 
     def __init__(self, worker: Worker, app: OpenAIAdapter, settings: Settings) -> None:
         register = Register(worker.folder / REGISTER, worker.number)
         around = Relay(app, register, worker.folder, worker.number)
-        http = _counted(partial(worker.send, CLOSED))
+        http = _counted(self._note_closed)
         super().__init__(app, settings, around, http)
         self._worker = worker
         self._register = register
@@ -235,8 +237,14 @@ class _WorkerServer(Server):
                 self._loop.remove_reader(self._worker.channel)
                 return
 
+    def _note_closed(self) -> None:
+        # If they counted as closed at once, the parent would give this worker the next ones, too.
+        self._worker.send(CLOSED * (1 + self._cut_before))
+        self._cut_before = 0
+
     def _note_loss(self) -> None:
         """Log that the kernel has cut a connection, for which this process has no file."""
+        self._cut_before += 1
         if not self._is_short:
             log.warning(
                 "Latimer has too many open files, and cuts new connections. Raise ulimit -n."

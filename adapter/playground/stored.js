@@ -123,7 +123,13 @@ async function list(more = false) {
     $("stored-list").replaceChildren();
   }
   const own = place;
-  const page = await next(PAGE, own);
+  let page;
+  try {
+    page = await next(PAGE, own);
+  } catch (error) {
+    if (own === place) $("stored-more").hidden = !more;
+    throw error;
+  }
   // Another list has begun meanwhile.
   if (own !== place) return;
   for (const one of page.found) listed.set(one.id, one);

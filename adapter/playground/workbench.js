@@ -154,8 +154,8 @@ async function generate(parent, kept = []) {
     say(error.message, true);
     return;
   }
-  // Another conversation was opened meanwhile.
-  if (own !== talk) return;
+  // Another conversation was opened meanwhile, or another reply has begun.
+  if (running || own !== talk) return;
   const begins = kept.length ? (textOf(joined(kept)) ?? new TextDecoder().decode(Uint8Array.from(joined(kept)))) : "";
   const tokens = sampling.wantsTokens() ? [...kept] : [];
   const node = conversation.add(talk, parent?.id ?? null, { role, content: begins, tokens });

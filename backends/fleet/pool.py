@@ -74,6 +74,8 @@ MOST_PARKED, ENGINES_A_PARKED, LONGEST_PARKED = 16, 4, 5.0
 # as a share of the prompt: if the prompt continues one that the engine has, and if it only begins
 # like others.
 LOAD, NEW = 0.25, 2.0
+# More than any engine costs.
+_MOST = (float("inf"), 0, 0, False, False)
 # Tokens that an answer has, as long as none has ended.
 _ANSWER = 128.0
 
@@ -271,10 +273,11 @@ class Pool(Speaking):
             with suppress(EngineError, RequestError):
                 self._keep_facts(await backend.embedding_model())
 
-    def _keep_facts(self, facts: EmbeddingModel | None) -> None:
-        """Keep facts about embeddings, unless an engine that is busy does not know them yet."""
+    def _keep_facts(self, facts: EmbeddingModel | None) -> EmbeddingModel | None:
+        """Return facts, and keep them unless an engine that is busy does not know them yet."""
         if facts is None or facts.dimensions is not None:
             self._facts = [facts]
+        return facts
 
     def admit(self, replica: Replica, model: Model) -> None:
         """Let an engine that answers serve requests, if it has the pool's model."""
@@ -846,9 +849,7 @@ class Pool(Speaking):
     async def embedding_model(self) -> EmbeddingModel | None:
         if self._facts:
             return self._facts[0]
-        facts = await self._any(lambda backend: backend.embedding_model())
-        self._keep_facts(facts)
-        return facts
+        return self._keep_facts(await self._any(lambda backend: backend.embedding_model()))
 
     @override
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenIds:
@@ -897,7 +898,3 @@ class Pool(Speaking):
                 settle(place.future, EngineUnavailable("The model is no longer served."))
         for replica in self.replicas:
             replica.leave(self.grant)
-
-
-# More than any engine costs.
-_MOST = (float("inf"), 0, 0, False, False)

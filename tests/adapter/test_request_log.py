@@ -378,7 +378,7 @@ async def test_an_error_without_a_code_has_words(
 class _Odd(Exception):
     """An error of other software, with attributes of its own."""
 
-    status_code, code, param, limit = None, object(), object(), object()
+    status_code, code, param, limit, log_code = None, object(), object(), object(), object()
 
 
 class _Limited(HTTPException):

@@ -25,7 +25,7 @@ from latimer.backends.llama_server import LlamaServer
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -497,6 +497,34 @@ async def test_many_spans_take_several_turns(make_backend: Any, kept: Kept) -> N
     assert len(kept.requests) == 21
     assert max(steps) <= 4
     assert context.get_current() == context.Context()
+
+
+class Once(SpanProcessor):
+    """A processor that fails at its first span."""
+
+    has_failed = False
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Fail once."""
+        if not self.has_failed:
+            self.has_failed = True
+            raise ValueError("It is full.")
+
+
+async def test_a_processor_that_fails_ends_no_other_spans(kept: Kept) -> None:
+    """An error of a processor of spans costs one span."""
+    processor = Once()
+    kept.tracers.add_span_processor(processor)
+    app = OpenAIAdapter(Echo(), observers=[Traces(kept.tracers, kept.meters)])
+    async with client_of(app) as client:
+        for _ in range(20):
+            await client.get("/v1/models")
+    app.service.observers.flush()
+    async with asyncio.timeout(5):
+        while len(kept.requests) < 20:
+            await asyncio.sleep(0.01)
+    assert processor.has_failed
+    await app.aclose()
 
 
 def test_spans_outlive_an_event_loop(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

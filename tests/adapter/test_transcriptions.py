@@ -217,6 +217,8 @@ WRONG: tuple[tuple[dict[str, Any], str, str | None], ...] = (
     ({"temperature": "hot"}, "temperature", "invalid_type"),
     ({"temperature": "nan"}, "temperature", "invalid_type"),
     ({"temperature": "0_1"}, "temperature", "invalid_type"),
+    ({"temperature": "1e999"}, "temperature", "invalid_type"),
+    ({"temperature": "1" * 100_000 + "x"}, "temperature", "invalid_type"),
     ({"temperature": "2"}, "temperature", "decimal_above_max_value"),
     ({"stream": "maybe"}, "stream", "invalid_type"),
     ({"language": "klingon"}, "language", "invalid_value"),

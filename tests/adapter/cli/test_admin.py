@@ -15,7 +15,7 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.admin import admin_routes
 from latimer.adapter.cli.admin import _row
-from starlette.testclient import TestClient
+from support.clients import client_of
 from support.copies import run
 from support.engines.echo import Echo
 from support.servers import command, free_port
@@ -37,14 +37,15 @@ def test_a_server_without_paths_for_operators() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_a_key_beyond_ascii(encoding: str) -> None:
+async def test_a_key_beyond_ascii(encoding: str) -> None:
     """The operator's key may have any letters, in UTF-8 or Latin-1, as keys of clients may."""
     nothing: Any = SimpleNamespace(replicas={}, pools={})
     app = OpenAIAdapter(Echo(), routes=admin_routes(nothing, "schlüssel"))
-    client = TestClient(app)
-    for key, status in (("schlüssel", 200), ("schlussel", 401)):
-        headers = {"authorization": f"Bearer {key}".encode(encoding)}
-        assert client.get("/admin/engines", headers=headers).status_code == status  # type: ignore[arg-type]
+    async with client_of(app) as client:
+        for key, status in (("schlüssel", 200), ("schlussel", 401)):
+            headers = [(b"authorization", f"Bearer {key}".encode(encoding))]
+            reply = await client.get("/admin/engines", headers=headers)
+            assert reply.status_code == status
 
 
 @pytest.mark.parametrize(

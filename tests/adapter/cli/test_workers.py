@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -22,7 +23,7 @@ from latimer.adapter.cli.relay import Relay, path_of
 from latimer.adapter.cli.server import ENDS
 from latimer.adapter.cli.sharing import check_shared, shared
 from latimer.adapter.cli.terminal import NO_FILE
-from latimer.adapter.cli.worker import REGISTER
+from latimer.adapter.cli.worker import CLOSED, REGISTER, _WorkerServer
 from latimer.adapter.errors import LateRequest
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.responses.register import Register
@@ -478,6 +479,18 @@ def test_a_connection_that_is_cut_for_lack_of_files_is_logged(engine: str) -> No
             r"^worker \d: Latimer has too many open files, and cuts new connections\. Raise ulimit"
         )
         assert server.line(line)
+
+
+def test_cut_connections_are_told_when_there_is_a_file_again() -> None:
+    """The parent counts a connection that was cut until another one of the worker closes."""
+    sent: list[bytes] = []
+    server = _WorkerServer.__new__(_WorkerServer)
+    server._worker = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
+    for _ in range(3):
+        server._note_loss()
+    server._note_closed()
+    server._note_closed()
+    assert sent == [CLOSED * 4, CLOSED]
 
 
 async def test_any_number_of_requests_are_passed_on(tmp_path: Path) -> None:
