@@ -589,7 +589,7 @@ class _Parts:
             self._marker = []
             if part.kind == "reasoning":
                 # Tokens of reasoning are not shown.
-                self._hidden += [entry.token.id for entry in self._incomplete + entries]
+                self._hidden += _ids_of(self._incomplete + entries)
                 entries = []
             else:
                 if entries and self._hidden:
@@ -599,8 +599,7 @@ class _Parts:
             text = self._text(part, start)
             self._last = released
             if part.kind in ("call", "arguments") and self._is_surplus:
-                for entry in entries:
-                    self._hidden += [*entry.hidden, entry.token.id]
+                self._hidden += _ids_of(entries)
                 entries = []
             self._incomplete = entries if text is None else []
             if text is not None:
@@ -625,6 +624,11 @@ class _Parts:
         if part.kind == "reasoning":
             self.reasoning.append(text)
         return text or None
+
+
+def _ids_of(entries: Sequence[Entry]) -> list[int]:
+    """Return the ids of tokens, with those that were hidden before each of them."""
+    return [one for entry in entries for one in (*entry.hidden, entry.token.id)]
 
 
 def new_call_id() -> str:
