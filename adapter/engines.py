@@ -460,8 +460,8 @@ def _finder(settings: Settings, address: str) -> Callable[[], Awaitable[Backend]
 
     async def find() -> Backend:
         kind = settings.backend if settings.backend != "auto" else await _probe(address, key)
-        if settings.workers > 1 and why_one_process(kind):
-            raise EngineError(f"{address}: {why_one_process(kind)}")
+        if settings.workers > 1 and (reason := why_one_process(kind)):
+            raise EngineError(f"{address}: {reason}")
         if kind not in made:
             made[kind] = ENGINES[kind].backend()(address, **settings.arguments(kind))
         return made[kind]

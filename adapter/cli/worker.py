@@ -238,7 +238,7 @@ class _WorkerServer(Server):
                 return
 
     def _note_closed(self) -> None:
-        # If they counted as closed at once, the parent would give this worker the next ones, too.
+        # Those that were cut count as open until now, or this worker would get the next ones, too.
         self._worker.send(CLOSED * (1 + self._cut_before))
         self._cut_before = 0
 

@@ -109,6 +109,8 @@ class RemoteModel(EngineLoader):
     async def _abandon(self) -> None:
         if self._has_loaded:
             await super()._abandon()
+        else:
+            self._look_away()
 
     @override
     def doubt(self) -> None:
@@ -168,10 +170,12 @@ class RouterModel(RemoteModel):
     async def _begin(self) -> None:
         self._has_loaded = False
         while (await self._entry()).status not in (*_LOADED, "loading"):
+            # The answer may be lost.
+            self._has_loaded = True
             status, reply = await self._ask("POST", "/models/load", {"model": self._model})
+            self._has_loaded = status == 200
             message = _message_of(reply)
             if status == 200 or "already running" in message:
-                self._has_loaded = status == 200
                 return
             if "model limit" not in message:
                 raise LoadFailed(f"the router refused to load it: {message or status}")

@@ -120,6 +120,12 @@ async def test_a_model_that_others_have_loaded_is_left_alone(router: str) -> Non
         await late.load()
     await late.aclose()
     assert status_of(router, "one") == "loaded"
+    other = model_of(router, "one")
+    await other.load()
+    await other.reject("It cannot be used.")
+    assert other._looking is None
+    await other.aclose()
+    assert status_of(router, "one") == "loaded"
     await one.aclose()
     assert status_of(router, "one") == "unloaded"
 
