@@ -247,15 +247,24 @@ _ANY = [Range(0, LAST)]
 _DIGITS = [Range(0x30, 0x39)]
 _WORD = [*_DIGITS, Range(0x41, 0x5A), Range(0x5F, 0x5F), Range(0x61, 0x7A)]
 _SPACE = [Range(0x09, 0x0D), Range(0x20, 0x20)]
-# ASCII only, as in ECMAScript except for rare spaces, so a match is a match in every dialect.
+# The ends of lines that `.` does not match in some dialect, and the rare spaces of some dialect.
+_LINE_ENDS = [Range(0x0A, 0x0A), Range(0x0D, 0x0D), Range(0x2028, 0x2029)]
+_RARE_SPACE = [
+    Range(0x1C, 0x1F), Range(0x85, 0x85), Range(0xA0, 0xA0), Range(0x1680, 0x1680),
+    Range(0x2000, 0x200A), Range(0x2028, 0x2029), Range(0x202F, 0x202F), Range(0x205F, 0x205F),
+    Range(0x3000, 0x3000), Range(0xFEFF, 0xFEFF),
+]  # fmt: skip
+# Words and digits are ASCII, as in ECMAScript. Rare spaces are neither spaces nor other characters,
+# so a match is a match in every dialect.
 _CATEGORIES = {
     codes.CATEGORY_DIGIT: normal(_DIGITS),
     codes.CATEGORY_NOT_DIGIT: complement(_DIGITS),
     codes.CATEGORY_WORD: normal(_WORD),
     codes.CATEGORY_NOT_WORD: complement(_WORD),
     codes.CATEGORY_SPACE: normal(_SPACE),
-    codes.CATEGORY_NOT_SPACE: complement(_SPACE),
+    codes.CATEGORY_NOT_SPACE: complement([*_SPACE, *_RARE_SPACE]),
 }
+_SPACES = {codes.CATEGORY_SPACE, codes.CATEGORY_NOT_SPACE}
 _BEGINNING = (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING)
 _END = (codes.AT_END, codes.AT_END_STRING)
 
@@ -338,7 +347,7 @@ class _Converter:
         if code is codes.NOT_LITERAL:
             return self._one(complement([Range(value, value)]))
         if code is codes.ANY:
-            return self._one(complement([Range(0x0A, 0x0A), Range(0x0D, 0x0D)]))
+            return self._one(complement(_LINE_ENDS))
         if code is codes.IN:
             return self._one(_set_of(value))
         if code is codes.BRANCH:
@@ -398,6 +407,10 @@ def _set_of(items: Sequence[Node]) -> list[Range]:
             ranges.append(Range(*value))
         else:
             ranges += _CATEGORIES[value]
+    named = {value for code, value in items if code is codes.CATEGORY}
+    if named >= _SPACES or (negated and named & _SPACES):
+        # Spaces and all others are everything, and a set that excludes one of both excludes these.
+        ranges += _RARE_SPACE
     return complement(ranges) if negated else normal(ranges)
 
 

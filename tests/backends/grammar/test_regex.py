@@ -37,6 +37,22 @@ def test_whatever_comes_matches(walker: Walker, pattern: str) -> None:
         assert re.fullmatch(pattern, text, re.ASCII), text
 
 
+@pytest.mark.parametrize("space", "\x1c\x85\xa0\u1680\u2003\u2028\u202f\u205f\u3000\ufeff")
+def test_rare_spaces_are_no_other_characters(walker: Walker, space: str) -> None:
+    """A space of any dialect matches no class without spaces, and a class of everything."""
+    for pattern in (r"\S", r"[^\s]", r"[^\s\d]", r"[\S-]", r"[^\S]"):
+        assert not walker.accepts(to_gbnf(pattern), space), pattern
+    for pattern in (r"[\s\S]", r"[^a]", r"\W"):
+        assert walker.accepts(to_gbnf(pattern), space), pattern
+
+
+@pytest.mark.parametrize("end", "\r\n\u2028\u2029")
+def test_a_point_matches_no_end_of_a_line(walker: Walker, end: str) -> None:
+    """A point matches no character that ends a line in ECMAScript."""
+    assert not walker.accepts(to_gbnf("."), end)
+    assert walker.accepts(to_gbnf("[^.]"), end)
+
+
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
