@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from .gbnf import UnsupportedSchema
 
@@ -276,7 +276,8 @@ def modern(schema: Any) -> Any:
 
     Exclusive bounds become numbers, as since draft 6, and a list of `items` becomes `prefixItems`,
     as since 2020-12. Keywords of draft 3 become those of draft 4. References by the schema's own
-    `id` become pointers, and an `$id` that no reference needs is dropped. Many clients write older
+    `id` become pointers, those that are no URI are encoded, and an `$id` that no reference needs is
+    dropped. Many clients write older
     schemas without naming their dialect, or name one that was never published.
     """
     found = _modern(schema, schema)
@@ -286,6 +287,7 @@ def modern(schema: Any) -> Any:
     base = found.get("$id", found.get("id"))
     if isinstance(base, str):
         _localize(found, base.partition("#")[0])
+    _encode(found)
     # Clients put names into `$id`, which need not be addresses.
     if all(one == "#" or one.startswith("#/") for one in _references(found)):
         _drop_ids(found)
@@ -398,18 +400,39 @@ def _at(root: Any, path: Path) -> Any:
     return at
 
 
-def _localize(schema: Any, base: str) -> None:
+def _localize(root: dict[str, Any], base: str) -> None:
     """Shorten the references into the schema at `base` to their fragments, in place."""
-    if isinstance(schema, list):
-        for one in schema:
-            _localize(one, base)
-    elif isinstance(schema, dict):
-        target = schema.get("$ref")
-        if base and isinstance(target, str) and (target == base or target.startswith(f"{base}#")):
-            schema["$ref"] = target.removeprefix(base) or "#"
-        for key, value in schema.items():
-            if key not in VALUES:
-                _localize(value, base)
+    for one in _each(root) if base else ():
+        target = one.get("$ref")
+        if isinstance(target, str) and (target == base or target.startswith(f"{base}#")):
+            one["$ref"] = target.removeprefix(base) or "#"
+
+
+# The characters besides letters and digits that a fragment of a URI has as they are, and a percent
+# sign that encodes nothing.
+_IN_FRAGMENT = "/?:@!$&'()*+,;=%"
+_BARE_PERCENT = re.compile("%(?![0-9a-fA-F]{2})")
+
+
+def _encode(root: dict[str, Any]) -> None:
+    """Encode the names in pointers where their generator did not, in place."""
+    for one in _each(root):
+        target = one.get("$ref")
+        if isinstance(target, str) and target.startswith("#/"):
+            plain = target.replace("%", "%25")
+            if _at(root, pointer(target)) is None and _at(root, pointer(plain)) is not None:
+                target = plain
+            target = _BARE_PERCENT.sub("%25", target)
+            one["$ref"] = "#" + quote(target[1:], safe=_IN_FRAGMENT)
+
+
+def _each(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all its parts."""
+    todo = [root]
+    while todo:
+        one = todo.pop()
+        yield one
+        todo += _schemas(one)
 
 
 def _schemas(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -422,13 +445,10 @@ def _schemas(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield from (one for one in _list(value) if isinstance(one, dict))
 
 
-def _references(schema: Mapping[str, Any]) -> Iterator[str]:
+def _references(schema: dict[str, Any]) -> Iterator[str]:
     """Yield the references of a schema and of its parts."""
-    todo = [schema]
-    while todo:
-        one = todo.pop()
+    for one in _each(schema):
         yield from (one[key] for key in _REFERENCES if isinstance(one.get(key), str))
-        todo += _schemas(one)
 
 
 def _drop_ids(root: dict[str, Any]) -> None:
@@ -437,9 +457,6 @@ def _drop_ids(root: dict[str, Any]) -> None:
     Pointers of a part begin at its `$id`.
     """
     root.pop("$id", None)
-    todo = [*_schemas(root)]
-    while todo:
-        one = todo.pop()
+    for one in _each(root):
         if "$id" in one and not any(_references(one)):
             del one["$id"]
-        todo += _schemas(one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -329,6 +330,22 @@ def test_names_that_identify_nothing_are_dropped(
 ) -> None:
     """An `$id` that no reference needs is dropped, since clients put any text there."""
     assert modern(schema) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("größe", "gr%C3%B6%C3%9Fe"), ("first name", "first%20name"), ("A<B>", "A%3CB%3E"),
+        ("50%", "50%25"), ("%41", "%2541"), ("a#b", "a%23b"), ("a%20b", "a%2520b"),
+        ("a b", "a%20b"), ("A.b-c_(d)", "A.b-c_(d)"),
+    ],
+)  # fmt: skip
+def test_references_are_addresses(name: str, target: str) -> None:
+    """A name that a generator has not encoded is encoded in a reference, as engines require."""
+    for one in (name, target):
+        schema = {"properties": {"default": {"$ref": f"#/$defs/{one}"}}, "$defs": {name: INTEGER}}
+        assert modern(schema)["properties"]["default"] == {"$ref": f"#/$defs/{target}"}
+    jsonschema_rs.validator_for(modern(schema))
 
 
 @pytest.mark.parametrize(
