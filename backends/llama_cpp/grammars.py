@@ -64,6 +64,9 @@ _ANNOTATIONS = frozenset(
 )  # fmt: skip
 # A regular expression in Lark; without a closing slash it extends to the end of the line.
 _EXPRESSION = re.compile(r"/((?:[^/\\\n]|\\.)*+)")
+# A number with as many digits as those that a double rounds, and the last integer of those that
+# it keeps.
+_LONG, _EXACT = re.compile("[0-9]{16}"), 2**53
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 # The position of an error in llguidance's own format, in which most grammars are a single line.
 _PLACE = re.compile(r"^at 1\(\d+\): ")
@@ -283,6 +286,8 @@ class Grammars:
             if key.kind == "gbnf" or key.after is not None:
                 return await self._compiled.get(key, lambda: self._gbnf(key))
             text, is_hard = await offload.run(len(key.text), _checked, key)
+            if not text:
+                return await self._compiled.get(key, lambda: self._gbnf(key))
             if is_hard:
                 await self._trials.check(text)
             return await self._compiled.get(key, lambda: self._guidance(key, text))
@@ -340,7 +345,8 @@ def _is_hard(grammar: Grammar) -> bool:
 def _checked(grammar: Grammar) -> tuple[str, bool]:
     """Return a grammar in llguidance's own format, and True if it has to be tried first.
 
-    Its size is checked; most errors are found only on compilation.
+    Its size is checked; most errors are found only on compilation. The text is empty if llguidance
+    would change the values of a schema, which GBNF does not.
 
     Raises:
         UnsupportedSchema: a schema exceeds a limit.
@@ -356,6 +362,8 @@ def _checked(grammar: Grammar) -> tuple[str, bool]:
     if grammar.kind == "json_schema":
         schema = json.loads(grammar.text)
         _check_schema(schema)
+        if _LONG.search(grammar.text) and _has_inexact(schema):
+            return "", False
         is_hard = _check_copies(schema) or is_hard
     try:
         if grammar.kind == "json_schema":
@@ -402,6 +410,21 @@ def _check_schema(schema: Any) -> None:
                     reason = f"'multipleOf' is enforced up to {MULTIPLE.maximum}"
                     raise UnsupportedSchema(reason, (*path, "multipleOf"))
             todo += [(inner, (*path, key)) for key, inner in value.items()]
+
+
+def _has_inexact(schema: Any) -> bool:
+    """Return True if a listed value has an integer that llguidance may round to a double."""
+    # True for what is a part of listed values.
+    todo: list[tuple[Any, bool]] = [(schema, False)]
+    while todo:
+        value, is_listed = todo.pop()
+        if isinstance(value, list):
+            todo += [(inner, is_listed) for inner in value]
+        elif isinstance(value, dict):
+            todo += [(one, is_listed or key in ("const", "enum")) for key, one in value.items()]
+        elif is_listed and isinstance(value, int) and abs(value) > _EXACT:
+            return True
+    return False
 
 
 def _unlisted(schema: dict[str, Any]) -> int:

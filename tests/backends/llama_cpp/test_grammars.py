@@ -339,6 +339,20 @@ async def test_required_names_count_as_properties(backend: LlamaCpp, copies: int
     assert time.monotonic() - start < 1
 
 
+@pytest.mark.parametrize("number", [2**53 + 1, 123456789012345678, -(2**63) - 1, 10**100])
+async def test_long_integers_are_not_rounded(backend: LlamaCpp, number: int) -> None:
+    """An integer that a double would round is written as the schema lists it."""
+    schema = {
+        "type": "object",
+        "properties": {"id": {"enum": [number]}, "const": {"const": [{"a": number}]}},
+        "required": ["id", "const"],
+        "additionalProperties": False,
+    }
+    job = job_of(Grammar("json_schema", json.dumps(schema), ""), 1000)
+    text, _ = await text_of(backend, job)
+    assert json.loads(text) == {"id": number, "const": [{"a": number}]}
+
+
 async def test_references_alone_are_not_copied(backend: LlamaCpp) -> None:
     """Definitions that refer to the next twice are cheap."""
     definitions: dict[str, Any] = {"d26": {"type": "string", "maxLength": 1}}
