@@ -10,6 +10,9 @@ With M-RoPE a picture of nx by ny embeddings takes max(nx, ny) positions, and th
 continues at the next one. All of its embeddings have the same first position, so llama.cpp, which
 removes and copies by position, cannot take a part of it.
 
+Layers with a sliding window lack what has left it: llama.cpp overwrites these cells, and does not
+save them. The start of a sequence can only be reused while they have the window before its end.
+
 Idle cells make attention slower for all sequences, because it covers every cell up to the last one
 in use. Outside the KV cache there is also room for many more sequences.
 """
@@ -255,14 +258,22 @@ class Cache:
         rolls_back: True if the memory can remove the end of a sequence. If it cannot (recurrent
             models), a prompt reuses a whole sequence or nothing.
         states: the store for finished sequences that leave the KV cache.
+        window: the tokens that a layer with a sliding window sees; 0 for none.
     """
 
     def __init__(
-        self, memory: Context, size: int, slots: int, rolls_back: bool, states: States
+        self,
+        memory: Context,
+        size: int,
+        slots: int,
+        rolls_back: bool,
+        states: States,
+        window: int = 0,
     ) -> None:
         self._memory = memory
         self.size = size
         self._rolls_back = rolls_back
+        self._window = window
         self.states = states
         self._ids = list(range(slots))[::-1]
         self._running: dict[int, Slot] = {}
@@ -307,7 +318,7 @@ class Cache:
                 last token is left to evaluate.
             spare: cells that must stay free in addition to those of the tokens.
         """
-        source, length = self._longest(tokens, owner) if reuse else (None, 0)
+        source, length = self._longest(tokens, owner, self._has) if reuse else (None, 0)
         state, saved = self.states.longest(owner, tokens) if reuse else (None, 0)
         longest_cut = len(tokens) + spare
         # A state is restored as a whole before its surplus tokens are removed.
@@ -487,13 +498,30 @@ class Cache:
             kept.update(source.cells[:length])
         return self.size - len(kept) >= wanted
 
-    def _longest(self, tokens: list[int], owner: str) -> tuple[Slot | None, int]:
-        """Return the slot with the longest reusable prefix of `tokens`, and the prefix's length."""
+    def _longest(
+        self,
+        tokens: list[int],
+        owner: str,
+        has: Callable[[Slot, int], bool] = lambda slot, length: True,
+    ) -> tuple[Slot | None, int]:
+        """Return the slot with the longest reusable prefix of `tokens`, and the prefix's length.
+
+        Args:
+            has: returns True if a slot has everything that the prefix needs.
+        """
         best: tuple[Slot | None, int] = (None, 0)
         for slot in (*self._resting.values(), *self._running.values()):
             if slot.owner == owner:
                 block = self.states.block
                 shared = reusable(slot.tokens, tokens, self._rolls_back, block, slot.spans)
-                if shared > best[1]:
+                if shared > best[1] and has(slot, shared):
                     best = (slot, shared)
         return best
+
+    def _has(self, slot: Slot, length: int) -> bool:
+        """Return True if the layers with a window have it for the token after a prefix."""
+        # Without a roll back, the prefix is the whole sequence, whose window is always there.
+        if not self._window or not self._rolls_back:
+            return True
+        position = length - surplus(before(slot.spans, length))
+        return self._memory.first(slot.id) <= max(position - self._window + 1, 0)

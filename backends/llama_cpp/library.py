@@ -206,9 +206,15 @@ class LoadedModel:
         except EngineError:
             self.close()
             raise
+        # The tokens that a layer with a sliding window sees; 0 for none.
+        self.window: int = llama_cpp.llama_model_n_swa(self.pointer)
         # A recurrent state cannot go back to an earlier position.
-        self.has_window: bool = llama_cpp.llama_model_n_swa(self.pointer) > 0
         self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
+
+    @property
+    def has_window(self) -> bool:
+        """True if some layers have a sliding window."""
+        return self.window > 0
 
     @property
     def attention(self) -> int:
@@ -405,6 +411,11 @@ class Context:
         """
         if not llama_cpp.llama_memory_seq_rm(self._memory, sequence, start or -1, -1):
             raise ValueError(f"sequence {sequence} cannot be cut at {start}")
+
+    def first(self, sequence: int) -> int:
+        """Return the first position of a sequence that layers with a window still have."""
+        found: int = llama_cpp.llama_memory_seq_pos_min(self._memory, sequence)
+        return found
 
     def copy(self, source: int, target: int, end: int) -> None:
         """Copy another sequence up to a position into an empty one."""

@@ -145,7 +145,7 @@ def _generator(
         files = StateFiles(options.cache_dir, options.cache_disk, waiting, identity, cuts)
     evicted = None if files is None else files.put
     states = States(options.cache_memory - waiting, cuts, evicted=evicted)
-    cache = Cache(context, length, options.slots, model.rolls_back, states)
+    cache = Cache(context, length, options.slots, model.rolls_back, states, model.window)
     # A window or a recurrent state cannot remove the tokens of a draft again, and a larger batch
     # changes the last digits of logits.
     can_draft = model.rolls_back and not model.has_window and not options.exact

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MODELS
-from latimer.backends.base import Generation, Prompt, Sampling, Stops, Text
+from latimer.backends.base import Finish, Generation, Piece, Prompt, Sampling, Stops, Text
 from latimer.backends.errors import (
     Busy,
     EngineError,
@@ -24,6 +24,7 @@ from latimer.backends.llama_cpp.tasks import Mailbox
 from latimer.backends.queue import Ticket
 from support.jobs import run
 from support.recordings import DEMO_CHATML
+from support.windowed import windowed
 
 GREEDY = Sampling(temperature=0.0)
 COUNT = Text(DEMO_CHATML.format("Count to 12."))
@@ -248,3 +249,36 @@ async def test_a_prompt_counts_after_its_sequence() -> None:
     assert ticket.prompt == ticket.looked_up == ticket.input > 1
     assert ticket.generated == 1
     await backend.aclose()
+
+
+async def test_what_has_left_a_window_is_not_reused(tmp_path: Path) -> None:
+    """A prompt reuses the start of a conversation only with the sliding window before its end,
+    which a conversation that came back from host memory no longer has."""
+    path = windowed(tmp_path / "windowed.gguf", 16)
+    backend, fresh = LlamaCpp(path, context=1024), LlamaCpp(path, context=1024, cache_memory=0)
+
+    async def answer(prompt: list[int], by: LlamaCpp = backend) -> tuple[list[int], int]:
+        job = Generation(Prompt(tuple(prompt)), 40, sampling=ENDLESS, logprobs=0)
+        ids, cached = [], -1
+        async with by.open(job) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if isinstance(event, Piece):
+                        ids += [token.id for token in event.tokens]
+                    elif isinstance(event, Finish):
+                        cached = event.cached_tokens
+        return ids, cached
+
+    start = [*range(270, 370)]
+    await answer([*start, 400])
+    other = [*start, 401]
+    ids, cached = await answer(other)
+    assert (ids, cached) == ((await answer(other, fresh))[0], 100)
+    # A conversation in between sends it to host memory.
+    await answer([*range(400, 500)])
+    _, cached = await answer([*other, *ids])
+    assert cached == len(other) + len(ids) - 1
+    shorter = [*start[:80], 402]
+    assert await answer(shorter) == ((await answer(shorter, fresh))[0], 0)
+    for made in (backend, fresh):
+        await made.aclose()
