@@ -75,8 +75,8 @@ class Sampler(ABC):
         """Select and accept the token that follows.
 
         With a grammar, sample without it first. If it rejects the token, sample again with its
-        mask. The token has the same probability as if the mask were applied first. Masks are slow
-        and rarely needed (common/sampling.cpp does the same).
+        mask. Without truncation, the token has the same probability as if the mask were applied
+        first. Masks are slow and rarely needed (common/sampling.cpp does the same).
 
         Args:
             logits: the model's logits, shape (vocabulary,), which are as before afterwards.
