@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from sys import getsizeof
 
 from ...schemas.limits import SCHEMA
 from ..base import Generation, Grammar
-from ..errors import InvalidGrammar
+from ..errors import InvalidGrammar, shortened
 from ..offload import Memo
-from .gbnf import MAX_SIZE, UnsupportedSchema, WrongGrammar, check, check_size, tokens
+from .ambiguity import TooManyWays
+from .boundaries import Inside, check_boundaries
+from .gbnf import (
+    MAX_SIZE,
+    UnsupportedSchema,
+    WrongGrammar,
+    check,
+    check_size,
+    parts_of,
+    tokens,
+)
 from .preamble import after
 from .regex import to_gbnf as regex_to_gbnf
 from .repetitions import accepted
@@ -18,8 +29,16 @@ from .schema import to_gbnf as schema_to_gbnf
 _MOST_BYTES = 16 << 20
 
 
-def gbnf_of(grammar: Grammar) -> str:
+def _spelled(token: str) -> str:
+    """Return the text of a token in GBNF; that of an id is unknown."""
+    return "" if token.startswith("<[") else token
+
+
+def gbnf_of(grammar: Grammar, piece: Callable[[str], str] = _spelled) -> str:
     """Return a grammar as GBNF that is safe to send to an engine.
+
+    Args:
+        piece: returns the text of a token in GBNF.
 
     Raises:
         UnsupportedSchema: GBNF cannot enforce a part of it.
@@ -31,11 +50,27 @@ def gbnf_of(grammar: Grammar) -> str:
         text = schema_to_gbnf(text)
     elif grammar.kind == "regex":
         text = regex_to_gbnf(text)
-    check(text, SCHEMA.maximum)
+    found = check(text, SCHEMA.maximum)
     if grammar.after is not None:
         text = after(text, grammar.after)
-        check(text, SCHEMA.maximum)
+        found = check(text, SCHEMA.maximum)
+    if found:
+        _check_tokens(text, piece)
     return accepted(text)
+
+
+def _check_tokens(text: str, piece: Callable[[str], str]) -> None:
+    """Raise `WrongGrammar` if tokens in checked GBNF could end llama.cpp."""
+    try:
+        check_boundaries(parts_of(text), piece)
+    except Inside as error:
+        raise WrongGrammar(
+            f"'{shortened(str(error))}' can come after characters that end inside a token, and "
+            "llama.cpp would crash; put it at the start or after another token, or use a set of "
+            "characters instead"
+        ) from None
+    except TooManyWays:
+        raise WrongGrammar("it has too many tokens after characters") from None
 
 
 def check_length(grammar: Grammar) -> None:

@@ -25,14 +25,16 @@ def after(text: str, preamble: Preamble) -> str:
     while answer in text:
         answer += "-"
     inner = renamed(text, "root", answer)
-    end = token_or_text(preamble.end, preamble)
+    begin, end = token_or_text(preamble.begin, preamble), token_or_text(preamble.end, preamble)
+    if not preamble.is_open and not begin.startswith("<"):
+        # Characters can end inside a token, where no other one may follow (`boundaries`).
+        end = literal(preamble.end)
     if end.startswith("<"):
         rules = {f"{answer}-thought": f"!{end}* {end} {_GAP} {answer}"}
     else:
         rules = until(preamble.end, f"{answer}-thought", f"{_GAP} {answer}")
     root = f"{answer}-thought"
     if not preamble.is_open:
-        begin = token_or_text(preamble.begin, preamble)
         root = f"{_GAP} {begin} {root} | {answer}"
     rules["root"] = root
     return "".join(f"{name} ::= {rule}\n" for name, rule in rules.items()) + inner

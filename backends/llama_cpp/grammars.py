@@ -317,7 +317,7 @@ class Grammars:
     def _gbnf(self, grammar: Grammar) -> Gbnf:
         if grammar.kind == "lark":
             raise gbnf.WrongGrammar("Lark is not supported after reasoning; send GBNF")
-        text = gbnf_of(grammar)
+        text = gbnf_of(grammar, self._piece)
         for spelling in gbnf.tokens(text):
             if not self._is_token(spelling):
                 raise gbnf.WrongGrammar(f"'{shortened(spelling)}' is not one token of this model")
@@ -329,6 +329,13 @@ class Grammars:
             if pointer:
                 return Gbnf(pointer, self._candidates)
         raise gbnf.WrongGrammar("llama.cpp cannot read it")
+
+    def _piece(self, spelling: str) -> str:
+        if not spelling.startswith("<["):
+            return spelling
+        number = int(spelling[2:-2])
+        known = number < self._vocabulary.size
+        return self._vocabulary.token(number)[0].decode(errors="replace") if known else ""
 
     def _is_token(self, spelling: str) -> bool:
         if spelling.startswith("<["):
