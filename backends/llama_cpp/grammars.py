@@ -454,10 +454,35 @@ def _check_copies(schema: Any) -> bool:
     """
     if "$ref" not in json.dumps(schema):
         return False
+    _check_circles(schema)
     if _copies(schema, all_in_copies=False) > COPIES.maximum:
         reason = f"its references next to other keywords need more than {COPIES.maximum} copies"
         raise UnsupportedSchema(f"{reason}; use fewer of them, or references alone")
     return _copies(schema, all_in_copies=True) > COPIES.maximum
+
+
+def _check_circles(schema: Any) -> None:
+    """Reject references that only follow each other, for which llguidance finds no token."""
+    ending: set[str] = set()
+    todo: list[tuple[Any, tuple[str | int, ...]]] = [(schema, ())]
+    while todo:
+        value, path = todo.pop()
+        if isinstance(value, list):
+            todo += [(inner, (*path, place)) for place, inner in enumerate(value)]
+        elif isinstance(value, dict):
+            followed: set[str] = set()
+            at: Any = value
+            while isinstance(at, dict) and isinstance(target := at.get("$ref"), str):
+                if target in followed:
+                    raise UnsupportedSchema("'$ref' is circular", (*path, "$ref"))
+                if target in ending:
+                    break
+                followed.add(target)
+                at = _target(schema, target)
+            ending |= followed
+            # Nothing may need a definition.
+            others = value.keys() - VALUES - {"$defs", "definitions"}
+            todo += [(value[key], (*path, key)) for key in others]
 
 
 def _copies(schema: Any, all_in_copies: bool) -> int:

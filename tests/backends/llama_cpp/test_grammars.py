@@ -209,6 +209,12 @@ async def test_named_tokens_can_be_forced(backend: LlamaCpp) -> None:
         ("lark", "start: foo", 'unknown name: "foo"'),
         ("lark", "start: " + "x" * 70_000, "it is 70007 characters long"),
         ("json_schema", '{"type": "strange"}', "Invalid type: strange"),
+        ("json_schema", '{"$ref": "#"}', "'$ref' is circular"),
+        (
+            "json_schema",
+            '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/items"}}, "items": {"$ref": "#"}}',
+            "'$ref' is circular",
+        ),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
     ],
 )
@@ -219,7 +225,7 @@ async def test_a_wrong_grammar_is_the_clients_mistake(
     with pytest.raises(InvalidGrammar) as caught:
         await events_of(backend, job_of(Grammar(kind, text, "the_field")))
     # The error names a keyword with its place in the schema.
-    place = ".uniqueItems" if reason == "uniqueItems" else ""
+    place = f".{keyword[0]}" if (keyword := re.search(r"uniqueItems|\$ref", reason)) else ""
     assert caught.value.param == "the_field" + place
     assert render(caught.value)[0] == 400
     assert reason in caught.value.message
