@@ -526,7 +526,8 @@ class Service:
                     continue
                 served = None
                 if model is not None:
-                    served = ServedModel(listing.backend, model, listing.policy, name)
+                    policy, is_pooled = listing.policy, pool is not None
+                    served = ServedModel(listing.backend, model, policy, name, is_pooled)
                 found.setdefault(name, served)
         return found
 

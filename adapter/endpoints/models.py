@@ -5,10 +5,11 @@ The paths of the tokenizer are those of vLLM, which evaluation harnesses use.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
 import orjson
@@ -16,7 +17,7 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.base import Capabilities, EmbeddingModel, GrammarKind, MediaKind
-from ...backends.errors import UnknownToken
+from ...backends.errors import Busy, EngineError, UnknownToken
 from ...schemas.openai.models import (
     Detokenized,
     DetokenizeRequest,
@@ -36,6 +37,11 @@ from ..request import Exchange, parameters
 from ..service import Service
 from ..validation import read
 
+T = TypeVar("T")
+
+# Seconds that the engines of a fleet may take to say what they do besides text. A llama-server that
+# generates for others says after two that it does not know yet what it embeds.
+PATIENCE = 3.0
 # The words of llama-server, Ollama and LM Studio for the capabilities of a model.
 _MEDIA: Mapping[MediaKind, tuple[str, ...]] = {"image": ("vision",), "audio": ("audio",)}
 _ANY_MEDIA = ("multimodal",)
@@ -74,12 +80,13 @@ async def list_models(exchange: Exchange, service: Service) -> None:
         page = page_of(infos, parameters(exchange.scope["query_string"]))
         await _reply_to_anthropic(exchange, page)
         return
+    known = [(name, served) for name, served in models.items() if served is not None]
+    # One engine after another would add up what each takes.
+    found = await asyncio.gather(*(_described(service, *one) for one in known))
+    described = {one["id"]: one for one in found}
     reply: ModelList = {
         "object": "list",
-        "data": [
-            _unknown(name) if served is None else await _described(service, name, served)
-            for name, served in models.items()
-        ],
+        "data": [described.get(name) or _unknown(name) for name in models],
     }
     reply["data"] += [
         one for name, one in _audio_models(service, exchange.grant).items() if name not in models
@@ -156,12 +163,34 @@ def _audio_model(name: str, takes: str, makes: str, abilities: list[str]) -> Mod
 
 
 async def _described(service: Service, name: str, served: ServedModel) -> ModelObject:
-    own = None if service.speaker is not None else await served.backend.speaker()
-    facts = await served.backend.embedding_model()
+    """Return OpenAI's object for a model; in a fleet, without what its engines do not say in time.
+
+    An engine that is lost or hangs takes no other model along.
+    """
+    own = None
+    if service.speaker is None:
+        own = await _in_time(served, served.backend.speaker(), None)
+    facts = await _in_time(served, served.backend.embedding_model(), _NOT_SAID)
+    if facts is _NOT_SAID:
+        return _unknown(name)
     found = await object_of(name, served, facts, service.speaker is not None or own is not None)
     if own is not None:
         found["voices"] = voices_of(own.known())
     return found
+
+
+# An engine that may embed and may generate.
+_NOT_SAID = EmbeddingModel(None, None, None)
+
+
+async def _in_time(served: ServedModel, answer: Awaitable[T], otherwise: T) -> T:
+    """Return the answer of a fleet's engines, or `otherwise`; wait for that of an only engine."""
+    if not served.is_pooled:
+        return await answer
+    try:
+        return await asyncio.wait_for(answer, PATIENCE)
+    except (TimeoutError, EngineError, Busy):
+        return otherwise
 
 
 async def object_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
@@ -47,21 +48,23 @@ class Able(Generic[T]):
         """Ask the engines that are ready; return True if one has it, or had it when it answered."""
         replicas = self._pool.replicas
         self._known = {one: value for one, value in self._known.items() if one in replicas}
-        for replica in [one for one in replicas if one.state == "ready"]:
-            try:
-                value = await self._ask(replica.backend)
-            except EngineError:
-                # The pool finds out why it does not answer.
-                continue
-            if value is None:
-                self._known.pop(replica, None)
-            else:
-                self._known[replica] = value
+        await asyncio.gather(*(self._look(one) for one in replicas if one.state == "ready"))
         return bool(self._known)
+
+    async def _look(self, replica: Replica) -> None:
+        try:
+            value = await self._ask(replica.backend)
+        except EngineError:
+            # The pool finds out why it does not answer.
+            return
+        if value is None:
+            self._known.pop(replica, None)
+        else:
+            self._known[replica] = value
 
     def known(self) -> Sequence[T]:
         """Return what engines had when they last answered; this asks nothing."""
-        return [*self._known.values()]
+        return [self._known[one] for one in self._pool.replicas if one in self._known]
 
     async def found(self) -> dict[Replica, T]:
         """Return what the engines have that are ready, with the least busy first.
@@ -70,7 +73,7 @@ class Able(Generic[T]):
             EngineUnavailable: none of those is ready that have it.
         """
         await self.exist()
-        ready = [one for one in self._known if one.state == "ready"]
+        ready = [one for one in self._pool.replicas if one in self._known and one.state == "ready"]
         if not ready:
             names = ", ".join(one.name for one in self._known)
             raise EngineUnavailable(f"The engines that can do this are not ready: {names}.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,17 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from latimer.adapter import OpenAIAdapter
+from latimer.adapter.endpoints import models as module
 from latimer.adapter.endpoints.models import abilities_of, object_of
-from latimer.adapter.model_entry import Policy, ServedModel
+from latimer.adapter.model_entry import ModelEntry, Policy, ServedModel
 from latimer.backends.base import EmbeddingModel, Model
+from latimer.backends.errors import EngineUnavailable
 from latimer.backends.llama_server import LlamaServer
+from latimer.backends.speech.base import Speaker
+from support.clients import client_of as client_in
 from support.engines.echo import Echo
+from support.engines.fleet import Engine, pool_of
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 SIZES = {"n_ctx_train", "n_embd", "n_params", "n_vocab", "size", "vocab_type"}
@@ -150,3 +159,65 @@ async def test_what_a_model_makes(
     assert ("dimensions" in found["supported_parameters"]) == ("embeddings" in outputs)
     context = 512 if facts and facts.context and not facts.generates else 9
     assert found["context_length"] == found["max_model_len"] == found["meta"]["n_ctx"] == context
+
+
+class Reticent(Engine):
+    """An engine that says slowly whether it speaks, and fails when it is asked what it embeds.
+
+    Args:
+        seconds: the time of the first answer.
+        error: the second answer.
+    """
+
+    def __init__(self, name: str, seconds: float, error: Exception | None = None) -> None:
+        super().__init__(name)
+        self.seconds, self.no = seconds, error
+
+    async def speaker(self) -> Speaker | None:
+        """Answer late."""
+        await asyncio.sleep(self.seconds)
+        return None
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """Fail."""
+        if self.no is not None:
+            raise self.no
+        return None
+
+
+async def listed_by(*pools: Sequence[Reticent]) -> tuple[dict[str, Any], float]:
+    """Return the list of the models of a fleet by their names, and the seconds that it took."""
+    entries = [ModelEntry(await pool_of(*engines), (engines[0].name,)) for engines in pools]
+    app = OpenAIAdapter(entries)
+    async with client_in(app) as client:
+        begun = time.monotonic()
+        reply = await client.get("/v1/models")
+        taken = time.monotonic() - begun
+        for one in reply.json()["data"]:
+            assert (await client.get(f"/v1/models/{one['id']}")).json() == one
+    await app.aclose()
+    assert reply.status_code == 200
+    return {one["id"]: one for one in reply.json()["data"]}, taken
+
+
+async def test_the_engines_of_a_list_are_asked_at_once() -> None:
+    """A list takes as long as the slowest engine, and not as long as all of them together."""
+    names = "abcd"
+    models, taken = await listed_by(*([Reticent(n, 0.4), Reticent(n * 2, 0.4)] for n in names))
+    assert [*models] == [*names]
+    assert taken < 1.6
+
+
+async def test_an_engine_that_does_not_answer_takes_no_model_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list has all models in time, also if an engine hangs or is lost while it is asked."""
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    lost = EngineUnavailable("The engine at http://127.0.0.1:1 cannot be reached.")
+    models, taken = await listed_by(
+        [Reticent("a", 0)], [Reticent("b", 0, lost)], [Reticent("c", 60)]
+    )
+    assert [*models] == ["a", "b", "c"]
+    assert "context_length" not in models["b"]
+    assert models["a"]["context_length"] == models["c"]["context_length"] == 4096
+    assert taken < 5
