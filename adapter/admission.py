@@ -216,6 +216,8 @@ def ticket_of(exchange: Exchange, served: ServedModel, ticket: Ticket | None = N
     """
     ticket = ticket or Ticket()
     if served.is_pooled:
+        if exchange.keepalive:
+            exchange.keepalive = served.policy.keepalive
         exchange.ticket = ticket
         ticket.key = exchange.key
         if exchange.grant is not None:

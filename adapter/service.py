@@ -346,6 +346,11 @@ class Service:
             EngineUnavailable: the engine is not available.
         """
         begun = perf_counter()
+        if entry.pool is not None:
+            exchange = REQUEST.get()
+            if isinstance(exchange, Exchange) and exchange.keepalive:
+                # Until here it is the longest of all models. A frame of a WebSocket has none.
+                exchange.keepalive = entry.policy.keepalive
         try:
             model = await entry.backend.model()
         except LatimerError as error:

@@ -82,6 +82,32 @@ async def test_comments_are_those_of_the_settings_now() -> None:
         await machine.aclose()
 
 
+async def test_comments_are_those_of_the_model() -> None:
+    """A model without comments has none while it loads, although another model has them."""
+    machine = Machine("here")
+    entries, members = [], []
+    for name, seconds in (("quiet", 0), ("talks", 0.02)):
+        member = Member(machine, SlowLoader(name, 0.1))
+        pool = Pool(name, [Replica(name, member.backend, loader=member)])
+        entries.append(ModelEntry(pool, (name,), policy=Policy(keepalive=seconds)))
+        members.append(member)
+    app = OpenAIAdapter(entries)
+    body = {"stream": True, "messages": MESSAGES}
+    try:
+        async with client_of(app) as client:
+            for _ in range(2):
+                # The second load is that of a model that is known.
+                for name in ("quiet", "talks"):
+                    reply = await client.post("/v1/chat/completions", json={**body, "model": name})
+                    assert reply.status_code == 200
+                    assert reply.text.startswith(": ") is (name == "talks")
+                for member in members:
+                    await member.unload()
+    finally:
+        await app.aclose()
+        await machine.aclose()
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
