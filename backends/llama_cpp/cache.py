@@ -22,6 +22,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -228,6 +229,34 @@ def common(one: list[int], other: list[int]) -> int:
     return low
 
 
+def count_cells(sequences: Sequence[Sequence[int]]) -> int:
+    """Return the number of different cells that some sequences have.
+
+    A sequence gets a cell of another one only with all cells before it. So two of them have the
+    same cells up to some length and no other, and the union of sets of 131,072 cells, which takes
+    10 ms, is not needed.
+    """
+    return sum(
+        len(cells) - max((_shared(cells, other) for other in sequences[:index]), default=0)
+        for index, cells in enumerate(sequences)
+    )
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of cells that two sequences share, by a search in halves."""
+    low, high = 0, min(len(one), len(other))
+    # Another thread may remove cells meanwhile.
+    with suppress(IndexError):
+        if high and one[0] == other[0]:
+            while low < high:
+                middle = (low + high + 1) // 2
+                if one[middle - 1] == other[middle - 1]:
+                    low = middle
+                else:
+                    high = middle - 1
+    return low
+
+
 @dataclass(eq=False, slots=True)
 class Slot:
     """A sequence of llama.cpp, and the tokens that were evaluated in it.
@@ -290,9 +319,8 @@ class Cache:
     @property
     def used(self) -> float:
         """The share of the cells that running sequences take; any thread may ask for it."""
-        cells: set[int] = set()
-        # Lists are copied at once, also while another thread changes the original.
-        return len(cells.union(*(one.cells for one in [*self._running.values()]))) / self.size
+        # The slots are copied at once, also while another thread changes the original.
+        return count_cells([one.cells for one in [*self._running.values()]]) / self.size
 
     def shared(self, known: list[int], tokens: list[int]) -> int:
         """Return how many tokens of a prompt could be reused once `known` is evaluated."""

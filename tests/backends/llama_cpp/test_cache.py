@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,25 @@ def run(cache: Cache, memory: Memory, tokens: list[int], alone: bool) -> int:
     return reused
 
 
+class Cells(list[int]):
+    """The cells of a sequence, of which nobody looks at all."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Fail."""
+        raise AssertionError
+
+
+def test_a_scrape_does_not_visit_each_cell() -> None:
+    """The share of used cells is found without a look at each, which would hold the event loop."""
+    common, size = range(100_000), 131_072
+    cache = made(Memory(), size)
+    for number in range(SLOTS):
+        start = len(common) + 1_000 * number
+        slot = Slot(number, "", cells=Cells([*common, *range(start, start + 1_000)]))
+        cache._running[number] = slot
+    assert cache.used == (len(common) + SLOTS * 1_000) / size
+
+
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 # Prompts of single tokens and pictures.
 SEEN = st.lists(
@@ -161,6 +180,8 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
             running.remove(slot)
             {"rest": cache.rest, "swap_out": cache.swap_out, "drop": cache.drop}[step](slot)
         assert cache.free == SIZE - memory.used >= 0
+        cells = {cell for one in running for cell in one.cells}
+        assert cache.used == len(cells) / SIZE
         for one in running:
             assert [token for token, _ in memory.sequences.get(one.id, [])] == one.tokens
             following = positions_of([*one.tokens, 0])[-1]
