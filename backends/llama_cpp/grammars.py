@@ -6,6 +6,7 @@ a preamble. llguidance matches all other schemas and regular expressions, and La
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import re
@@ -24,7 +25,7 @@ from typing_extensions import override
 from ...schemas.limits import COPIES, ITEMS, MULTIPLE, PROPERTIES, TRIAL, TRIAL_MEMORY
 from .. import offload, sandbox
 from ..base import Grammar
-from ..errors import shortened
+from ..errors import EngineError, shortened
 from ..grammar import check_length, gbnf, gbnf_of, in_request
 from ..grammar.dialects import NAMED, VALUES
 from ..grammar.gbnf import UnsupportedSchema
@@ -32,6 +33,7 @@ from ..grammar.regex import repetitions
 from ..grammar.schema import path_to, target_of
 from ..offload import DeepThreads, FairThreads, Memo
 from .grammar_trial import STACK
+from .options import SHUT_DOWN
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -271,12 +273,14 @@ class Grammars:
         self._executor = DeepThreads(1, "latimer-grammars")
         self._compiled: Memo[Grammar, Constraint] = Memo(_CACHED, _size, self._executor)
         self._trials = GrammarTrials(_LIMITS)
+        self._is_closed = False
 
     async def compile(self, grammar: Grammar) -> Constraint:
         """Return a constraint at the start of a grammar; copy it before advancing.
 
         Raises:
             InvalidGrammar: the grammar is wrong, or too large; the message says where.
+            EngineError: the engine was shut down before the compilation.
         """
         key = grammar._replace(param="")
         known = self._compiled.known(key)
@@ -293,9 +297,16 @@ class Grammars:
             return await self._compiled.get(key, lambda: self._guidance(key, text))
         except (UnsupportedSchema, gbnf.WrongGrammar) as error:
             raise in_request(error, grammar) from None
+        except (asyncio.CancelledError, RuntimeError):
+            task = asyncio.current_task()
+            if not self._is_closed or (task is not None and task.cancelling()):
+                raise
+            # The compilation was cancelled, and not the request; or no other one can begin.
+            raise EngineError(SHUT_DOWN) from None
 
     def close(self) -> None:
         """Stop the thread, after the compilation that it is running."""
+        self._is_closed = True
         self._trials.close()
         self._executor.shutdown(cancel_futures=True)
         self._compiled.clear()
