@@ -687,6 +687,7 @@ class Scheduler:
     ) -> None:
         choice = run.choice
         prompt_tokens = choice.task.prompt_tokens
+        run.completion = completion
         finish = Finish(
             choice.index, reason, stop, prompt_tokens, completion, run.cached, end,
             accepted_tokens=run.accepted, rejected_tokens=run.drafted - run.accepted,

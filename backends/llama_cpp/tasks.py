@@ -146,7 +146,9 @@ class Task:
         ticket.looked_up += evaluated
         # The choices of a prompt share what the first one has evaluated.
         ticket.cached += min(runs[0].cached, evaluated) if runs else 0
-        ticket.generated += sum(run.sampled for run in runs)
+        ticket.generated += sum(
+            run.sampled if run.completion is None else run.completion for run in runs
+        )
 
     @property
     def bos_count(self) -> int:
@@ -184,6 +186,7 @@ class Run:
         scored: the prompt's tokens that are scored so far; None unless the prompt is being scored.
         cached: the number of the prompt's tokens that were reused from the prompt cache.
         sampled: the number of sampled tokens.
+        completion: those that count, without a token that ends it; None until it has ended.
         row, outputs: the first row of its logits in the batch, and the number of rows.
         ready: True if the batch has its last token, so that the next can be sampled.
         held: the pieces that are delivered at its end.
@@ -205,6 +208,7 @@ class Run:
     scored: list[Token] | None = None
     cached: int = 0
     sampled: int = 0
+    completion: int | None = None
     row: int = -1
     outputs: int = 0
     ready: bool = False

@@ -10,8 +10,9 @@ from typing import Any
 import llama_cpp
 import pytest
 from latimer.backends import offload
-from latimer.backends.base import Grammar
+from latimer.backends.base import Finish, Generation, Grammar, Prompt, Text
 from latimer.backends.llama_cpp import LlamaCpp, chain
+from latimer.backends.queue import Ticket
 from support.leaving import leave_at
 
 GRAMMAR = Grammar("gbnf", 'root ::= "left"', "grammar")
@@ -52,3 +53,23 @@ async def test_a_sampler_is_kept(engine: Any, monkeypatch: pytest.MonkeyPatch) -
     async with asyncio.timeout(5):
         while chain._made.get((engine.vocabulary, DRY)) is not pointer:
             await asyncio.sleep(0.01)
+
+
+class Left(Exception):
+    """A client has disconnected."""
+
+
+async def test_tokens_that_end_a_choice_do_not_count() -> None:
+    """The tokens of a client that leaves are counted as in the usage, without the end tokens."""
+    backend, ticket = LlamaCpp(context=256), Ticket()
+    job = Generation(Prompt(Text("a")), 64, seeds=(1, 2), grammar=GRAMMAR, ticket=ticket)
+    ends: list[Finish] = []
+    with pytest.raises(Left):
+        async with backend.open(job) as batches:
+            async for batch in batches:
+                ends += [event for event in batch if isinstance(event, Finish)]
+                if len(ends) == len(job.seeds):
+                    raise Left
+    await backend.aclose()
+    assert [end.reason for end in ends] == ["end", "end"]
+    assert ticket.generated == sum(end.completion_tokens for end in ends) > 0
