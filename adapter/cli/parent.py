@@ -26,6 +26,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,6 +59,7 @@ from .worker import (
     CONNECTION,
     COUNTED,
     DRAIN,
+    FULL,
     LEAVE,
     LEAVES,
     READY,
@@ -66,6 +68,7 @@ from .worker import (
     RELOADED,
     RUNNING,
     STOP,
+    TAKEN,
     Worker,
 )
 
@@ -78,7 +81,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 # The beats of a worker that may be missing before it gets connections only if all others miss as
 # many, and before it is ended.
 _QUIET, SILENT = 3, 30
-# Seconds that the system's lack of files or memory gets to end.
+# Seconds that the lack of files or memory, of the system or of a worker, gets to end.
 _SHORTAGE = 0.1
 # The bytes that a folder in memory must have free for a store.
 _ROOM = 256 << 20
@@ -130,6 +133,8 @@ class _Child:
         last: the number of the last connection that it got.
         running: the requests that its drain waits for, when it `has_counted` them.
         missed: the beats since its last message.
+        given: the connections that were passed on to it, until it says that it has them.
+        full_until: the time until which it gets no connection, because it had too many files.
     """
 
     def __init__(self, number: int, process: Any, channel: socket.socket) -> None:
@@ -137,6 +142,8 @@ class _Child:
         self.started = time.monotonic()
         self.is_ready = self.is_leaving = self.has_counted = False
         self.connections = self.last = self.running = self.missed = 0
+        self.given: deque[socket.socket] = deque()
+        self.full_until = 0.0
 
     @property
     def name(self) -> str:
@@ -154,8 +161,15 @@ class _Child:
             socket.send_fds(self.channel, [CONNECTION], [connection.fileno()])
         except OSError:
             return False
+        self.given.append(connection)
         self.connections += 1
         return True
+
+    def close(self) -> None:
+        """Close what is open here."""
+        self.channel.close()
+        while self.given:
+            self.given.pop().close()
 
 
 class _Parent:
@@ -185,6 +199,8 @@ class _Parent:
         self._due: dict[int, float] = {0: 0.0}
         self._short: dict[int, int] = {}
         self._given = 0
+        # The connections that were accepted and that no worker has.
+        self._held: deque[socket.socket] = deque()
         self._accepts = self._has_started = self._is_complete = self._is_draining = False
         # The time at which the drain begins, after a signal.
         self._leaves_at = math.inf
@@ -205,6 +221,8 @@ class _Parent:
                 for key, _ in self._selector.select(self._pause()):
                     key.data()
                 self._count_beats()
+                if self._has_started and not self._accepts:
+                    self._offer()
                 if not self._is_draining and self._leaves_at <= time.monotonic():
                     self._drain()
         finally:
@@ -218,7 +236,7 @@ class _Parent:
         """Close what the parent itself has opened."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
-        for one in (self._signals, self._waker):
+        for one in (self._signals, self._waker, *self._held):
             one.close()
         os.close(self._lifeline)
         os.close(self._life)
@@ -231,7 +249,9 @@ class _Parent:
             for child in self._children.values():
                 child.process.kill()
             return 1.0
-        next_one = min([end, *self._due.values(), *([self._beat_at] if self._ready() else [])])
+        ready = self._ready()
+        full = [one.full_until for one in ready if one.full_until > now and not self._accepts]
+        next_one = min([end, *full, *self._due.values(), *([self._beat_at] if ready else [])])
         return max(next_one - now, 0.0) if next_one < math.inf else None
 
     def _count_beats(self) -> None:
@@ -344,8 +364,10 @@ class _Parent:
             # The first worker serves it, and asks the others.
             admin.socket.close()
             admin = None
-        for one in (own, self._signals, self._waker, *(c.channel for c in self._children.values())):
+        for one in (own, self._signals, self._waker, *self._held):
             one.close()
+        for child in self._children.values():
+            child.close()
         os.close(self._life)
         if number:
             # All workers would say the same.
@@ -379,7 +401,11 @@ class _Parent:
             child.is_ready = False
             return
         child.missed = 0
-        child.connections -= messages.count(CLOSED)
+        if CLOSED in messages:
+            child.connections -= messages.count(CLOSED)
+            child.full_until = 0.0
+        if TAKEN in messages or FULL in messages:
+            self._follow_given(child, messages)
         child.running += messages.count(RUNNING)
         if READY in messages:
             self._on_ready(child)
@@ -390,6 +416,18 @@ class _Parent:
             self._keep_settings()
         if COUNTED in messages:
             self._on_counted(child)
+
+    def _follow_given(self, child: _Child, messages: bytes) -> None:
+        """Close what a worker has, and take back what it has too many files for."""
+        for one in messages:
+            if one == TAKEN[0]:
+                child.given.popleft().close()
+            elif one == FULL[0]:
+                child.connections -= 1
+                child.full_until = time.monotonic() + _SHORTAGE
+                self._held.append(child.given.popleft())
+        if self._held:
+            self._offer()
 
     def _on_ready(self, child: _Child) -> None:
         child.is_ready = True
@@ -436,7 +474,7 @@ class _Parent:
         self._selector.unregister(child.process.sentinel)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(child.channel)
-        child.channel.close()
+        child.close()
         del self._children[child.number]
         if self._is_draining:
             return
@@ -469,6 +507,31 @@ class _Parent:
     def _ready(self) -> list[_Child]:
         return [child for child in self._children.values() if child.is_ready]
 
+    def _able(self) -> list[_Child]:
+        """Return the workers that can get a connection; the first is to get the next one."""
+        now = time.monotonic()
+        able = [one for one in self._ready() if not one.is_leaving and one.full_until <= now]
+        return sorted(able, key=_load)
+
+    def _offer(self) -> None:
+        """Give the workers what is held here, and accept connections again if they have room."""
+        while self._held:
+            if not self._give(self._held[0]):
+                self._stop_accepting()
+                return
+            self._held.popleft()
+        if not self._is_draining and self._able():
+            self._accept()
+
+    def _give(self, connection: socket.socket) -> bool:
+        """Give a connection to a worker; return False if none takes it now."""
+        for child in self._able():
+            if child.give(connection):
+                self._given += 1
+                child.last = self._given
+                return True
+        return False
+
     def _accept(self) -> None:
         """Accept connections from now on."""
         if not self._accepts:
@@ -487,8 +550,7 @@ class _Parent:
     def _on_client(self, listening: socket.socket, most: int = _BURST) -> None:
         """Give the connections that wait to the workers that have the fewest, and that respond."""
         for _ in range(most):
-            able = [child for child in self._ready() if not child.is_leaving]
-            if not able:
+            if self._held or not self._able():
                 self._stop_accepting()
                 return
             try:
@@ -500,12 +562,8 @@ class _Parent:
                     raise
                 time.sleep(_SHORTAGE)
                 return
-            with connection:
-                self._given += 1
-                for child in sorted(able, key=_load):
-                    if child.give(connection):
-                        child.last = self._given
-                        break
+            if not self._give(connection):
+                self._held.append(connection)
 
 
 def _load(child: _Child) -> tuple[bool, int, int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -36,11 +38,49 @@ _SOME, _ALL = 0.5, 1.75
 BURST = 64
 # Seconds without new connections when the process has no file or memory for one.
 _SHORTAGE = 1.0
+# Seconds without a lack of files after which the next one is logged again.
+_QUIET = 10.0
 # The connections that a drain accepts at most, as the kernel lets no more wait.
 WAITING = 2048
 # What a server prints when a signal ends its drain.
 ENDS = "Latimer ends now; requests that still run get an error."
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# The files that connections of clients leave to those of engines and to the store, and the share of
+# all files that these are at most.
+_RESERVE, _SHARE = 64, 1 / 8
+
+
+def most_files() -> float:
+    """Return the first file descriptor that no connection of a client may have.
+
+    The kernel gives the lowest one that is free.
+    """
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limit.
+        return math.inf
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if most == resource.RLIM_INFINITY else most - min(_RESERVE, int(most * _SHARE))
+
+
+class Shortage:
+    """A lack of open files, of which the log has one line until it has ended for some time.
+
+    Args:
+        effect: what it means for new connections, as the end of a sentence.
+    """
+
+    def __init__(self, effect: str) -> None:
+        self._effect = effect
+        self._until = 0.0
+
+    def note(self) -> None:
+        """Log the lack, unless it is the same as before."""
+        now = monotonic()
+        if now >= self._until:
+            log.warning("Latimer has too many open files, and %s. Raise ulimit -n.", self._effect)
+        self._until = now + _QUIET
 
 
 class Acceptor:
@@ -59,12 +99,15 @@ class Acceptor:
         self._socket = listening
         self._use = use
         self._timer: asyncio.TimerHandle | None = None
+        self._most_files = most_files()
+        self._shortage = Shortage("new connections wait")
         listening.setblocking(False)
         self._begin()
 
     def close(self) -> None:
         """Accept the connections that wait, which the kernel would cut, and no more."""
         self._loop.remove_reader(self._socket)
+        self._most_files = math.inf
         self.accept(WAITING)
         if self._timer is not None:
             self._timer.cancel()
@@ -83,11 +126,19 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _SHORT_OF:
                     raise
-                # Clients wait in the kernel meanwhile.
-                self._loop.remove_reader(self._socket)
-                self._timer = self._loop.call_later(_SHORTAGE, self._begin)
+                self._pause()
                 return
+            file = connection.fileno()
             self._use(connection)
+            if file >= self._most_files:
+                self._pause()
+                return
+
+    def _pause(self) -> None:
+        """Let clients wait in the kernel for a time."""
+        self._loop.remove_reader(self._socket)
+        self._timer = self._loop.call_later(_SHORTAGE, self._begin)
+        self._shortage.note()
 
 
 class Server(uvicorn.Server):

@@ -29,7 +29,7 @@ from ..settings import Settings
 from ..store.transcripts import Transcripts
 from .protocol import Protocol
 from .relay import Relay, path_of
-from .server import END, Server, end_within
+from .server import END, Server, Shortage, end_within, most_files
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ log = logging.getLogger("latimer")
 CONNECTION, RELOAD, LEAVE, DRAIN, STOP = b"c", b"h", b"l", b"d", b"e"
 # From the worker: it accepts connections; one has closed; it was asked to end; it has the settings
 # of the file; the requests that run when its drain begins, each with a byte, and their end; its
-# event loop runs.
+# event loop runs; it has the next connection, or it has too many files for one.
 READY, CLOSED, LEAVES, RELOADED, RUNNING, COUNTED = b"r", b"x", b"q", b"n", b"t", b"."
-ALIVE = b"a"
+ALIVE, TAKEN, FULL = b"a", b"k", b"f"
 # Seconds between two of the last ones.
 BEAT = 1.0
 # In the shared folder: the responses in the background, and the transcripts of spoken answers.
@@ -133,16 +133,13 @@ class _WorkerServer(Server):
     it ignores SIGINT, and asks the parent for a drain after SIGTERM.
     """
 
-    # True since a connection was cut, until the next one is there.
-    _is_short = False
-    # The connections that were cut and that the parent counts as open.
-    _cut_before = 0
-
     def __init__(self, worker: Worker, app: OpenAIAdapter, settings: Settings) -> None:
         register = Register(worker.folder / REGISTER, worker.number)
         around = Relay(app, register, worker.folder, worker.number)
         http = _counted(self._note_closed)
         super().__init__(app, settings, around, http)
+        self._most_files = most_files()
+        self._shortage = Shortage("new connections go to other workers, or wait")
         self._worker = worker
         self._register = register
         self._around = around
@@ -217,11 +214,14 @@ class _WorkerServer(Server):
                 return
             except OSError:
                 message, files = b"", []
-            if message == CONNECTION and files:
-                self._is_short = False
+            if message == CONNECTION and files and files[0] < self._most_files:
+                self._worker.send(TAKEN)
                 self.open(socket.socket(fileno=files[0]))
             elif message == CONNECTION:
-                self._note_loss()
+                for one in files:
+                    os.close(one)
+                self._worker.send(FULL)
+                self._shortage.note()
             elif message == RELOAD:
                 self._worker.reload()
             elif message == LEAVE:
@@ -238,18 +238,7 @@ class _WorkerServer(Server):
                 return
 
     def _note_closed(self) -> None:
-        # Those that were cut count as open until now, or this worker would get the next ones, too.
-        self._worker.send(CLOSED * (1 + self._cut_before))
-        self._cut_before = 0
-
-    def _note_loss(self) -> None:
-        """Log that the kernel has cut a connection, for which this process has no file."""
-        self._cut_before += 1
-        if not self._is_short:
-            log.warning(
-                "Latimer has too many open files, and cuts new connections. Raise ulimit -n."
-            )
-        self._is_short = True
+        self._worker.send(CLOSED)
 
 
 def _counted(note: Callable[[], None]) -> type[Protocol]:

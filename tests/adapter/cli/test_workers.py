@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -23,7 +22,7 @@ from latimer.adapter.cli.relay import Relay, path_of
 from latimer.adapter.cli.server import ENDS
 from latimer.adapter.cli.sharing import check_shared, shared
 from latimer.adapter.cli.terminal import NO_FILE
-from latimer.adapter.cli.worker import CLOSED, REGISTER, _WorkerServer
+from latimer.adapter.cli.worker import REGISTER
 from latimer.adapter.errors import LateRequest
 from latimer.adapter.limits.config import digest_of
 from latimer.adapter.responses.register import Register
@@ -468,29 +467,34 @@ async def test_a_request_that_is_passed_on_has_to_arrive(tmp_path: Path) -> None
     assert json.loads(body["body"])["error"]["code"] == "request_timeout"
 
 
-def test_a_connection_that_is_cut_for_lack_of_files_is_logged(engine: str) -> None:
-    """A worker with too many open files says once that the kernel cuts new connections."""
+async def test_connections_wait_for_workers_with_too_many_open_files(engine: str) -> None:
+    """Workers with too many files lose no connection: each is served when others have closed. The
+    log says why it waits, the parent does not spin, and engines can be reached meanwhile."""
     before = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))"
     with workers(engine, before=before) as server, contextlib.ExitStack() as stack:
-        place = "127.0.0.1", int(server.address.rpartition(":")[2])
-        for _ in range(200):
-            stack.enter_context(socket.create_connection(place))
-        line = (
-            r"^worker \d: Latimer has too many open files, and cuts new connections\. Raise ulimit"
-        )
-        assert server.line(line)
+        async with connections(server, 2) as kept:
+            place = "127.0.0.1", int(server.address.rpartition(":")[2])
+            clients = [stack.enter_context(socket.create_connection(place)) for _ in range(160)]
+            for client in clients:
+                client.settimeout(20)
+                client.sendall(b"GET /nothing HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            line = r"^worker \d: Latimer has too many open files, and new connections go to other w"
+            assert server.line(line)
+            begun = cpu_of(server.process.pid)
+            for one in kept:
+                assert (await one.post("/v1/chat/completions", json=chat(4))).status_code == 200
+            await asyncio.sleep(1)
+            assert cpu_of(server.process.pid) - begun < 0.5
+        for client in clients:
+            assert client.recv(12) == b"HTTP/1.1 404"
+            client.close()
+        assert not re.search(r"worker (\d): Latimer has too many(?s:.*)worker \1: L", server.end())
 
 
-def test_cut_connections_are_told_when_there_is_a_file_again() -> None:
-    """The parent counts a connection that was cut until another one of the worker closes."""
-    sent: list[bytes] = []
-    server = _WorkerServer.__new__(_WorkerServer)
-    server._worker = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
-    for _ in range(3):
-        server._note_loss()
-    server._note_closed()
-    server._note_closed()
-    assert sent == [CLOSED * 4, CLOSED]
+def cpu_of(pid: int) -> float:
+    """Return the seconds of CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def test_any_number_of_requests_are_passed_on(tmp_path: Path) -> None:
