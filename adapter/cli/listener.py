@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..app import OpenAIAdapter
 from ..settings import Settings
 from .server import Server
-from .terminal import fail
+from .terminal import START, fail, say
 
 if TYPE_CHECKING:
     from .admin_socket import AdminSocket
@@ -146,6 +146,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
         OSError: the port is in use, or the host has no address of this machine.
     """
     found: list[socket.socket] = []
+    missing: list[str] = []
     lack = OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     try:
         for family, kind, protocol, _, address in dict.fromkeys(
@@ -160,12 +161,20 @@ def bound(host: str, port: int) -> list[socket.socket]:
                     raise
                 # The machine has no IPv6, or not this address; its other addresses are enough.
                 lack = error
+                missing.append(str(address[0]))
     except OSError:
         for one in found:
             one.close()
         raise
     if not found:
         raise lack
+    for one in missing:
+        # Where IPv6 is switched off, no client of `localhost` can use it.
+        if one != "::1":
+            say(
+                f"{host} is {one}, too, where Latimer cannot listen: {lack.strerror}. Clients of "
+                "that address are not served.", START, "warning",
+            )  # fmt: skip
     return found
 
 
