@@ -75,7 +75,9 @@ Memory: TypeAlias = Annotated[
         {"anyOf": [_TEXT_OF_BYTES, {"type": "object", "additionalProperties": _TEXT_OF_BYTES}]}
     ),
 ]
-Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+# The characters of the name of a table.
+_LONGEST = 200
+Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=_LONGEST)]
 
 
 class Table(BaseModel):
@@ -92,13 +94,18 @@ class EngineConfig(Table):
 
     # A URL can contain a password.
     url: str | None = Field(
-        None, description="Address of a running llama-server or koboldcpp.", repr=False
+        None,
+        min_length=1,
+        description="Address of a running llama-server or koboldcpp.",
+        repr=False,
     )
     model: Name | None = Field(
         None, description="With `url`: one model of a llama-server in router mode."
     )
     file: str | None = Field(
-        None, description="GGUF file for an engine in this process, or `hf:ORG/REPO`."
+        None,
+        min_length=1,
+        description="GGUF file for an engine in this process, or `hf:ORG/REPO`.",
     )
     command: tuple[str, ...] | None = Field(
         None,
@@ -186,6 +193,10 @@ def contradictions(
     models: Mapping[str, ModelConfig],
 ) -> Iterator[tuple[str, str]]:
     """Yield the keys of tables that contradict another table, each with the reason."""
+    for kind, tables in (("engines", engines), ("machines", machines), ("models", models)):
+        for name in tables:
+            if not 0 < len(name) <= _LONGEST:
+                yield f"{kind}.{name[:9]!r}", f"a name has 1 to {_LONGEST} characters"
     for name, engine in engines.items():
         yield from _of_engine(f"engines.{name}", engine, machines)
     taken: dict[str, str] = {name: f"models.{name}" for name in models}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +19,7 @@ from latimer.adapter import OpenAIAdapter
 from latimer.adapter.engines import WrongSetup
 from latimer.adapter.fleet import Fleet
 from latimer.adapter.settings import Settings, schema_of_file
+from latimer.adapter.settings_file import WrongSettings
 from latimer.backends.llama_cpp import DEMO_MODEL
 from support.clients import client_of
 from support.servers import command, free_port, llama_server
@@ -213,6 +215,28 @@ def test_wrong_engines_are_named(tmp_path: Path, url: str) -> None:
     """An error in an engine's address names its table."""
     with pytest.raises(WrongSetup, match=r"^engines\.a: "):
         Fleet(Settings.load(written(tmp_path / "f.toml", f'[engines.a]\nurl = "{url}"\n')))
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        (
+            "[engines.\"\"]\nurl = 'http://127.0.0.1:1'",
+            "engines.'': a name has 1 to 200 characters",
+        ),
+        (f"[engines.{'x' * 201}]\nurl = 'http://127.0.0.1:1'", "engines.'xxxxxxxxx': a name has 1"),
+        (
+            "[engines.a]\nurl = 'http://127.0.0.1:1'\n[models.\"\"]\nengines = ['a']",
+            "models.'': a name has 1 to 200 characters",
+        ),
+        ("[engines.a]\nurl = ''", "engines.a.url must not be empty"),
+        ("[engines.a]\nfile = ''", "engines.a.file must not be empty"),
+    ],
+)
+def test_empty_words_are_named(tmp_path: Path, tables: str, said: str) -> None:
+    """An empty name of a table, and an empty address of an engine, are errors at the start."""
+    with pytest.raises(WrongSettings, match=re.escape(said)):
+        Settings.load(written(tmp_path / "fleet.toml", tables))
 
 
 @pytest.mark.parametrize(
