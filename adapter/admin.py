@@ -43,6 +43,8 @@ def admin_routes(fleet: Fleet, key: str) -> list[Route]:
             return Response(orjson.dumps(await action(request)), media_type="application/json")
 
         route = Route(path, endpoint)
+        # The path in metrics and logs has no type of its parameter.
+        route.path = route.path_format
         # Every method matches, so that others get OpenAI's error instead of Starlette's text.
         route.methods = None
         return route
@@ -70,7 +72,8 @@ def admin_routes(fleet: Fleet, key: str) -> list[Route]:
     return [
         own(PREFIX, "GET", engines),
         *(
-            own(f"{PREFIX}/{{name}}/{verb}", "POST", acting(act))
+            # A name such as Qwen/Qwen3-8B has a slash.
+            own(f"{PREFIX}/{{name:path}}/{verb}", "POST", acting(act))
             for verb, act in (("load", load), ("unload", unload), ("drain", drain))
         ),
     ]

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.admin import admin_routes
 from latimer.adapter.cli.admin import _row
+from latimer.backends.fleet.replica import Replica
 from support.clients import client_of
 from support.copies import run
 from support.engines.echo import Echo
@@ -46,6 +48,24 @@ async def test_a_key_beyond_ascii(encoding: str) -> None:
             headers = [(b"authorization", f"Bearer {key}".encode(encoding))]
             reply = await client.get("/admin/engines", headers=headers)
             assert reply.status_code == status
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "a/load", "50% of it", "größe"])
+async def test_names_with_slashes(name: str) -> None:
+    """An engine is reached by any name, and the path in metrics has none."""
+    replica = Replica(name, Echo())
+    fleet: Any = SimpleNamespace(replicas={name: replica}, pools={})
+    app = OpenAIAdapter(Echo(), routes=admin_routes(fleet, "operator"))
+    headers = {"authorization": "Bearer operator"}
+    async with client_of(app) as client:
+        path = f"/admin/engines/{quote(name, safe='')}"
+        reply = await client.post(f"{path}/drain", headers=headers)
+        assert (reply.status_code, reply.json()["id"]) == (200, name)
+        assert replica.state == "draining"
+        assert (await client.post(f"{path}x/drain", headers=headers)).status_code == 404
+        found = (await client.get("/metrics")).text
+        assert 'endpoint="/admin/engines/{name}/drain",model_name="other",status="404"' in found
+    await app.aclose()
 
 
 @pytest.mark.parametrize(
