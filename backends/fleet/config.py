@@ -75,6 +75,7 @@ Memory: TypeAlias = Annotated[
         {"anyOf": [_TEXT_OF_BYTES, {"type": "object", "additionalProperties": _TEXT_OF_BYTES}]}
     ),
 ]
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # The characters of the name of a table.
 _LONGEST = 200
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=_LONGEST)]
@@ -197,6 +198,9 @@ def contradictions(
         for name in tables:
             if not 0 < len(name) <= _LONGEST:
                 yield f"{kind}.{name[:9]!r}", f"a name has 1 to {_LONGEST} characters"
+            elif _CONTROL.search(name):
+                # It is in headers, and in lines of the log.
+                yield f"{kind}.{name!r}", "a name has no line break and no other control character"
     for name, engine in engines.items():
         yield from _of_engine(f"engines.{name}", engine, machines)
     taken: dict[str, str] = {name: f"models.{name}" for name in models}
@@ -212,6 +216,8 @@ def contradictions(
                     yield place, f"{word!r} is the model itself, or given twice"
         for index, alias in enumerate(model.aliases):
             place = f"models.{name}.aliases[{index}]"
+            if _CONTROL.search(alias):
+                yield place, f"{alias!r} has a line break or another control character"
             other = taken.setdefault(alias, place)
             if other != place:
                 yield place, f"{alias!r} is already a name: {other}"

@@ -229,12 +229,21 @@ def test_wrong_engines_are_named(tmp_path: Path, url: str) -> None:
             "[engines.a]\nurl = 'http://127.0.0.1:1'\n[models.\"\"]\nengines = ['a']",
             "models.'': a name has 1 to 200 characters",
         ),
+        (
+            '[engines."a\\nb"]\nurl = "http://127.0.0.1:1"',
+            "engines.'a\\nb': a name has no line break and no other control character",
+        ),
+        (
+            '[engines.a]\nurl = "http://127.0.0.1:1"\n'
+            '[models.m]\nengines = ["a"]\naliases = ["a\\rb"]',
+            "models.m.aliases[0]: 'a\\rb' has a line break or another control character",
+        ),
         ("[engines.a]\nurl = ''", "engines.a.url must not be empty"),
         ("[engines.a]\nfile = ''", "engines.a.file must not be empty"),
     ],
 )
-def test_empty_words_are_named(tmp_path: Path, tables: str, said: str) -> None:
-    """An empty name of a table, and an empty address of an engine, are errors at the start."""
+def test_names_that_no_table_may_have(tmp_path: Path, tables: str, said: str) -> None:
+    """A name of a table has characters, which may be in a header, and an address has some, too."""
     with pytest.raises(WrongSettings, match=re.escape(said)):
         Settings.load(written(tmp_path / "fleet.toml", tables))
 
