@@ -1,5 +1,6 @@
 """The tools of a Responses request, and the choice among them (contract of responses, 2.6)."""
 
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -77,6 +78,7 @@ TOOLS = (
 )  # fmt: skip
 _VERSIONS = ("web_search", "computer")
 _OWN = ("function", "custom", "namespace")
+_HOSTED = TOOLS[len(_OWN) :]
 
 
 def is_hosted(kind: object) -> bool:
@@ -86,11 +88,21 @@ def is_hosted(kind: object) -> bool:
     return kind in TOOLS or kind.startswith(_VERSIONS)
 
 
-def _check_tool(value: object) -> object:
-    tool, kind = type_of(value)
-    if kind not in _OWN and not is_hosted(kind):
-        raise wrong_value(kind, TOOLS, ".type")
-    return without_nulls(tool)
+def _one_of(own: Sequence[str]) -> Callable[[object], object]:
+    """Return a check of what has one of these types, or that of a hosted tool."""
+
+    def check(value: object) -> object:
+        one, kind = type_of(value)
+        if kind not in own and not is_hosted(kind):
+            raise wrong_value(kind, (*own, *_HOSTED), ".type")
+        return without_nulls(one)
+
+    return check
+
+
+_check_tool = _one_of(_OWN)
+# A namespace has no other one in it, and a list of allowed tools no other list.
+_check_inner = _one_of(("function", "custom"))
 
 
 def _tool_tag(value: object) -> str:
@@ -103,7 +115,7 @@ InnerTool = Annotated[
     | Annotated[FlatCustom, Tag("custom")]
     | Annotated[HostedTool, Tag("hosted")],
     Discriminator(_tool_tag),
-    BeforeValidator(_check_tool),
+    BeforeValidator(_check_inner),
 ]
 
 
@@ -143,7 +155,7 @@ class HostedChoice(BaseModel):
 
 
 _WORDS = ("none", "auto", "required")
-_CHOICES = ("function", "custom", "allowed_tools")
+_check_object = _one_of(("function", "custom", "allowed_tools"))
 
 
 def _check_choice(value: object) -> object:
@@ -153,14 +165,7 @@ def _check_choice(value: object) -> object:
         raise wrong_value(value, _WORDS)
     if not isinstance(value, dict):
         raise wrong_type(value, "one of a string or object")
-    return _check_reference(value)
-
-
-def _check_reference(value: object) -> object:
-    choice, kind = type_of(value)
-    if kind not in _CHOICES and not is_hosted(kind):
-        raise wrong_value(kind, (*_CHOICES, *TOOLS[3:]), ".type")
-    return without_nulls(choice)
+    return _check_object(value)
 
 
 def _choice_tag(value: object) -> str:
@@ -173,7 +178,7 @@ def _choice_tag(value: object) -> str:
 ToolReference = Annotated[
     Annotated[FlatChoice, Tag("flat")] | Annotated[HostedChoice, Tag("hosted")],
     Discriminator(_choice_tag),
-    BeforeValidator(_check_reference),
+    BeforeValidator(_check_inner),
 ]
 
 

@@ -21,6 +21,14 @@ TYPE = "invalid_type"
 CHAT_TOOL = {"type": "function", "function": {"name": "f"}}
 TOOL = {"type": "function", "name": "f"}
 HOSTED = {"type": "web_search_preview"}
+SPACE = {"type": "namespace", "name": "n", "tools": [TOOL]}
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [TOOL]}
+# The types of tools that OpenAI runs.
+RUN = (
+    "'apply_patch', 'code_interpreter', 'computer', 'computer_use_preview', 'file_search', "
+    "'image_generation', 'local_shell', 'mcp', 'programmatic_tool_calling', 'shell', "
+    "'tool_search', 'web_search', and 'web_search_preview'."
+)
 NESTED = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
 NONE = (
     "One of \"input\" or \"previous_response_id\" or 'prompt' or 'conversation' must be provided."
@@ -218,6 +226,10 @@ CASES: list[tuple[dict[str, Any], str, str | None, str | None]] = [
                 {"type": "function", "name": "n__f"}]},
      "Invalid 'tools[1].name': another tool has the name 'n__f' already. Rename one of them.",
      "tools[1].name", WRONG),
+    ({"tools": [{**SPACE, "tools": [SPACE]}]}, wrong("namespace", f"'function', 'custom', {RUN}"),
+     "tools[0].tools[0].type", WRONG),
+    ({"tools": [TOOL], "tool_choice": {**ALLOWED, "tools": [ALLOWED]}},
+     wrong("allowed_tools", f"'function', 'custom', {RUN}"), "tool_choice.tools[0].type", WRONG),
 ]  # fmt: skip
 
 
