@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
+from ...backends import offload
 from ...backends.errors import EngineError, EngineUnavailable, LatimerError
 from ...backends.fleet.loading import REQUEST
 from ...schemas.openai.responses import ResponseRequest
 from ..errors import ShuttingDown, StoreUnavailable, printable, unexpected
-from ..generation.frames import COMMENT, in_stream
+from ..generation.frames import COMMENT, in_stream, padded
 from ..generation.run import Plan
 from ..generation.sinks import Answer, respond
 from ..model_entry import ServedModel
@@ -90,8 +91,12 @@ async def begin(
         await exchange.reply(200, queued)
 
 
-async def follow(exchange: Exchange, job: Job, after: int) -> None:
-    """Send the events of a response after the one with a number, until the response ends."""
+async def follow(exchange: Exchange, job: Job, after: int, pads: bool = False) -> None:
+    """Send the events of a response after the one with a number, until the response ends.
+
+    Args:
+        pads: True to pad events that are not padded.
+    """
     seen = after
 
     def fault(error: LatimerError) -> bytes:
@@ -104,6 +109,8 @@ async def follow(exchange: Exchange, job: Job, after: int) -> None:
     async with aclosing(job.log.read(after, job.keepalive)) as events:
         async for data in events:
             seen += data.count(b"\n\n")
+            if pads:
+                data = await offload.run(len(data), padded, data)
             await exchange.chunk(data or COMMENT)
     await exchange.chunk(b"", more=False)
 

@@ -32,6 +32,7 @@ from ..errors import (
     not_found,
     wrong_value,
 )
+from ..generation.frames import padded
 from ..parts import LEVELS, ChunkedJson
 from ..request import EVENT_STREAM, Exchange
 from ..responses.background import KEPT, RUNNING, Job
@@ -360,12 +361,13 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
     """Return a stored response, or its events with `stream=true`."""
     query = read_query(exchange, _RETRIEVE, service.strict)
     after = -1 if query.starting_after is None else query.starting_after
+    pads = bool(query.include_obfuscation)
     job = service.background.find(exchange.key, name)
     if job is not None and query.stream:
         await found_response(exchange, service, name)
         if job.log.has_ended and after >= job.log.count:
             raise _beyond(after, f"Send at most {job.log.count - 1}, or omit it.")
-        await follow(exchange, job, after)
+        await follow(exchange, job, after, pads)
         return
     stored = await found_response(exchange, service, name, whole=query.stream)
     if not query.stream:
@@ -379,13 +381,19 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
             "stream",
         )
     tier = stored.request.get("service_tier") or "auto"
-    parts = await offload.run(offload.UNKNOWN, replayed, stored.reply, after, tier)
+    parts = await offload.run(offload.UNKNOWN, _replayed, stored.reply, after, tier, pads)
     if not parts:
         raise _beyond(after, _RENUMBERED)
     await exchange.start(200, EVENT_STREAM)
     for part in parts:
         await exchange.chunk(part)
     await exchange.chunk(b"", more=False)
+
+
+def _replayed(reply: Mapping[str, Any], after: int, tier: str, pads: bool) -> Sequence[bytes]:
+    """Return the events of a stored response, padded or not; see `replayed`."""
+    parts = replayed(reply, after, tier)
+    return [*map(padded, parts)] if pads else parts
 
 
 async def delete_response(exchange: Exchange, service: Service, name: str) -> None:

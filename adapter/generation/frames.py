@@ -149,6 +149,8 @@ class CompletionEncoder(ChunkEncoder):
 # The lengths of events are multiples of it.
 STEP = 16
 _TYPE = re.compile(rb'(?:event: .*\n)?data: \{"type":"([^"]*)"')
+# What no string of JSON contains.
+_KEY = b',"obfuscation":"'
 
 
 class ObfuscatedEncoder(ChunkEncoder):
@@ -194,14 +196,17 @@ def in_stream(
 
 
 def padded(data: bytes) -> bytes:
-    """Return frames with padding; JSON contains no line ends, so each empty line ends a frame."""
+    """Return frames with padding, unless they have it already.
+
+    JSON contains no line ends, so each empty line ends a frame.
+    """
     return b"".join([_one(frame) for frame in data.split(b"\n\n")[:-1]])
 
 
 def _one(frame: bytes) -> bytes:
     found = _TYPE.match(frame)
-    if not frame.endswith(b"}") or (found and not found[1].endswith(b".delta")):
+    if not frame.endswith(b"}") or (found and not found[1].endswith(b".delta")) or _KEY in frame:
         return frame + b"\n\n"
     size = STEP - len(frame) % STEP
     text = secrets.token_hex(STEP // 2)[:size].encode()
-    return frame[:-1] + b',"obfuscation":"' + text + b'"}\n\n'
+    return frame[:-1] + _KEY + text + b'"}\n\n'

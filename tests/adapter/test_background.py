@@ -293,3 +293,21 @@ async def test_a_response_is_cancelled_after_its_last_token() -> None:
         found = (await client.post(f"{R}/{made['id']}/cancel")).json()
     assert found["status"] == "cancelled"
     assert [item["content"][0]["text"] for item in found["output"]] == ["Paris."]
+
+
+async def test_a_retrieved_stream_is_padded_if_a_request_asks_for_it(
+    client: httpx2.AsyncClient,
+) -> None:
+    """Events in the background and those of a stored response get random text once each."""
+    ask = {"model": "demo", "input": "Count to 12.", "stream": True}
+    padding = {"stream_options": {"include_obfuscation": True}}
+    for more in ({}, {"background": True}, {"background": True, **padding}):
+        events = events_of((await client.post(R, json={**ask, **more})).text)
+        path = f"{R}/{events[0]['response']['id']}?stream=true"
+        bare = (await client.get(path)).text
+        text = (await client.get(f"{path}&include_obfuscation=true")).text
+        found = events_of(text)
+        assert [event["type"] for event in found] == [event["type"] for event in events_of(bare)]
+        padded = [event for event in found if event.pop("obfuscation", "")]
+        assert padded == [event for event in found if event["type"].endswith(".delta")]
+        assert len(padded) == text.count('"obfuscation"')
