@@ -377,7 +377,8 @@ async def retrieve_response(exchange: Exchange, service: Service, name: str) -> 
     if stored.reply["background"]:
         raise InvalidRequest(
             f"This response can no longer be streamed because it ended more than {KEPT / 60:.0f} "
-            "minutes ago, or its server was started again. Retrieve it without 'stream'.",
+            "minutes ago, its server was started again, or another server made it. Retrieve it "
+            "without 'stream'.",
             "stream",
         )
     tier = stored.request.get("service_tier") or "auto"

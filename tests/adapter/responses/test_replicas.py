@@ -175,6 +175,9 @@ async def test_another_replica_has_what_has_ended(pair: Pair) -> None:
     path = await begun(first, ignore_eos=False, max_output_tokens=64)
     found = await ended(second, path)
     assert found["status"] == "completed"
+    reply = await second.get(f"{path}?stream=true")
+    assert reply.status_code == 400
+    assert "another server made it" in reply.json()["error"]["message"]
     body = {"model": "demo", "input": "x", "previous_response_id": found["id"], "stream": False}
     assert (await second.post(R, json=body)).status_code == 200
     assert (await second.delete(path)).json()["deleted"] is True
