@@ -189,8 +189,10 @@ async def _drafted(
             check_stream_options(request)
         if not _UNSERVED.keys().isdisjoint(fields):
             refuse_unserved(request, _UNSERVED, capabilities.engine)
-    # Responses are stored by default, where anything is.
-    stored = service.store is not None if request.store is None else request.store
+    # Responses are stored by default, where anything is, and counts of tokens are not.
+    stored = request.store
+    if stored is None:
+        stored = request.is_stored_by_default and service.store is not None
     if stored:
         await check_store(service.store)
     if is_text and (drafted := await _text_drafted(exchange, request, served, stored)) is not None:

@@ -220,14 +220,15 @@ class Store:
         """Return an object of an owner and those that it continues, the oldest first; see `get`.
 
         Their requests are whole. The list is empty if one of them does not exist. All of them are
-        kept longer, because they are used.
+        kept longer, because they are used, unless the database takes no changes now.
         """
         key = self._key(owner, kind, id)
 
         async def read(database: Database) -> list[Stored]:
             chain = await database.read(objects.read_chain, database.files, key)
             if chain and chain[-1].chain is not None:
-                await database.change(objects.use, _now(), chain=chain[-1].chain)
+                with suppress(StoreUnavailable):
+                    await database.change(objects.use, _now(), chain=chain[-1].chain)
             return chain
 
         return await self._ask(read, [], id)

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from latimer.adapter import OpenAIAdapter
-from latimer.adapter.store import queue
+from latimer.adapter.store import database, queue
 from latimer.adapter.store.records import Record
 from latimer.adapter.store.store import Store
 from support.clients import client_of
@@ -190,3 +190,24 @@ async def test_a_failed_response_in_the_background_says_if_it_is_stored(tmp_path
                 assert (last["status"], last["store"]) == ("failed", stored)
                 kept = (await http.get(f"/v1/responses/{last['id']}")).json()
                 assert kept == last
+
+
+@pytest.mark.parametrize("required", [False, True])
+async def test_responses_while_the_store_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: bool
+) -> None:
+    """A stored response is continued, and the tokens of an input are counted."""
+    monkeypatch.setattr(database, "_FILE", (*database._FILE, "PRAGMA busy_timeout=50"))
+    file = tmp_path / "store.db"
+    path, body = "/v1/responses", {"model": "demo", "input": "Hi"}
+    async with client(file, required) as http:
+        first = (await http.post(path, json=body)).json()
+        with locked(file):
+            reply = await http.post(path, json=body)
+            assert reply.status_code == (503 if required else 200)
+            more = {"store": False, "previous_response_id": first["id"]}
+            second = await http.post(path, json={**body, **more})
+            count = await http.post(f"{path}/input_tokens", json=body)
+    assert second.status_code == 200, second.text
+    assert second.json()["usage"]["input_tokens"] > first["usage"]["total_tokens"]
+    assert count.json()["input_tokens"] == first["usage"]["input_tokens"]
