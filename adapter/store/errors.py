@@ -55,6 +55,8 @@ _SQLITE = {
     "SQLITE_IOERR": "the disk failed",
 }
 DAMAGED = _SQLITE["SQLITE_CORRUPT"]
+# Errors of a database that still reads: of SQLite, and of PostgreSQL's disk and its standby.
+_UNWRITABLE = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR", "53100", "25006")
 WRONG = "stored data is damaged"
 # Errors of rows: of their values, their keys, and their sizes.
 _OF_ROWS = ("22", "23", "54")
@@ -76,6 +78,10 @@ class Withdrawn(Exception):
 
 class Refused(StoreUnavailable):
     """A database that answers and refuses, until its operator changes it or the settings."""
+
+
+class Unwritable(StoreUnavailable):
+    """A database that answers, and takes no changes: its disk is full, or it is read-only."""
 
 
 @contextmanager
@@ -121,9 +127,13 @@ def _translated(error: Exception) -> Exception:
             # The driver's own errors show values: of text that is not UTF-8, and of wrong types.
             return StoreUnavailable(DAMAGED, type(original).__name__)
         known = next((words for key, words in _SQLITE.items() if name.startswith(key)), None)
-        return StoreUnavailable(known or SILENT, f"{name}: {line}")
+        return _kind(name)(known or SILENT, f"{name}: {line}")
     reason = reason_of(original)
-    return (Refused if reason.is_refusal else StoreUnavailable)(reason.words, reason.line)
+    return (Refused if reason.is_refusal else _kind(state))(reason.words, reason.line)
+
+
+def _kind(code: str) -> type[StoreUnavailable]:
+    return Unwritable if code.startswith(_UNWRITABLE) else StoreUnavailable
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
 from ...backends.queue import is_running, settle
-from .errors import LATE, StoreUnavailable
+from .errors import LATE, StoreUnavailable, Unwritable
 from .records import Record, pack
 
 log = logging.getLogger("latimer")
@@ -77,6 +77,8 @@ class Writer:
         self._is_closed = False
         self._pause = 0.0
         self._has_failed = False
+        # The time until which only a written object shows that the database takes changes again.
+        self._unwritable_until = 0.0
         # The reason why the running attempt counts as failed.
         self._late: StoreUnavailable | None = None
         self._is_full = False
@@ -179,7 +181,8 @@ class Writer:
         Without such an object, the database is available again.
         """
         self._pause = 0.0
-        if not self._has_failed:
+        is_held = not self._waiting and time.monotonic() < self._unwritable_until
+        if not self._has_failed or is_held:
             return
         loop = asyncio.get_running_loop()
         timer = self._timers.get(loop)
@@ -232,6 +235,8 @@ class Writer:
         del self._timers[loop]
         if self._waiting and not self._is_closed and not self._start(loop):
             self._set_timer(loop, self._delay)
+        elif not self._waiting and self._unwritable_until:
+            self._recover()
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Write what waits; return False if a task does that, of this or another event loop."""
@@ -268,6 +273,8 @@ class Writer:
             try:
                 rejected = await self._attempt(batch, loop)
             except StoreUnavailable as error:
+                if isinstance(error, Unwritable):
+                    self._unwritable_until = time.monotonic() + LONGEST_PAUSE
                 self._report(error)
                 self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
                 self._set_timer(loop, self._pause)
@@ -276,7 +283,7 @@ class Writer:
                 # Its message can have text of users. The batch must not be tried for ever.
                 log.error("the store failed: %s", type(error).__name__)
                 rejected = batch
-            self._succeed(batch, rejected)
+            self._succeed(batch, rejected, loop)
 
     async def _attempt(
         self, batch: Sequence[Record], loop: asyncio.AbstractEventLoop
@@ -298,7 +305,9 @@ class Writer:
         self._late = StoreUnavailable(self._late_reason)
         self._report(self._late)
 
-    def _succeed(self, batch: Sequence[Record], rejected: Sequence[Record]) -> None:
+    def _succeed(
+        self, batch: Sequence[Record], rejected: Sequence[Record], loop: asyncio.AbstractEventLoop
+    ) -> None:
         for record in batch:
             self._waiting.popleft()
             self._bytes -= record.size
@@ -307,7 +316,12 @@ class Writer:
         for record in rejected:
             record.is_rejected = True
             self.lose(1, "the database cannot take them", record)
-        self._recover()
+        left = self._unwritable_until - time.monotonic()
+        if left > 0 and all(record.is_withdrawn for record in batch):
+            # Nothing was written: the next object has to show that it can be.
+            self._set_timer(loop, left)
+        else:
+            self._recover()
         for done in [*self._flushes]:
             if self._flushes.get(done, self._taken) <= self._done:
                 settle(done, None)
@@ -318,7 +332,7 @@ class Writer:
             what = _objects(self.lost, "was", "were")
             log.warning("the store is available again; %s lost", what)
         self._has_failed = self._is_full = False
-        self._pause = 0.0
+        self._pause = self._unwritable_until = 0.0
 
     async def _pack(self) -> None:
         """Let objects that have to wait take less memory."""

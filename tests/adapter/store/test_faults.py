@@ -393,6 +393,33 @@ async def test_a_file_that_cannot_grow(tmp_path: Path, store: Store) -> None:
     assert await store.delete("", KIND, old)
 
 
+async def test_a_full_disk_is_known_until_something_is_written(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Neither a read nor an object that was withdrawn makes the store available for a while."""
+    file = tmp_path / "store.db"
+    monkeypatch.setattr(queue, "PATIENCE", 10.0)
+    monkeypatch.setattr(queue, "LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(stores, "COMMIT_SECONDS", 10.0)
+    await store.open()
+    old = await kept(store)
+    with full(file):
+        for _ in range(3):
+            assert not await store.commit(record(SECRET * 10_000))
+            assert await store.get("", KIND, old) is not None
+            assert store.status().state == "unavailable"
+        assert len(caplog.messages) == 1
+    assert await store.commit(record())
+    assert store.status().state == "ok"
+    monkeypatch.setattr(queue, "LONGEST_PAUSE", 0.3)
+    with full(file):
+        assert not await store.commit(record(SECRET * 10_000))
+        assert await store.get("", KIND, old) is not None
+    assert store.status().state == "unavailable"
+    await asyncio.sleep(0.4)
+    assert store.status().state == "ok"
+
+
 async def test_a_damaged_file(tmp_path: Path, store: Store) -> None:
     """Damage of the file while it is open is an error that names it, and shows no text."""
     file = tmp_path / "store.db"
