@@ -256,7 +256,7 @@ def ids_of(
     """Return the ids of a page in order, and one more if the list continues.
 
     Args:
-        since: microseconds since 1970; older objects are not in the list.
+        since: microseconds since 1970; objects that were last used earlier are not in the list.
     """
     filters = _filters(owner, kind, query)
     first = filters[0]
@@ -271,7 +271,7 @@ def ids_of(
     if query.grant is not None and query.grant.names is not None:
         wanted.append(_permitted(first, query.grant.names, query.grant.prefixes))
     if since is not None:
-        wanted.append(first.table.c.created_at >= since)
+        wanted.append(_used(first, since))
     order = [column.desc() if query.descending else column.asc() for column in columns]
     statement = select(columns[1]).where(*wanted).order_by(*order).limit(query.limit + 1)
     return [*connection.scalars(statement)]
@@ -319,6 +319,14 @@ def _permitted(first: Filter, names: Iterable[str], prefixes: Iterable[str]) -> 
         *(func.substr(table.c.model, 1, len(one)) == one for one in map(column_of, prefixes)),
     )
     return exists().where(allowed, table.c.id == first.table.c.id)
+
+
+def _used(first: Filter, since: int) -> ColumnElement[bool]:
+    """Return the condition that an object was used since a time."""
+    if first.table is objects:
+        return objects.c.used_at >= since
+    table = objects.alias()
+    return exists().where(table.c.id == first.table.c.id, table.c.used_at >= since)
 
 
 def read_chain(connection: Connection, files: Files, key: Key) -> list[Stored]:

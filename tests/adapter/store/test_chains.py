@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 from adapter.store.conftest import Opened
-from latimer.adapter.store.records import Record
+from latimer.adapter.store.records import Query, Record
 from latimer.adapter.store.store import Store
-from support.stored import record
+from support.stored import record, same
 
 KIND = "response"
 
@@ -74,6 +75,23 @@ async def test_an_old_chain_stays_while_it_is_used(
         later(50.0)
         assert await chain_of(store, one) == [root.id, one.id]
         assert await chain_of(store, alone) == []
+
+
+@pytest.mark.parametrize("metadata", [{}, {"a": "b"}])
+async def test_an_old_chain_is_listed_while_it_is_used(
+    opened: Opened, later: Callable[[float], None], metadata: Mapping[str, str]
+) -> None:
+    """A list has what can be retrieved: a used object, also if it is old, and no other one."""
+    async with opened(age=80.0) as store:
+        root, alone = child(metadata=metadata), child(metadata=metadata)
+        one = child(root, metadata=metadata)
+        assert all(store.keep(each) for each in (root, alone, one))
+        later(50.0)
+        assert await chain_of(store, one) == [root.id, one.id]
+        later(50.0)
+        assert await store.get("", KIND, alone.id) is None
+        page = await store.page("", KIND, Query(metadata=metadata), same)
+        assert [each.id for each in page.data] == [root.id, one.id]
 
 
 async def test_a_chain_is_evicted_whole(opened: Opened) -> None:
