@@ -87,7 +87,10 @@ def parsed(data: bytes) -> RawReply:
 def _unchunked(data: bytes) -> bytes:
     body = b""
     while data:
-        size, _, data = data.partition(b"\r\n")
+        size, line, data = data.partition(b"\r\n")
+        if not line:
+            # A reply that is still arriving, or was cut off.
+            break
         length = int(size.split(b";")[0], 16)
         if not length:
             break

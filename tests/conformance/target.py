@@ -349,18 +349,28 @@ def _pause(headers: httpx2.Headers) -> float | None:
     return seconds if 0 < seconds <= LONGEST else None
 
 
-def events(reply: Reply) -> list[Any]:
-    """Return the JSON of a stream's events; raise `Fail` unless the stream ends in `[DONE]`."""
-    kind = reply.kind
-    expect(kind == "text/event-stream", f"expected an event stream, but got {kind!r}")
-    datas = [
+def datas_in(text: str) -> list[str]:
+    """Return the data of each event in the text of a stream."""
+    return [
         line.removeprefix("data:").strip()
-        for line in reply.text.replace("\r\n", "\n").split("\n")
+        for line in text.replace("\r\n", "\n").split("\n")
         if line.startswith("data:")
     ]
-    expect(datas[-1:] == ["[DONE]"], f"expected [DONE] as the last event, but got {datas[-1:]}")
+
+
+def events(reply: Reply, needs_done: bool = True) -> list[Any]:
+    """Return the JSON of a stream's events; raise `Fail` unless the stream ends in `[DONE]`.
+
+    Args:
+        needs_done: False for a stream that may also end without it.
+    """
+    kind = reply.kind
+    expect(kind == "text/event-stream", f"expected an event stream, but got {kind!r}")
+    datas = datas_in(reply.text)
+    done = datas[-1:] == ["[DONE]"]
+    expect(done or not needs_done, f"expected [DONE] as the last event, but got {datas[-1:]}")
     chunks = []
-    for data in datas[:-1]:
+    for data in datas[:-1] if done else datas:
         try:
             chunks.append(json.loads(data))
         except ValueError:

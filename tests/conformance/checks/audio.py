@@ -297,10 +297,7 @@ def deltas(found: Sequence[Any]) -> list[bytes]:
 
 async def stream(api: Api, **fields: Any) -> list[Any]:
     """Return the events of streamed speech, with or without `[DONE]`."""
-    reply = await speak(api, stream_format="sse", **fields)
-    if not reply.body.rstrip().endswith(b"[DONE]"):
-        reply = Reply(200, reply.headers, reply.body + b"data: [DONE]\n\n", S, {})
-    return events(reply)
+    return events(await speak(api, stream_format="sse", **fields), needs_done=False)
 
 
 @check("audio.speech-stream", "Streamed speech is deltas and one done event, with usage.",

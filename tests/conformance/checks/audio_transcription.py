@@ -402,9 +402,7 @@ async def parts_unknown(api: Api) -> None:
 async def streamed(api: Api) -> None:
     wanted = await text_of(api, ("temperature", "0"))
     reply = await transcribe(api, ("stream", "true"), ("temperature", "0"))
-    if not reply.body.rstrip().endswith(b"[DONE]"):
-        reply = Reply(200, reply.headers, reply.body + b"data: [DONE]\n\n", T, {})
-    *found, done = events(reply)
+    *found, done = events(reply, needs_done=False) or [{}]
     kinds = [event.get("type") for event in found if event.get("type") != "transcript.text.segment"]
     expect(kinds and set(kinds) == {"transcript.text.delta"}, f"expected deltas, but got {kinds}")
     expect(done.get("type") == "transcript.text.done", f"expected done, but got {done}")

@@ -5,10 +5,12 @@ The checks of streams, tools, state and others are in the modules `responses_*`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .. import raw
 from ..check import Fail, Skip, check, expect
 from ..published import event_problem
 from ..target import Api, Reply, only
@@ -107,7 +109,7 @@ def events_in(text: str) -> list[tuple[str, Any]]:
     """Return the name and the data of each event in the text of a stream."""
     found = []
     for block in text.replace("\r\n", "\n").split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
+        lines = dict(_field(line) for line in block.split("\n"))
         data = lines.get("data")
         if data is None or data == "[DONE]":
             continue
@@ -116,6 +118,27 @@ def events_in(text: str) -> list[tuple[str, Any]]:
         except ValueError:
             raise Fail(f"expected JSON in an event, but got {data[:200]}") from None
     return found
+
+
+def _field(line: str) -> tuple[str, str]:
+    """Return the name and the value of a line of a stream; a comment has no name."""
+    name, _, value = line.partition(":")
+    return name, value.removeprefix(" ")
+
+
+async def event_on(reader: asyncio.StreamReader, *kinds: str) -> Any:
+    """Return the first event of some types on a bare socket, as soon as all of it has arrived."""
+    data = b""
+    while True:
+        whole = b""
+        if b"\r\n\r\n" in data:
+            whole = raw.parsed(data).body.replace(b"\r\n", b"\n").rpartition(b"\n\n")[0]
+        for _name, event in events_in(whole.decode(errors="replace")):
+            if event.get("type") in kinds:
+                return event
+        read = await reader.read(65536)
+        expect(read, f"expected {' or '.join(kinds)}, but got {data[-300:]!r}")
+        data += read
 
 
 def of_type(events: Sequence[Any], kind: str) -> list[Any]:

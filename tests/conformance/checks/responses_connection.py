@@ -11,7 +11,7 @@ from ..check import Diverges, Fail, Skip, check, expect
 from ..raw import connected, exchange, parsed
 from ..target import Api
 from .engine import ENDS, answers, end_engine
-from .responses import R, events_in, respond
+from .responses import R, event_on, events_in, respond
 
 # A format with a long answer, also from a model that is brief.
 LETTERS = {"type": "array", "minItems": 400, "maxItems": 400, "items": {"enum": ["a", "b"]}}
@@ -70,9 +70,7 @@ async def disconnect(api: Api) -> None:
     names = []
     for _ in range(8):
         async with connected(api, "POST", R, _long(api)) as (reader, _writer):
-            data = await reader.readuntil(b"\ndata:") + await reader.readline()
-            head = data.decode(errors="replace").partition("event: ")[2]
-            names.append(events_in(f"event: {head}")[0][1]["response"]["id"])
+            names.append((await event_on(reader, "response.created"))["response"]["id"])
     await asyncio.sleep(1.5)
     start = time.monotonic()
     await exchange(api, "POST", R, one)

@@ -17,7 +17,7 @@ from .responses import (
     ASK,
     WEATHER,
     R,
-    events_in,
+    event_on,
     of_type,
     parsed,
     respond,
@@ -85,16 +85,10 @@ async def store_stream(api: Api) -> None:
         pass
     body = {"model": api.model, "input": ASK, "max_output_tokens": 16, "store": True,
             "stream": True, "temperature": 0}  # fmt: skip
-    data = b""
-    ends = (b"event: response.completed", b"event: response.incomplete")
     async with connected(api, "POST", R, body) as (reader, _writer):
-        while not any(end in data and data.endswith(b"\n") for end in ends):
-            read = await reader.read(65536)
-            expect(read, f"expected a last event, but got {data[-300:]!r}")
-            data += read
-        name = events_in(data.decode(errors="replace").partition("event: ")[2])[0][1]
-        found = await api.get(f"{R}/{name['response']['id']}")
-    await api.send("DELETE", f"{R}/{name['response']['id']}")
+        last = await event_on(reader, "response.completed", "response.incomplete")
+        found = await api.get(f"{R}/{last['response']['id']}")
+    await api.send("DELETE", f"{R}/{last['response']['id']}")
     expect(found.status == 200, f"expected the Response, but got status {found.status}")
     expect(found.json()["output"], f"expected output, but got {found.text[:200]}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..check import Fail, Skip, Unsupported, check, expect
 from ..raw import connected, exchange
-from ..target import Api
+from ..target import Api, datas_in
 
 H, C = "/chat/completions", "/completions"
 ASK = "Count to 12."
@@ -45,10 +45,10 @@ async def done(api: Api) -> None:
         reply = await exchange(api, "POST", path, body)
         if reply.status in (404, 405, 501):
             raise Unsupported(f"the endpoint {path} does not exist: status {reply.status}")
-        events = reply.body.decode().strip().split("\n\n")
-        last = events[-1][:100]
-        expect(events[-1] == "data: [DONE]", f"{path}: expected data: [DONE], but got {last!r}")
-        count = sum("[DONE]" in event for event in events)
+        datas = datas_in(reply.body.decode()) or [reply.body.decode()]
+        last = datas[-1][:100]
+        expect(datas[-1] == "[DONE]", f"{path}: expected data: [DONE], but got {last!r}")
+        count = datas.count("[DONE]")
         expect(count == 1, f"{path}: expected one [DONE], but got {count}")
 
 
