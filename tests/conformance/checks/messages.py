@@ -68,9 +68,13 @@ async def size(api: Api, *messages: Any, **fields: Any) -> int:
 
 
 def total(message: Any) -> int:
-    """Return the number of input tokens of a message, cached ones included."""
+    """Return the number of input tokens of a message, cached ones included.
+
+    A missing or null count of cached tokens is 0 here: `expect_form` asks for all counts.
+    """
     usage = message["usage"]
-    counts = [usage.get(name) for name in COUNTS]
+    read, *cached = (usage.get(name) for name in COUNTS)
+    counts = [read, *(count for count in cached if count is not None)]
     valid = all(type(count) is int and count >= 0 for count in counts)
     expect(valid, f"expected integers in {', '.join(COUNTS)}, but got {usage}")
     return sum(counts)
@@ -145,6 +149,8 @@ def expect_form(api: Api, message: Any) -> None:
         valid = type(thought) is int and 0 <= thought <= made
         expect(valid, f"expected thinking_tokens up to output_tokens, but got {usage}")
     total(message)
+    missing = [name for name in COUNTS if usage.get(name) is None]
+    expect(not missing, f"expected integers in {', '.join(missing)}, but got {usage}")
 
 
 def expect_fields(found: Any, **wanted: Any) -> None:
