@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .check import Fail, expect
 
-# The size that a streamed RIFF file states, because its length is unknown.
-UNKNOWN = {0, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000}
+# A streamed RIFF file states 0 or at least this size, because its length is unknown.
+UNKNOWN = 0x7FFFF000
 # kbit/s of an MPEG layer III frame, by the index in its header: MPEG 1, and MPEG 2 and 2.5.
 _KILOBITS = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
@@ -36,19 +36,24 @@ class Sound:
 
 def sound_of(data: bytes) -> Sound:
     """Return the kind and length of a file; raise `Fail` unless it is an audio file."""
-    for begins, read in _CONTAINERS:
-        if data.startswith(begins):
-            try:
-                return read(data)
-            except (struct.error, IndexError, ValueError) as error:
-                raise Fail(f"expected an audio file, but got a broken one: {error!r}") from None
+    readers = [read for begins, read in _CONTAINERS if data.startswith(begins)]
     if data[:1] == b"\xff" and len(data) > 1:
-        return _aac(data) if data[1] & 0xF6 == 0xF0 else _mp3(data)
+        readers = [_aac if data[1] & 0xF6 == 0xF0 else _mp3]
+    for read in readers:
+        try:
+            return read(data)
+        except (struct.error, IndexError, ValueError) as error:
+            raise Fail(f"expected an audio file, but got a broken one: {error!r}") from None
     raise Fail(f"expected an audio file, but got {data[:40]!r}")
 
 
+def _unknown(size: int) -> bool:
+    """Return True if a size is one of a stream."""
+    return size == 0 or size >= UNKNOWN
+
+
 def _wav(data: bytes) -> Sound:
-    """Read a RIFF file: 16-bit PCM, whose sizes are true or those of a stream."""
+    """Read a RIFF file: PCM or floats, whose sizes are true or those of a stream."""
     expect(data[8:12] == b"WAVE", f"expected a WAVE file, but got {data[:16]!r}")
     stated = struct.unpack_from("<I", data, 4)[0]
     at, rate, width = 12, 0, 0
@@ -57,13 +62,13 @@ def _wav(data: bytes) -> Sound:
         at += 8
         if name == b"fmt ":
             kind, channels, rate, _, width, bits = struct.unpack_from("<HHIIHH", data, at)
-            fine = kind in (1, 0xFFFE) and channels in (1, 2) and bits == 16
-            expect(fine, f"expected 16-bit PCM, but got format {kind}, {channels} x {bits} bits")
+            fine = kind in (1, 3, 0xFFFE) and channels in (1, 2) and width == channels * bits // 8
+            expect(fine, f"expected PCM, but got format {kind}, {channels} x {bits} bits")
         if name == b"data":
             expect(rate and width, "expected a format before the samples, but got none")
-            samples = data[at:] if size in UNKNOWN else data[at : at + size]
-            true = size in UNKNOWN or len(samples) == size
-            true = true and (stated in UNKNOWN or stated == len(data) - 8)
+            samples = data[at:] if _unknown(size) else data[at : at + size]
+            true = _unknown(size) or len(samples) == size
+            true = true and (_unknown(stated) or stated == len(data) - 8)
             expect(true, f"expected true sizes, but got {stated} and {size} of {len(data)} bytes")
             return Sound("wav", len(samples) / (rate * width), samples)
         at += size + size % 2

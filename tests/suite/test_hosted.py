@@ -26,12 +26,15 @@ IDS = [
     "tools.choice-alone",
     "tools.empty-list",
     "tools.too-many",
+    "audio.input-long",
+    "audio.speed-below",
+    "audio.speed-above",
 ]
 CHECKS = {check.id: check for check in all_checks()}
 
 
 # The fields of a request that a server without OpenAI's limits takes as they are.
-LIFTED = ("stop", "logprobs", "max_output_tokens")
+LIFTED = ("stop", "logprobs", "max_output_tokens", "input", "speed")
 
 
 class Clips(Fault):
@@ -49,6 +52,10 @@ class Clips(Fault):
             within["max_output_tokens"] = max(body["max_output_tokens"], 16)
         if type(body.get("logprobs")) is int:
             within["logprobs"] = min(body["logprobs"], 5)
+        if isinstance(body.get("input"), str):
+            within["input"] = body["input"][:4096]
+        if type(body.get("speed")) is float:
+            within["speed"] = min(max(body["speed"], 0.25), 4.0)
         if len(body.get("tools") or ()) > 128:
             within["tools"] = body["tools"][:128]
         if not body.get("tools"):

@@ -30,12 +30,34 @@ def test_lengths(container: str, is_whole: bool) -> None:
     [
         b"", b"words", b"RIFF", spoken()[:30], spoken()[:-100], b"ID3", b"OggS" + bytes(90),
         b"\xff\xf3" + bytes(9), b"\xff\xf1" + bytes(9), b"fLaC" + bytes(30),
+        b"\xff\xfb\xf0" + bytes(9), b"\xff\xf1\x34" + bytes(9),
     ],
 )  # fmt: skip
 def test_broken_files(data: bytes) -> None:
     """A broken file is a failure of the check, and not an error of the suite."""
     with pytest.raises(Fail):
         sound_of(data)
+
+
+def _headed(riff: int, samples: int) -> bytes:
+    """Return the sentence as a WAVE file that states these sizes."""
+    data = spoken()
+    return data[:4] + riff.to_bytes(4, "little") + data[8:40] + samples.to_bytes(
+        4, "little") + data[44:]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        wav(samples(), width=3), _headed(0xFFFFFFFF, 0xFFFFFFFF), _headed(0, 0),
+        # What espeak-ng and SoX write into a pipe.
+        _headed(0x7FFFF024, 0x7FFFF000),
+    ],
+    ids=["24 bits", "largest sizes", "no sizes", "sizes of 2 GB"],
+)  # fmt: skip
+def test_wave_files_of_other_programs(data: bytes) -> None:
+    """A WAVE file may have samples of any width, and any of the sizes of a stream."""
+    assert sound_of(data).seconds == pytest.approx(SECONDS, abs=0.01)
 
 
 @pytest.mark.parametrize(

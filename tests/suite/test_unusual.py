@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import pytest
 from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.runner import Settings, judge
+from suite.audio import TRANSCRIPTIONS
+from suite.faults.audio import _text
+from suite.faults.edits import chunks, drop, has, put, rejects, reply, request, turn
 from suite.server import Fault, Server
 from suite.trial import SLOW, listening
+from suite.work import CHAT
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +96,36 @@ def _escaped(event: bytes) -> Iterator[bytes]:
 async def test_any_form_of_a_stream(write: Write) -> None:
     """Line ends, comments, the places of chunks and the form of JSON change no verdict."""
     assert await judged(Unusual(write), STREAMS) == {}
+
+
+# What servers of speech and transcription do, the check that would notice, and its verdict.
+SPEECH: Mapping[str, tuple[Fault, str, str]] = {
+    "an architecture in one word": (
+        reply(put("data.*.architecture", "llama"), at="/models"), "audio.models", "skip"),
+    "no transcriptions": (rejects(lambda method, path, headers: path == TRANSCRIPTIONS, 404),
+                          "audio.key", ""),
+    "no end of a spoken stream": (
+        chunks(drop("*.choices.*.finish_reason"), at=CHAT, when=has("modalities.*", "audio")),
+        "audio.stream-end", "diverges"),
+    "vtt without hours": (_text("vtt", lambda text: text.replace("00:00:", "00:")),
+                          "audio.vtt", ""),
+    "segments from 1": (_text("verbose_json", turn("segments", lambda found: [
+        {**one, "id": one["id"] + 1} for one in found])), "audio.verbose", ""),
+    "segments without spaces": (_text("verbose_json", turn(
+        "segments.*.text", lambda text: text.strip())), "audio.verbose", ""),
+    "no stream of whisper-1": (request(drop("stream"), at=TRANSCRIPTIONS),
+                               "audio.transcription-stream", "diverges"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPEECH)
+async def test_any_server_of_speech(name: str) -> None:
+    """A server may do what the contract leaves open, and what OpenAI does."""
+    fault, check, outcome = SPEECH[name]
+    found = await judged(Server(fault), [one for one in all_checks() if one.id == check])
+    assert {name: verdict.outcome for name, verdict in found.items()} == (
+        {check: outcome} if outcome else {}
+    )
 
 
 def _no_space(event: bytes) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from openai.types.audio import (
     TranslationVerbose,
 )
 
-from ..check import Body, check, expect
+from ..check import Body, Diverges, check, expect
 from ..published import first_wrong
 from ..recordings import FORM, SENTENCE, Part, at_rate, flac, form, samples, spoken, wav
 from ..target import Api, Reply, events
@@ -33,9 +33,11 @@ SEGMENT = ("id", "seek", "start", "end", "text", "tokens", "temperature", "avg_l
            "compression_ratio", "no_speech_prob")  # fmt: skip
 TIMED = ("srt", "vtt", "verbose_json")
 _TIME = r"\d\d:\d\d:\d\d"
+# The hours of a time in vtt may be missing.
+_SHORT = r"(?:\d\d:)?\d\d:\d\d"
 SRT = re.compile(rf"(?:(\d+)\n({_TIME},\d{{3}}) --> ({_TIME},\d{{3}})\n[^\n]+\n(?:\n|$))+")
-CUE = re.compile(rf"({_TIME}[.,]\d{{3}}) --> ({_TIME}[.,]\d{{3}})\n([^\n]+)")
-VTT = re.compile(rf"WEBVTT\n\n(?:(?:{_TIME}|\d\d:\d\d)\.\d{{3}} --> .+\n[^\n]+\n(?:\n|$))+")
+CUE = re.compile(rf"({_SHORT}[.,]\d{{3}}) --> ({_SHORT}[.,]\d{{3}})\n([^\n]+)")
+VTT = re.compile(rf"WEBVTT\n\n(?:{_SHORT}\.\d{{3}} --> .+\n[^\n]+\n(?:\n|$))+")
 
 
 async def send(api: Api, *parts: Part, path: str = T, file: Part | None = FILE) -> Reply:
@@ -148,8 +150,8 @@ async def _timed(api: Api, kind: str, *more: Part) -> Reply | None:
 
 
 def _seconds(stamp: str) -> float:
-    hours, minutes, rest = stamp.replace(",", ".").split(":")
-    return 3600 * int(hours) + 60 * int(minutes) + float(rest)
+    *hours, minutes, rest = stamp.replace(",", ".").split(":")
+    return 3600 * sum(map(int, hours)) + 60 * int(minutes) + float(rest)
 
 
 def _expect_cues(cues: Sequence[tuple[str, str, str]], text: str) -> None:
@@ -221,14 +223,17 @@ def expect_verbose(found: Any, task: str) -> None:
     for number, segment in enumerate(segments):
         missing = [key for key in SEGMENT if key not in segment]
         expect(not missing, f"expected {', '.join(missing)} in a segment, but got {segment}")
-        expect(segment["id"] == number, f"expected id {number}, but got {segment['id']}")
+        # Those of some engines begin with 1.
+        wanted = number + int(segments[0]["id"] == 1)
+        expect(segment["id"] == wanted, f"expected id {wanted}, but got {segment['id']}")
         counts = (segment["seek"], segment["compression_ratio"], *segment["tokens"])
         shares = (segment["no_speech_prob"], segment["temperature"])
         sane = segment["avg_logprob"] <= 0 <= min(*shares, *counts) and max(shares) <= 1
         expect(sane, f"expected possible numbers in a segment, but got {segment}")
     expect_rising([(one["start"], one["end"]) for one in segments])
     joined = "".join(one["text"] for one in segments)
-    expect(joined.split() == found["text"].split(), f"expected the text, but got {joined!r}")
+    same = "".join(joined.split()) == "".join(found["text"].split())
+    expect(same, f"expected the text, but got {joined!r}")
     if found.get("usage") is not None:
         expect_counted(found["usage"])
 
@@ -402,6 +407,8 @@ async def parts_unknown(api: Api) -> None:
 async def streamed(api: Api) -> None:
     wanted = await text_of(api, ("temperature", "0"))
     reply = await transcribe(api, ("stream", "true"), ("temperature", "0"))
+    if reply.kind == "application/json" and reply.json().get("text"):
+        raise Diverges("the server ignores stream, as OpenAI does for whisper-1")
     *found, done = events(reply, needs_done=False) or [{}]
     kinds = [event.get("type") for event in found if event.get("type") != "transcript.text.segment"]
     expect(kinds and set(kinds) == {"transcript.text.delta"}, f"expected deltas, but got {kinds}")
