@@ -13,7 +13,19 @@ from latimer.conformance.check import Check, Verdict, all_checks
 from latimer.conformance.runner import Settings, judge
 from suite.audio import TRANSCRIPTIONS
 from suite.faults.audio import _text
-from suite.faults.edits import chunks, drop, has, put, rejects, reply, request, turn
+from suite.faults.edits import (
+    chunks,
+    drop,
+    error,
+    events,
+    has,
+    put,
+    rejects,
+    reply,
+    request,
+    says,
+    turn,
+)
 from suite.server import Fault, Server
 from suite.trial import SLOW, listening
 from suite.work import CHAT
@@ -53,8 +65,8 @@ class Unusual:
             if message["type"] != "http.response.body" or not streams:
                 await send(message)
                 return
-            *events, left = (left + message.get("body", b"")).split(b"\n\n")
-            for event in events:
+            *whole, left = (left + message.get("body", b"")).split(b"\n\n")
+            for event in whole:
                 for piece in self._write(event + b"\n\n"):
                     await send({**message, "body": piece, "more_body": True})
             if not message.get("more_body"):
@@ -122,6 +134,78 @@ SPEECH: Mapping[str, tuple[Fault, str, str]] = {
 async def test_any_server_of_speech(name: str) -> None:
     """A server may do what the contract leaves open, and what OpenAI does."""
     fault, check, outcome = SPEECH[name]
+    found = await judged(Server(fault), [one for one in all_checks() if one.id == check])
+    assert {name: verdict.outcome for name, verdict in found.items()} == (
+        {check: outcome} if outcome else {}
+    )
+
+
+def _thinks(path: str, body: Any, sent: Any) -> Any:
+    """Return a Response whose few tokens are all reasoning."""
+    made = [one for one in body.get("output", ()) if one["type"] == "message"]
+    if path != "/responses" or not made or sent.get("max_output_tokens", 400) > 64:
+        return body
+    part = {"type": "reasoning_text", "text": made[0]["content"][0]["text"]}
+    item = {"id": "rs_1", "type": "reasoning", "summary": [], "content": [part]}
+    reason = {"reason": "max_output_tokens"}
+    return {**body, "status": "incomplete", "incomplete_details": reason, "output": [item]}
+
+
+# The checks that read the text of a short Response.
+SHORT = ("message", "answer", "items", "logprobs", "logprobs-none", "logprobs-agree", "stop",
+         "seed", "store", "conversation-continued", "conversation-unstored")  # fmt: skip
+
+
+async def test_a_model_that_only_reasons() -> None:
+    """A check whose limit of tokens is used up by reasoning is skipped."""
+    names = {f"responses.{name}" for name in SHORT}
+    checks = [one for one in all_checks() if one.id in names]
+    found = await judged(Server(Fault(reply=_thinks)), checks)
+    assert {name: verdict.outcome for name, verdict in found.items()} == dict.fromkeys(
+        names, "skip"
+    )
+
+
+async def test_a_conversation_with_reasoning() -> None:
+    """A conversation may have items of reasoning between its messages."""
+
+    def listed(path: str, body: Any, sent: Any) -> Any:
+        if path != "conversation items":
+            return body
+        thought = {"id": "rs_1", "type": "reasoning", "summary": []}
+        return {**body, "data": [*body["data"], thought]}
+
+    checks = [one for one in all_checks() if one.id == "responses.conversation-unstored"]
+    assert await judged(Server(Fault(reply=listed)), checks) == {}
+
+
+def _searched(found: list[Any]) -> list[Any]:
+    """Return the events of a Response whose service has also searched the web."""
+    *before, last = found
+    item = {"id": "ws_1", "type": "web_search_call", "status": "completed",
+            "action": {"type": "search", "query": "files"}}  # fmt: skip
+    done = {"type": "response.output_item.done", "output_index": 9, "item": item,
+            "sequence_number": last["sequence_number"]}  # fmt: skip
+    output = [*last["response"]["output"], item]
+    return [*before, done, {**last, "response": {**last["response"], "output": output}}]
+
+
+NAMELESS = error(put("error.param", None), put("error.message", "Tools of file_search: none."),
+                 when=says("tool"))  # fmt: skip
+# What servers do, the check that would notice, and its verdict.
+OTHERS: Mapping[str, tuple[Fault, str, str]] = {
+    "an answer of one character": (
+        reply(put("content.*.text", "1"), at="/messages"), "messages.prefill", "skip"),
+    "a call of the service": (events(_searched), "responses.codex", ""),
+    "a tool that only the message names": (NAMELESS, "responses.hosted-choice", ""),
+    "one more key": (reply(put("note", "x"), when=lambda sent: not sent), "stored.delete", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+async def test_any_server(name: str) -> None:
+    """A server may do what the contract leaves open."""
+    fault, check, outcome = OTHERS[name]
     found = await judged(Server(fault), [one for one in all_checks() if one.id == check])
     assert {name: verdict.outcome for name, verdict in found.items()} == (
         {check: outcome} if outcome else {}

@@ -16,7 +16,7 @@ from ..check import Body, Skip, check, expect
 from ..target import Api, expect_finite, expect_model, expect_seconds, only
 from .custom_tools import REGEX
 from .embeddings import embed
-from .responses import R, events_in, of_type, parsed, respond, stream, whole
+from .responses import R, events_in, message_of, of_type, parsed, respond, stream, whole
 from .responses_conversations import HELLO, SAID, items_of
 from .responses_custom import NAMED, lamp
 from .responses_input import LOGPROBS
@@ -262,14 +262,18 @@ async def stored_stream_same(api: Api) -> None:
        "must", "R5.3 R9.1 R10.43")  # fmt: skip
 async def logprobs_agree(api: Api) -> None:
     plain = await respond(api, max_output_tokens=16, **LOGPROBS)
-    _expect_entries(plain["output"][0]["content"][0]["logprobs"], 2)
+    _expect_entries(message_of(plain)["content"][0]["logprobs"], 2)
     events = await stream(api, max_output_tokens=16, **LOGPROBS)
+    last = message_of(events[-1]["response"])
+    own = [
+        one for one in events if last["id"] in (one.get("item_id"), one.get("item", {}).get("id"))
+    ]
     places = [
-        [one for event in of_type(events, "output_text.delta") for one in event["logprobs"]],
-        of_type(events, "output_text.done")[0]["logprobs"],
-        of_type(events, "content_part.done")[0]["part"]["logprobs"],
-        of_type(events, "output_item.done")[0]["item"]["content"][0]["logprobs"],
-        events[-1]["response"]["output"][0]["content"][0]["logprobs"],
+        [one for event in of_type(own, "output_text.delta") for one in event["logprobs"]],
+        of_type(own, "output_text.done")[0]["logprobs"],
+        of_type(own, "content_part.done")[0]["part"]["logprobs"],
+        of_type(own, "output_item.done")[0]["item"]["content"][0]["logprobs"],
+        last["content"][0]["logprobs"],
     ]
     # The entries of events need no bytes.
     keys = ("token", "logprob", "top_logprobs")

@@ -61,8 +61,11 @@ def items_in(body: Any, kind: str) -> list[Any]:
 
 
 def message_of(body: Any) -> Any:
-    """Return the only message of a response."""
-    return only(items_in(body, "message"), "message")
+    """Return the only message of a response; raise `Skip` if all its tokens are reasoning."""
+    found = items_in(body, "message")
+    if not found and body["status"] == "incomplete" and items_in(body, "reasoning"):
+        raise Skip("the limit of tokens ends the answer before its text")
+    return only(found, "message")
 
 
 def text_of(body: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from ..check import Skip, check, expect
 from ..target import Api
 from .chat import IMAGE
-from .responses import ASK, WEATHER, R, items_in, of_type, respond, size, stream, text_of
+from .responses import ASK, WEATHER, R, message_of, of_type, respond, size, stream, text_of
 from .tools import one_of
 
 # Every field that may be null, with the same effect as no field.
@@ -129,7 +129,7 @@ LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
        "must", "R9.1 R10.43")  # fmt: skip
 async def logprobs(api: Api) -> None:
     body = await respond(api, max_output_tokens=16, **LOGPROBS)
-    text, entries = text_of(body), items_in(body, "message")[0]["content"][0]["logprobs"]
+    text, entries = text_of(body), message_of(body)["content"][0]["logprobs"]
     expect(entries, f"expected log-probabilities, but got {entries!r}")
     for entry in entries:
         for one in (entry, *entry["top_logprobs"]):
@@ -160,7 +160,7 @@ async def logprobs_stream(api: Api) -> None:
        "must", "R9.1 R10.43")  # fmt: skip
 async def logprobs_none(api: Api) -> None:
     body = await respond(api, max_output_tokens=16)
-    found = items_in(body, "message")[0]["content"][0].get("logprobs")
+    found = message_of(body)["content"][0].get("logprobs")
     expect(found == [], f"expected an empty list, but got {found!r}")
 
 
