@@ -268,14 +268,20 @@ def _chosen(
             raise click.UsageError("The report of --only-failed has no broken check.")
     if not (only or group or profile):
         return checks
+    known, groups = all_checks(), sorted({check.group for check in all_checks()})
+    absent = [f"--group {one}" for one in group if one not in groups]
+    absent += [f"--only {one}" for one in only
+               if not any(fnmatchcase(check.id, one) for check in known)]  # fmt: skip
+    if absent:
+        raise click.UsageError(
+            f"No check matches {absent[0]}. --list shows all checks. The groups are "
+            f"{', '.join(groups)}."
+        )
     wanted = {check.id for name in profile for check in needed(name, checks)}
     wanted |= {check.id for check in checks if check.group in group}
     wanted |= {check.id for check in checks if any(fnmatchcase(check.id, one) for one in only)}
     if not wanted:
-        groups = ", ".join(sorted({check.group for check in checks}))
-        raise click.UsageError(
-            f"No check matches. --list shows all checks. The groups are {groups}."
-        )
+        raise click.UsageError("The report of --only-failed has no broken check among these.")
     return [check for check in checks if check.id in wanted]
 
 

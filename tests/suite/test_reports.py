@@ -266,6 +266,8 @@ def test_the_command_judges_and_reports(url: str, tmp_path: Path) -> None:
         ([], 2, "The base URL is missing"),
         (["http://127.0.0.1:1/v1"], 2, "does not respond: All connection attempts failed."),
         (["http://127.0.0.1:1/v1", "--only", "no.such"], 2, "No check matches"),
+        (["--list", "--only", "models.*", "--only", "no.such"], 2, "matches --only no.such"),
+        (["--list", "--group", "model", "--only", "models.*"], 2, "matches --group model"),
         (["http://127.0.0.1:1/v1", "--report", "x.pdf"], 2, "has an unknown suffix"),
         (["--changed-since", __file__, "http://127.0.0.1:1/v1"], 2, "is not valid JSON"),
         (["--schema"], 0, "json-schema.org"),
