@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
 
@@ -38,7 +38,8 @@ _PAGES = 100
 _FALSE = ("", "0", "false", "no", "off")
 # The beginning of the text of a system's error.
 _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
-_TRANSIENT = (httpx2.TransportError,)
+# A redirect without end, and a body that cannot be decoded, are no errors of the transport.
+_TRANSIENT = (httpx2.RequestError,)
 
 
 class Report(Protocol):
@@ -83,6 +84,7 @@ class Hub:
 
     Raises:
         HubError: the token or the address cannot be used.
+        Unreachable: a proxy or certificates of the environment cannot be used.
     """
 
     def __init__(self) -> None:
@@ -92,11 +94,22 @@ class Hub:
             if not (self.token.isascii() and self.token.isprintable()):
                 raise HubError("HF_TOKEN contains characters that no token has. Copy it again.")
             headers["authorization"] = f"Bearer {self.token}"
-        if not self.address.startswith(("http://", "https://")):
+        if not _is_address(self.address):
             raise HubError(
                 f"HF_ENDPOINT must be an address such as {HUB}, not '{self.address[:200]}'."
             )
-        self._client = httpx2.Client(headers=headers, timeout=_TIMEOUT, follow_redirects=True)
+        try:
+            self._client = httpx2.Client(headers=headers, timeout=_TIMEOUT, follow_redirects=True)
+        except ImportError:
+            raise Unreachable(
+                "A SOCKS proxy, as in ALL_PROXY, needs another package: run pip install socksio, "
+                "or unset the variable."
+            ) from None
+        except (httpx2.InvalidURL, OSError, ValueError) as error:
+            raise Unreachable(
+                "The proxy or the certificates that environment variables name cannot be used: "
+                f"{_reason(error)} Correct or unset ALL_PROXY, HTTPS_PROXY and SSL_CERT_FILE."
+            ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -117,7 +130,7 @@ class Hub:
         data = self._json(name, f"/api/models/{name.repo}/revision/{revision}")
         commit = data.get("sha") if isinstance(data, Mapping) else None
         if not isinstance(commit, str) or not is_commit(commit):
-            raise HubError(f"{self.address} does not answer like a hub. Check HF_ENDPOINT.")
+            raise _not_a_hub(self.address)
         return commit
 
     def files_of(self, name: HubName, commit: str) -> list[HubFile]:
@@ -132,7 +145,10 @@ class Hub:
             if url is None:
                 break
             response = self._get(name, url)
-            found += [_file_of(row) for row in _read(response) if row.get("type") == "file"]
+            try:
+                found += [_file_of(row) for row in _read(response) if row["type"] == "file"]
+            except (AttributeError, KeyError, TypeError, ValueError):
+                raise _not_a_hub(self.address) from None
             following = response.links.get("next", {}).get("url")
             url = None if following is None else urljoin(str(response.url), following)
         return [file for file in found if is_safe(file.path)]
@@ -153,7 +169,7 @@ class Hub:
                         data += chunk
                         if len(data) >= size:
                             break
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 raise self._unreachable(error) from None
             found = metadata_of(data)
             if found is not None or not data.startswith(b"GGUF") or size >= file.size:
@@ -262,7 +278,7 @@ class Hub:
     def _get(self, name: HubName, url: str) -> httpx2.Response:
         try:
             response = self._client.get(urljoin(self.address + "/", url))
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise self._unreachable(error) from None
         self._check(name, response)
         return response
@@ -370,9 +386,20 @@ def _read(response: httpx2.Response) -> Any:
     try:
         return response.json()
     except ValueError:
-        raise HubError(
-            f"{response.url.host} does not answer like a hub. Check HF_ENDPOINT."
-        ) from None
+        raise _not_a_hub(response.url.host) from None
+
+
+def _not_a_hub(place: str) -> HubError:
+    return HubError(f"{place} does not answer like a hub. Check HF_ENDPOINT.")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = httpx2.URL(text)
+        # The client splits it once more, with other rules.
+        return url.scheme in ("http", "https") and bool(url.host and urlsplit(text).netloc)
+    except (httpx2.InvalidURL, ValueError):
+        return False
 
 
 def _reason(error: Exception) -> str:
@@ -382,4 +409,4 @@ def _reason(error: Exception) -> str:
         cause = cause.__cause__ or cause.__context__
     if cause is not None:
         return "its name cannot be resolved, so there is no network, or the name is wrong."
-    return f"{_NUMBER.sub('', str(error)) or type(error).__name__}."
+    return f"{_NUMBER.sub('', str(error)).rstrip('.') or type(error).__name__}."

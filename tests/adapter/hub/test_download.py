@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from latimer.adapter.hub.cache import Repo, repos
 from latimer.adapter.hub.download import Unreachable
 from latimer.adapter.hub.locate import Located, Needs, download, locate
 from latimer.adapter.hub.names import HubError, models_of, parse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from support.hub import COMMIT, DEMO, TOKEN, TestHub
+from support.servers import serving
 
 HALF = len(DEMO) // 2
 
@@ -203,6 +209,58 @@ def test_a_hub_that_is_gone(test_hub: TestHub, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
         with pytest.raises(HubError, match=rf"{address} does not answer: {reason}[^\[]*$"):
             found("hf:test/split")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:9", "run pip install socksio"),
+        ("ALL_PROXY", "socks://127.0.0.1:9", "Unknown scheme for proxy URL"),
+        ("ALL_PROXY", "a:b:c", "Invalid port: 'b:c'. Correct or unset ALL_PROXY"),
+        ("HF_ENDPOINT", "http://[x", "HF_ENDPOINT must be an address"),
+        ("HF_ENDPOINT", "http://", "HF_ENDPOINT must be an address"),
+    ],
+)
+def test_a_wrong_environment_is_an_error(
+    variable: str, value: str, says: str, test_hub: TestHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that the client of the hub cannot use is an error that names it."""
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(HubError) as caught:
+        found("hf:test/split")
+    assert says in caught.value.message
+    assert not test_hub.asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((302, {"location": "/api"}, b""), "Exceeded maximum allowed redirects. Check"),
+        ((200, {"content-encoding": "gzip"}, b"hello"), "does not answer: Error"),
+        ((200, {}, b'{"sha": "%b"}' % COMMIT.encode()), "does not answer like a hub"),
+        ((200, {}, b"[1]"), "does not answer like a hub"),
+        ((200, {}, b"<html>"), "does not answer like a hub"),
+    ],
+)
+def test_a_page_of_a_network_is_no_hub(
+    answer: tuple[int, dict[str, str], bytes],
+    says: str,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An address that redirects in a circle, or sends other things, is an error in one line."""
+    status, headers, body = answer
+
+    def page(_request: Request) -> Response:
+        return Response(body, status, headers)
+
+    app = Starlette(routes=[Route("/{path:path}", page)])
+    with serving(lambda: app) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        for name in ("hf:test/quants", f"hf:test/quants@{COMMIT}"):
+            with pytest.raises(HubError, match=says):
+                found(name)
 
 
 def test_a_hub_that_breaks_off_at_once(test_hub: TestHub) -> None:
