@@ -67,12 +67,20 @@ def ask(
         return _ask_socket(method, url, headers, _UnixConnection(unix, patience), unix)
     request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=patience) as reply:  # noqa: S310
+        with _opener(url).open(request, timeout=patience) as reply:
             return reply.status, reply.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise _unreachable(url, getattr(error, "reason", error), "latimer serve") from None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """Return an opener; a proxy of the environment reaches no server of this machine."""
+    host = urlsplit(url).hostname or ""
+    if host in ("localhost", "::1") or host.startswith("127."):
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener()
 
 
 def _ask_socket(

@@ -41,14 +41,33 @@ class _Starting(Unreachable):
 
 
 def connect(url: str, key: str | None) -> httpx2.AsyncClient:
-    """Return a client of a server, whose paths are relative to the base URL."""
+    """Return a client of a server, whose paths are relative to the base URL.
+
+    Raises:
+        Unreachable: the address, or a proxy or certificates of the environment, cannot be used.
+    """
     headers = {"authorization": f"Bearer {key}"} if key else {}
     limits = httpx2.Limits(max_connections=None)
     # What reads a reply has a time limit of its own, which is longer for a slow server.
     timeout = httpx2.Timeout(60, read=None)
-    return httpx2.AsyncClient(
-        base_url=url.rstrip("/") + "/", headers=headers, timeout=timeout, limits=limits
-    )
+    try:
+        base = httpx2.URL(url.rstrip("/") + "/")
+        # A proxy of the environment reaches no server of this machine. https may need certificates.
+        is_here = base.scheme == "http" and (
+            base.host in ("localhost", "::1") or base.host.startswith("127.")
+        )
+        return httpx2.AsyncClient(
+            base_url=base,
+            headers=headers,
+            timeout=timeout,
+            limits=limits,
+            trust_env=not is_here,
+        )
+    except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:
+        raise Unreachable(
+            f"{url} cannot be asked, because of the address, or of a proxy or certificates in the "
+            f"environment: {_words(error)}."
+        ) from error
 
 
 async def find(url: str, model: str | None, key: str | None, wait: float) -> tuple[str, str]:

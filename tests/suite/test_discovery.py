@@ -178,6 +178,20 @@ def test_a_rate_limit_is_waited_for() -> None:
     assert "The server limits their rate. --at-once 1 sends fewer at a time." in done.output
 
 
+def test_a_proxy_is_not_asked_for_a_local_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy in the environment is for other machines only, and a wrong one is an error of use."""
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serving(Server) as address:
+        done = CliRunner().invoke(conform, [f"{address}/v1", "--only", "models.list"])
+    assert done.exit_code == 0, done.output
+    monkeypatch.setenv("ALL_PROXY", "a:b:c")
+    done = CliRunner().invoke(conform, ["http://203.0.113.1/v1", "--only", "models.list"])
+    assert done.exit_code == 2
+    assert "a proxy or certificates in the environment: Invalid port" in done.output
+
+
 def test_https_has_its_own_port() -> None:
     """Checks over bare sockets use port 443 if an address with https:// names none."""
     client = httpx2.AsyncClient(base_url="https://gateway.example/v1/")

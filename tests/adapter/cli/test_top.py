@@ -202,6 +202,15 @@ def test_a_server_that_is_gone_is_an_error() -> None:
     assert top("127.0.0.1:8000").returncode == 2
 
 
+def test_a_proxy_is_not_asked_for_a_local_server(server: str) -> None:
+    """A proxy in the environment, which reaches other servers, is not between this machine's."""
+    proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
+    done = top(server, "--once", "--interval", "0.2", "--api-key", "secret", no_proxy="", **proxies)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = top("http://203.0.113.1:8000", "--once", no_proxy="", **proxies)
+    assert "Connection refused" in done.stderr
+
+
 class Other(BaseHTTPRequestHandler):
     """A server that is not Latimer: its metrics are missing, disabled, or others."""
 
