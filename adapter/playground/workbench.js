@@ -231,6 +231,13 @@ function send() {
   const text = area.value;
   const [call] = conversation.pendingCalls(talk);
   if (!text && !images.length && !call && !isText()) return;
+  try {
+    sampling.parameters(talk.mode);
+  } catch (error) {
+    // The message stays in its field.
+    say(error.message, true);
+    return;
+  }
   area.value = "";
   if (call) {
     const node = conversation.add(talk, talk.leaf, { role: "tool", content: text, call: call.id });

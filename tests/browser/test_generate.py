@@ -240,6 +240,19 @@ def test_an_error_is_shown(page: Playground) -> None:
     assert all("400" in one for one in page.console())
 
 
+def test_a_wrong_setting_keeps_the_message(page: Playground) -> None:
+    """A message that a wrong setting holds back stays in its field, and is sent once."""
+    page.fill("#p-tools", "[oops")
+    page.send(QUESTION)
+    assert "Tools (JSON array) is not valid JSON" in page.status()
+    assert page.js("return document.getElementById('composer').value") == QUESTION
+    page.fill("#p-tools", "")
+    page.click("#send")
+    page.finished()
+    question, _answer = page.replies()
+    assert question == QUESTION
+
+
 def test_a_schema_and_a_tool_call(page: Playground) -> None:
     """An answer follows a JSON schema, and a call of a tool is shown and gets its result."""
     schema = {
