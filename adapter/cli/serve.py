@@ -377,7 +377,7 @@ async def _listen_when_ready(
     address = door.address
     printed = ""
     since = time.monotonic()
-    asking = asyncio.ensure_future(backend.model())
+    asking = _asked(backend)
     while True:
         await asyncio.wait([asking], timeout=None if printed else _FIRST)
         reason = f"The engine at {settings.model} has not responded yet."
@@ -399,11 +399,18 @@ async def _listen_when_ready(
         if asking.done():
             waited = time.monotonic() - since
             await asyncio.sleep(min(max(_SHARE * waited, _AGAIN), _LONGEST))
-            asking = asyncio.ensure_future(backend.model())
+            asking = _asked(backend)
     if settings.wait:
         door.listen()
     await _say_ready(settings, backend, model, address)
     listens.set()
+
+
+def _asked(backend: Backend) -> asyncio.Future[Model]:
+    asking = asyncio.ensure_future(backend.model())
+    # Retrieves the error of one that fails while the server ends.
+    asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return asking
 
 
 async def _say_ready(settings: Settings, backend: Backend, model: Model, address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import time
@@ -101,6 +102,33 @@ async def test_it_asks_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pauses[:20] == [0.5] * 20
     assert pauses == sorted(pauses)
     assert pauses[-1] == 10.0
+
+
+async def test_an_engine_that_fails_at_the_end_is_not_logged() -> None:
+    """An engine whose failure arrives while the server ends leaves no error in the log."""
+    missed: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, found: missed.append(found))
+    asked, fails = asyncio.Event(), asyncio.Event()
+
+    class Silent(Engine):
+        async def model(self) -> Any:
+            asked.set()
+            await fails.wait()
+            raise EngineUnavailable("It does not answer.")
+
+    door: Any = SimpleNamespace(address="http://latimer")
+    settings = Settings(model="http://a")
+    starting = asyncio.create_task(
+        serve._listen_when_ready(settings, Silent("a"), door, asyncio.Event())
+    )
+    await asked.wait()
+    starting.cancel()
+    await asyncio.wait([starting])
+    fails.set()
+    await asyncio.sleep(0.01)
+    del starting
+    gc.collect()
+    assert missed == []
 
 
 def test_it_waits_for_its_engine(koboldcpp_replay: tuple[str, Any]) -> None:
