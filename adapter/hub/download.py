@@ -20,6 +20,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
 
+from ...backends.http import shown_address
 from .cache import UNFINISHED, Repo, home, is_commit, writing
 from .memory import metadata_of
 from .names import HubError, HubFile, HubName, in_units, is_safe
@@ -89,6 +90,8 @@ class Hub:
 
     def __init__(self) -> None:
         self.address, self.token = endpoint(), token()
+        # The address in messages.
+        self.place = shown_address(self.address)
         headers = {"user-agent": "latimer", "accept-encoding": "identity"}
         if self.token is not None:
             if not (self.token.isascii() and self.token.isprintable()):
@@ -96,7 +99,7 @@ class Hub:
             headers["authorization"] = f"Bearer {self.token}"
         if not _is_address(self.address):
             raise HubError(
-                f"HF_ENDPOINT must be an address such as {HUB}, not '{self.address[:200]}'."
+                f"HF_ENDPOINT must be an address such as {HUB}, not '{self.place[:200]}'."
             )
         try:
             self._client = httpx2.Client(headers=headers, timeout=_TIMEOUT, follow_redirects=True)
@@ -130,7 +133,7 @@ class Hub:
         data = self._json(name, f"/api/models/{name.repo}/revision/{revision}")
         commit = data.get("sha") if isinstance(data, Mapping) else None
         if not isinstance(commit, str) or not is_commit(commit):
-            raise _not_a_hub(self.address)
+            raise _not_a_hub(self.place)
         return commit
 
     def files_of(self, name: HubName, commit: str) -> list[HubFile]:
@@ -148,7 +151,7 @@ class Hub:
             try:
                 found += [_file_of(row) for row in _read(response) if row["type"] == "file"]
             except (AttributeError, KeyError, TypeError, ValueError):
-                raise _not_a_hub(self.address) from None
+                raise _not_a_hub(self.place) from None
             following = response.links.get("next", {}).get("url")
             url = None if following is None else urljoin(str(response.url), following)
         return [file for file in found if is_safe(file.path)]
@@ -257,7 +260,7 @@ class Hub:
             output.truncate(0)
             draft.unlink(missing_ok=True)
             raise HubError(
-                f"{file.name} from {self.address} does not have its checksum: it was changed on "
+                f"{file.name} from {self.place} does not have its checksum: it was changed on "
                 "the way, or the hub is damaged. It was deleted; try again."
             )
 
@@ -288,7 +291,7 @@ class Hub:
 
     def _unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(
-            f"The hub at {self.address} does not answer: {_reason(error)} Check the network and "
+            f"The hub at {self.place} does not answer: {_reason(error)} Check the network and "
             "HF_ENDPOINT."
         )
 
@@ -315,12 +318,12 @@ class Hub:
                 else "use the token of an account that may read it"
             )
             raise HubError(
-                f"There is no model {name.repo} at {self.address}, or it is private. Check the "
+                f"There is no model {name.repo} at {self.place}, or it is private. Check the "
                 f"name; for a private or gated model, {hint}."
             )
         if status == httpx2.codes.UNAUTHORIZED:
             raise HubError("The hub rejects the token of HF_TOKEN. Create a new one, or unset it.")
-        error = f"The hub at {self.address} answered {status}"
+        error = f"The hub at {self.place} answered {status}"
         if status == httpx2.codes.TOO_MANY_REQUESTS:
             raise Unreachable(f"{error}: too many requests. Try again later, or set HF_TOKEN.")
         raise Unreachable(f"{error}. Try again later.")

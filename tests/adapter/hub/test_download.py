@@ -263,6 +263,14 @@ def test_a_page_of_a_network_is_no_hub(
                 found(name)
 
 
+def test_a_password_of_the_hub_is_not_shown(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message has the address of the hub without the user and the password in it."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:secret@127.0.0.1:9/hub")
+    with pytest.raises(HubError, match=r"http://127\.0\.0\.1:9/hub does not") as caught:
+        found("hf:test/quants")
+    assert "secret" not in caught.value.message
+
+
 def test_a_hub_that_breaks_off_at_once(test_hub: TestHub) -> None:
     """A connection that ends before a file's metadata is a hub that does not answer."""
     found("hf:test/quants:Q8_0")
