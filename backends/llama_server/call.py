@@ -26,7 +26,7 @@ from ..errors import (
 from ..grammar import with_gbnf
 from .prompt import check_biases, check_prompt, native_prompt, prompt_ids, text_prompt
 from .scoring import score, speculative
-from .server import Server
+from .server import Server, check_hides
 from .tokens import TokenStream, pieces_of
 from .translate import (
     ENGINE,
@@ -60,8 +60,9 @@ class Call:
     """
 
     __slots__ = (
-        "_begun", "_choice", "_chunk", "_closed", "_connection", "_context", "_job", "_names",
-        "_payload", "_prompt", "_read", "_response", "_server", "_shows", "_stream", "_tokens",
+        "_begun", "_choice", "_chunk", "_closed", "_connection", "_context", "_end", "_job",
+        "_names", "_payload", "_prompt", "_read", "_response", "_server", "_shows", "_stream",
+        "_tokens",
     )  # fmt: skip
 
     _connection: Connection | None
@@ -104,7 +105,7 @@ class Call:
             self._read = self._read_careful if job.stops.texts and not careful else None
         else:
             prompt = await self._prepare_tokens(model)
-        self._context, self._begun = model.context, False
+        self._context, self._end, self._begun = model.context, model.eos_token, False
         self._stream.context = model.context
         if job.grammar is not None:
             job = await with_gbnf(job)
@@ -203,6 +204,7 @@ class Call:
             data = stream.parser.feed(chunk)
             if not data:
                 continue
+            before = stream.event
             try:
                 events = stream.parse(data)
                 if not self._begun:
@@ -214,6 +216,10 @@ class Call:
                 batch = stream.feed(events) if self._read is None else await self._read(events)
                 if events[-1]["stop"]:
                     check_model(events[-1], self._names)
+                    if self._end and events[-1]["stop_type"] == "eos":
+                        shown = (before, *events)[-2].get("content")
+                        if shown and shown.endswith(self._end):
+                            await check_hides(self._end, self._server.ask)
             except OtherModel as error:
                 raise self._server.served(error.name) from error
             except MALFORMED as error:

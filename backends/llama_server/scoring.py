@@ -194,7 +194,7 @@ def speculative() -> Unsupported:
         "logprobs",
         f"this {ENGINE}",
         "It returns invented log-probabilities with speculative decoding. Start it without a "
-        "draft model.",
+        "draft model and --spec-type.",
     )
 
 

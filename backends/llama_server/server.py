@@ -63,6 +63,8 @@ async def read_info(reply: Reply, ask: Ask, model: Model, slots: int) -> ServerI
         slots: the number of calls that the server runs at a time.
     """
     pieces = await _read_pieces(reply)
+    if model.eos_token and model.eos_token.encode() in pieces:
+        await check_hides(model.eos_token, ask)
     control = [token for token, piece in enumerate(pieces) if not piece]
     plain = {"content": "a", "add_special": False, "parse_special": False}
     first = ids_of((await ask("POST", "/tokenize", plain))["tokens"])[:1]
@@ -106,6 +108,29 @@ async def _read_pieces(reply: Reply) -> list[bytes]:
         if b'"completion_probabilities"' in data:
             return await offload.run(len(data), read_pieces, data)
     raise EngineError(f"{ENGINE} does not expose its vocabulary.")
+
+
+async def check_hides(end: str, ask: Ask) -> None:
+    """Check that the server hides control tokens, after it has shown the end token.
+
+    Args:
+        end: the spelling of the end token.
+
+    Raises:
+        EngineError: it writes them into its texts, where they look like a text's own.
+    """
+    content = {"content": end, "add_special": False}
+    with read_from(ENGINE, "/tokenize"):
+        whole, plain = [
+            ids_of((await ask("POST", "/tokenize", {**content, "parse_special": parses}))["tokens"])
+            for parses in (True, False)
+        ]
+    # Some files mark the end token as an ordinary one, which every server shows.
+    if len(whole) == 1 and whole != plain:
+        raise EngineError(
+            f"{ENGINE} runs with --special, and writes control tokens into its texts. Start it "
+            "without that option."
+        )
 
 
 async def _names(control: Sequence[int], pieces: Sequence[bytes], ask: Ask) -> dict[int, bytes]:

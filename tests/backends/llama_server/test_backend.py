@@ -149,3 +149,17 @@ async def test_a_speculative_server_tells_no_log_probabilities(slots: str) -> No
                 await run(backend, job)
         assert (await run(backend, Generation(Prompt(COUNTED), 4)))[0][0]
         await backend.aclose()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_server_that_shows_control_tokens_is_refused(streamed: bool) -> None:
+    """An answer that ends with the spelling of the end token is an error that names `--special`,
+    and so is all that must tell control tokens from text."""
+    prompt = Prompt(Text(DEMO_CHATML.format("What is the capital of France?")))
+    with llama_server(DEMO_MODEL, "--special", slots=1) as address:
+        backend = LlamaServer(address)
+        job = Generation(prompt, 20, sampling=GREEDY, streamed=streamed)
+        for ask in (run(backend, job), backend.special_tokens(), backend.token_bytes()):
+            with pytest.raises(EngineError, match=r"--special.* without that option"):
+                await ask
+        await backend.aclose()
