@@ -458,7 +458,6 @@ class Capabilities:
         grammars: the grammar languages that it supports.
         plain_text: True if it can take text without parsing the control tokens spelled in it.
         media_among_ids: True if a prompt of token ids may have media.
-        counts_media: True if it reports the number of tokens of media.
         marks_special: True if it distinguishes a preserved token from text with its spelling.
         free_grammars: True if a grammar costs nothing in the parts where it allows any text.
         late_checks: True if a call may find that the engine has another model now (`ModelChanged`).
@@ -474,7 +473,6 @@ class Capabilities:
     grammars: frozenset[GrammarKind] = frozenset()
     plain_text: bool = True
     media_among_ids: bool = True
-    counts_media: bool = True
     marks_special: bool = True
     free_grammars: bool = True
     late_checks: bool = False

@@ -254,8 +254,6 @@ async def prepare(turn: ChatTurn, served: ServedModel) -> ChatJob:
     shape = _shape(form is not None, False, (), field)
     if turn.tool_set is not None:
         shape = Shape(True, turn.tool_set.legacy, turn.tool_set.custom, field)
-    if media and not served.capabilities.counts_media:
-        inexact.append("usage")
     return ChatJob(job, form, shape, inexact, dropped, echo)
 
 

@@ -107,6 +107,7 @@ class KoboldCpp(Backend):
         run = Run(server, job, model, prompt, max_tokens, tokens)
         await run.take()
         try:
+            await run.measure()
             yield run.batches()
         except (Exception, asyncio.CancelledError):
             await run.fail()

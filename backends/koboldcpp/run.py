@@ -25,6 +25,7 @@ from ..errors import (
     EmptyPrompt,
     EngineError,
     LatimerError,
+    Refused,
     Unsupported,
     malformed,
     read_from,
@@ -151,6 +152,12 @@ NOTE_SECONDS = 1.0
 BYTES = 4
 # Events to accept beyond one per requested token: text that was held back may have its own event.
 SLACK = 8
+# Tokens next to media that the engine leaves unused.
+SPARE = 4
+UNUSED = (
+    "it ignored the images and audio of the request: it cannot read them, or its context is too "
+    "small for them"
+)
 # The largest number of bytes to accept per token; all vocabularies stay far below it.
 MOST_BYTES = 1024
 
@@ -220,6 +227,36 @@ class Run:
         """
         await self.server.turns.take(self._ticket)
         self._has_turn = True
+
+    async def measure(self) -> None:
+        """Count the prompt with its media, by a generation of one token; the next call reuses it.
+
+        The engine drops media that it cannot read, and cuts the beginning of a text that does not
+        fit next to them. Older versions do not report how many tokens they use.
+
+        Raises:
+            ContextExceeded: prompt, media and completion do not fit.
+            Refused: the engine uses none of the media.
+        """
+        job, model, own = self._job, self.model, self._prompt_tokens
+        if own is None or not (job.prompt.media and self.server.reports_tokens):
+            return
+        call = self._call = Call(self.server)
+        payload = await payload_of(job, 0, self._prompt, 1, model.context, call.genkey)
+        await call.start(WHOLE, payload, model)
+        data = await call.read(1)
+        with read_from(ENGINE, "a generation"):
+            result = read_json(data, WHOLE)["results"][0]
+            read_reason(result["finish_reason"], data)
+            count = self._without_bos(result["prompt_tokens"])
+        self._prompt_tokens = self._ticket.input = count
+        if count <= own:
+            raise Refused(job.prompt.media[0].param, ENGINE, UNUSED)
+        room = model.context - (count + model.adds_bos) - SPARE
+        wanted = job.max_tokens or 0
+        if room < (1 if job.clips else max(wanted, 1)):
+            raise ContextExceeded(model.context, count, wanted)
+        self._max_tokens = min(self._max_tokens, room)
 
     def leave(self) -> None:
         """Give the turn to the next request, when the engine has ended the last call."""

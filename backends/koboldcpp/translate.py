@@ -21,11 +21,13 @@ from ..base import (
     MediaKind,
     Reason,
 )
-from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, TooMany
+from ..errors import Busy, EngineError, EngineUnavailable, LatimerError, TooMany, Unsupported
 from ..stops import StopMatcher, begun_before
 
 ENGINE = "koboldcpp"
 MAX_LOGIT_BIAS = 512
+# The most images, and the most audio files, of a request.
+MOST_MEDIA = 16
 
 # koboldcpp's own defaults (temperature 0.7, top_p 0.9, top_k 100, trimming, placeholders …) and the
 # operator's (`--gendefaults`) apply to omitted fields, so every request has neutral values.
@@ -139,7 +141,6 @@ CAPABILITIES = Capabilities(
     grammars=frozenset({"gbnf", "json_schema", "regex"}),
     plain_text=False,
     media_among_ids=False,
-    counts_media=False,
     marks_special=False,
     free_grammars=False,
     late_checks=True,
@@ -166,10 +167,16 @@ def with_media(job: Generation, text: str) -> str:
 
     The words mark the place of each image or audio. The engine itself puts all media in front of
     the prompt.
+
+    Raises:
+        Unsupported: there are more media of a kind than the engine uses.
     """
     counts = dict.fromkeys(_ATTACHED, 0)
     for media in job.prompt.media:
         counts[media.kind] += 1
+        if counts[media.kind] > MOST_MEDIA:
+            hint = f"It uses the last {MOST_MEDIA} images, and as many audio files. Send fewer."
+            raise Unsupported(media.param, ENGINE, hint)
         words = f"\n(Attached {_ATTACHED[media.kind]} {counts[media.kind]})\n"
         text = text.replace(MEDIA, words, 1)
     return text

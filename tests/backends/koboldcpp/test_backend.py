@@ -13,9 +13,11 @@ import orjson
 import pytest
 from httpcore2 import AsyncConnectionInterface, Request, Response
 from latimer.backends.base import (
+    MEDIA,
     Finish,
     Generation,
     Grammar,
+    Media,
     Piece,
     Prompt,
     Sampling,
@@ -23,15 +25,18 @@ from latimer.backends.base import (
     Text,
 )
 from latimer.backends.errors import (
+    ContextExceeded,
     EngineError,
     EngineUnavailable,
     InvalidGrammar,
+    Refused,
     Unsupported,
 )
 from latimer.backends.http import ConnectionPool
 from latimer.backends.koboldcpp import KoboldCpp
 from latimer.backends.queue import Ticket
 from support.engines.koboldcpp import FakeKoboldcpp
+from support.engines.model import Model
 from support.engines.recorded import RecordedKoboldcpp
 from support.engines.replay import Replay
 from support.jobs import run
@@ -308,6 +313,54 @@ async def test_a_bos_among_token_ids_is_not_added_again(streamed: bool) -> None:
         assert (texts, finishes[0].prompt_tokens, fake.prompts) == ([b"5"], 3, ["ab"])
         with pytest.raises(Unsupported, match="Begin the token ids with the BOS"):
             await run(backend, Generation(Prompt(ids[1:]), 5))
+        await backend.aclose()
+
+
+def seen(count: int, most: int | None, streamed: bool = False, clips: bool = False) -> Generation:
+    """Return a job with images in front of its text."""
+    media = tuple(Media("image", b"png", f"content[{index}]") for index in range(count))
+    prompt = Prompt(Text(MEDIA * count + "a"), media=media)
+    return Generation(prompt, most, sampling=GREEDY, streamed=streamed, clips=clips)
+
+
+# The text of two images, with the words for them.
+WORDS = len("\n(Attached Image 1)\n\n(Attached Image 2)\na")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_images_count_and_leave_room_for_the_text(streamed: bool) -> None:
+    """The tokens of images count as the prompt's, and the engine may not generate more than the
+    context has room for next to them, because it would cut the text."""
+    context = 500
+    async with FakeKoboldcpp(
+        model=Model("koboldcpp/fake", context), script="5", version={"vision": True}, media=150
+    ) as fake:
+        backend = KoboldCpp(fake.url)
+        await backend.model()
+        count = WORDS + 300
+        for most, room in ((None, context - count - 5), (20, 20)):
+            texts, finishes = await run(backend, seen(2, most, streamed))
+            assert (texts, finishes[0].prompt_tokens) == ([b"5"], count)
+            assert fake.rooms[-2:] == [1, room]
+        with pytest.raises(ContextExceeded) as caught:
+            await run(backend, seen(2, 200, streamed))
+        assert (caught.value.prompt_tokens, caught.value.max_tokens) == (count, 200)
+        assert (await run(backend, seen(2, 200, streamed, clips=True)))[0] == [b"5"]
+        await backend.aclose()
+
+
+async def test_images_that_the_engine_drops_are_refused() -> None:
+    """An image that the engine cannot read is an error, and so are more than it uses."""
+    async with FakeKoboldcpp(script="5", version={"vision": True}) as fake:
+        backend = KoboldCpp(fake.url)
+        with pytest.raises(Refused, match="cannot read") as refused:
+            await run(backend, seen(1, 5))
+        assert refused.value.param == "content[0]"
+        fake.media = 5
+        await run(backend, seen(16, 5))
+        with pytest.raises(Unsupported, match="last 16 images") as unsupported:
+            await run(backend, seen(17, 5))
+        assert unsupported.value.param == "content[16]"
         await backend.aclose()
 
 

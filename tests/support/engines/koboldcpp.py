@@ -85,11 +85,13 @@ class FakeKoboldcpp(Engine):
             text of the generation before it.
         lag: the seconds between a response and the next generation.
         quiet: True to omit the final event of streams, which then end after the lag.
+        media: the tokens that each image or audio file takes; 0 if it can read none.
         batches: True to batch generations with the default order of samplers, of which no record
             is kept.
 
     Attributes:
         prompts: the prompts of all generations of a script.
+        rooms: the largest numbers of tokens that the generations of a script may have.
         embedded: the texts of each call that embeds.
         spoken: the body of each call that speaks.
         heard: the body of each call that transcribes.
@@ -107,7 +109,9 @@ class FakeKoboldcpp(Engine):
     lag: float = 0.0
     quiet: bool = False
     batches: bool = False
+    media: int = 0
     prompts: list[str] = field(default_factory=list)
+    rooms: list[int] = field(default_factory=list)
     embedded: list[list[str]] = field(default_factory=list)
     spoken: list[dict[str, Any]] = field(default_factory=list)
     wav: bytes = b""
@@ -255,6 +259,7 @@ class FakeKoboldcpp(Engine):
         task = Task.of(body["prompt"][-4096:])
         if self.script is not None:
             self.prompts.append(body["prompt"])
+            self.rooms.append(body["max_length"])
             task = Task(self.others.get(body["prompt"][-1:], self.script))
         one = Generated(body.get("genkey", ""))
         self.waiting += 1
@@ -340,7 +345,8 @@ class FakeKoboldcpp(Engine):
             "text": one.text, "tool_calls": [], "finish_reason": reason,
             "logprobs": self._logprobs(one) if body.get("logprobs") else None,
             # The engine adds a BOS.
-            "prompt_tokens": len(await self._ids(body["prompt"], True)),
+            "prompt_tokens": len(await self._ids(body["prompt"], True))
+            + self.media * len(body.get("images", ())),
             "completion_tokens": len(one.tokens),
         }  # fmt: skip
         yield json.dumps({"results": [result]}).encode()
