@@ -22,6 +22,7 @@ from ..errors import (
     MALFORMED,
     Busy,
     EngineError,
+    EngineSilent,
     EngineUnavailable,
     LatimerError,
     NotServed,
@@ -48,6 +49,9 @@ _log = logging.getLogger(__name__)
 
 # Seconds without an event after which the engine is asked if it still generates.
 SILENCE = 5.0
+# Seconds for the answer to a question about its state, which koboldcpp answers at once, also while
+# it generates. Later it counts as hung.
+ANSWER_SECONDS = 15.0
 # Seconds for which a call waits while other clients keep the engine busy. Clients themselves wait
 # for minutes, and then retry.
 PATIENCE = 60.0
@@ -339,8 +343,12 @@ class Server:
     async def ask(self, method: str, path: str, payload: Any = None, size: int = 0) -> Any:
         """Send a request and return its JSON; `size` is the payload's approximate size in bytes."""
         body = None if payload is None else await offload.run(size, orjson.dumps, payload)
+        limit = ANSWER_SECONDS if method == "GET" else None
         try:
-            async with await self.client.send(method, path, body) as response:
+            async with (
+                asyncio.timeout(limit),
+                await self.client.send(method, path, body) as response,
+            ):
                 data = await response.aread()
                 if response.status != 200:
                     raise to_error(response.status, data)
@@ -348,6 +356,10 @@ class Server:
             # The server may come back with another model.
             self.monitor.invalidate()
             raise
+        except TimeoutError:
+            raise EngineSilent(
+                f"The engine at {self.client.address} did not answer {path} for {limit:g} s."
+            ) from None
         return await offload.run(len(data), read_json, data, path)
 
     def _forget(self) -> None:

@@ -12,8 +12,14 @@ from typing import Any
 import httpx2
 import pytest
 from latimer.backends.base import Generation, Grammar, Prompt, Sampling, Stops, Text
-from latimer.backends.errors import Busy, EngineError, EngineUnavailable, Unsupported
-from latimer.backends.koboldcpp import KoboldCpp, call
+from latimer.backends.errors import (
+    Busy,
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    Unsupported,
+)
+from latimer.backends.koboldcpp import KoboldCpp, call, server
 from latimer.backends.koboldcpp import run as koboldcpp_run
 from latimer.backends.queue import Ticket
 from support.engines.koboldcpp import MOST_WAITING, FakeKoboldcpp
@@ -334,6 +340,26 @@ async def test_a_hung_engine_gives_the_turn_back(
     async with asyncio.timeout(3):
         while backend.server.turns.taken:
             await asyncio.sleep(0.02)
+
+
+async def test_a_hung_engine_is_an_error(
+    fake: FakeKoboldcpp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that runs, and one that begins, end when the engine answers no more questions."""
+    monkeypatch.setattr(server, "ANSWER_SECONDS", 0.3)
+    backend = KoboldCpp(fake.url, silence=0.2)
+    running = asyncio.create_task(run(backend, ENDLESS))
+    while not fake.seen:
+        await asyncio.sleep(0.02)
+    fake.faults["/api/extra/perf"] = "silence/request"
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineSilent, match="did not answer"):
+            await running
+        backend.server.monitor.invalidate()
+        with pytest.raises(EngineSilent, match="did not answer"):
+            await run(backend, SHORT)
+    fake.faults.clear()
+    await backend.aclose()
 
 
 async def test_special_tokens_are_asked_for_once(backend: KoboldCpp) -> None:
