@@ -22,6 +22,8 @@ from ..errors import InvalidRequest
 
 _TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
 _RANGE = {"type": "array", "items": _NUMBER}
+# Members of a schema that Anthropic's SDKs may send as null. JSON Schema knows no null for them.
+_NULLABLE = ("properties", "required")
 
 
 def _object(required: Sequence[str], **properties: Any) -> dict[str, Any]:
@@ -122,7 +124,9 @@ def _function(tool: CustomTool | BuiltInTool) -> Function:
             row for start, row in _BUILT_IN.items() if tool.type.startswith(start)
         )
     else:
-        description, schema = tool.description or "", tool.input_schema
+        description = tool.description or ""
+        given = tool.input_schema.items()
+        schema = {name: one for name, one in given if one is not None or name not in _NULLABLE}
         if "type" not in schema:
             schema = {"type": "object", **schema}
     return Function.model_construct(

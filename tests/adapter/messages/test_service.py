@@ -168,10 +168,12 @@ async def test_a_request_of_claude_code_is_served() -> None:
         {"stop_sequences": None, "tools": None, "tool_choice": None, "thinking": None},
         {"mcp_servers": [], "context_management": None},
         {"container": None, "speed": None, "fallbacks": None},
+        {"tools": [{"name": "f", "input_schema": {
+            "type": "object", "properties": None, "required": None}}]},
         {"messages": [user({"type": "text", "text": "Hi", "citations": None})]},
         {"temperature": 1, "top_p": 1},
     ],
-)
+)  # fmt: skip
 async def test_what_has_no_effect_is_not_listed(fields: dict[str, Any]) -> None:
     """Fields that only matter at Anthropic, and explicit nulls, are accepted without a header."""
     async with adapting(Echo()) as client:
