@@ -259,7 +259,8 @@ async def test_what_has_left_a_window_is_not_reused(tmp_path: Path) -> None:
 
     async def answer(prompt: list[int], by: LlamaCpp = backend) -> tuple[list[int], int]:
         job = Generation(Prompt(tuple(prompt)), 40, sampling=ENDLESS, logprobs=0)
-        ids, cached = [], -1
+        ids: list[int] = []
+        cached = -1
         async with by.open(job) as batches:
             async for batch in batches:
                 for event in batch:
