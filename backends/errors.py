@@ -143,6 +143,7 @@ class ContextExceeded(RequestError):
     """A prompt and a completion that exceed the context length together (in tokens).
 
     Args:
+        prompt_tokens: the tokens of the prompt, with a BOS that was added: it needs a place, too.
         at_least: True if the prompt is so long that its tokens were not counted.
         param: the field of the prompt.
         hint: what the operator of the engine can do about it, as a sentence.
@@ -159,6 +160,8 @@ class ContextExceeded(RequestError):
         param: str = "prompt",
         hint: str = "",
     ) -> None:
+        # A prompt that fills the context leaves no place for the first token.
+        max_tokens = max_tokens or int(prompt_tokens == context)
         facts = f"{context} tokens", f"{prompt_tokens} in your prompt", f"{max_tokens} behind it"
         super().__init__(param, *facts)
         self.hint = hint

@@ -109,7 +109,7 @@ async def counted(server: Server, job: Generation, model: Model) -> tuple[str, i
         raise EmptyPrompt
     wanted = 0 if job.clips else job.max_tokens or 0
     if count + wanted > model.context or count >= model.context:
-        raise ContextExceeded(model.context, tokens + is_own, job.max_tokens or 0)
+        raise ContextExceeded(model.context, count, job.max_tokens or 0)
     return text, count, tokens + is_own
 
 

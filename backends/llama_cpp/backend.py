@@ -405,7 +405,7 @@ class LlamaCpp(Backend):
         room = model.context - len(prompt)
         wanted = 0 if job.clips else job.max_tokens or 0
         if room < 0 or wanted > room or (room == 0 and job.max_tokens != 0):
-            raise ContextExceeded(model.context, count, job.max_tokens or 0)
+            raise ContextExceeded(model.context, len(prompt), job.max_tokens or 0)
         if job.prompt.logprobs is not None and not count:
             # The prompt is only a BOS token, so there is nothing to score.
             job = replace(job, prompt=replace(job.prompt, logprobs=None))

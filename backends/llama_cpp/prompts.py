@@ -70,9 +70,7 @@ def prompt_of(
             _check_count(job.prompt.content, vocabulary, context, job.max_tokens or 0)
         check_length(len(job.prompt.content.text), vocabulary.longest, context, job.max_tokens)
     elif len(job.prompt.content) > context:
-        raise ContextExceeded(
-            context, len(job.prompt.content) - job.prompt.bos_count, job.max_tokens or 0
-        )
+        raise ContextExceeded(context, len(job.prompt.content), job.max_tokens or 0)
     text, found = job.prompt.content, TokenizedPrompt((), 0, {})
     if media:
         found = _with_media(job, vocabulary, media)

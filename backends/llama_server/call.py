@@ -272,7 +272,7 @@ class Call:
             prompt, count = await prompt_ids(server, job, model)
             self._prompt = prompt
             if len(self._prompt) >= model.context:
-                raise ContextExceeded(model.context, count, job.max_tokens or 0)
+                raise ContextExceeded(model.context, len(prompt), job.max_tokens or 0)
         # The stream checks the events; its text is not used.
         self._stream = ChoiceStream(replace(job, stops=Stops()), self._choice, _hidden(job, model))
         self._tokens = TokenStream(job, self._choice, count, facts.vocabulary)

@@ -58,9 +58,9 @@ async def native_prompt(server: Server, job: Generation, model: Model) -> Native
     text = text_prompt(job, model)
     if text is not None:
         return text
-    ids, count = await prompt_ids(server, job, model)
+    ids, _ = await prompt_ids(server, job, model)
     if len(ids) >= model.context:
-        raise ContextExceeded(model.context, count, job.max_tokens or 0)
+        raise ContextExceeded(model.context, len(ids), job.max_tokens or 0)
     return ids
 
 
@@ -100,7 +100,7 @@ async def prompt_ids(server: Server, job: Generation, model: Model) -> tuple[Tok
     if not ids:
         raise EmptyPrompt
     if len(ids) + (0 if job.clips else job.max_tokens or 0) > model.context:
-        raise ContextExceeded(model.context, count, job.max_tokens or 0)
+        raise ContextExceeded(model.context, len(ids), job.max_tokens or 0)
     if job.prompt.logprobs is not None:
         check_ids("prompt", ids, len((await server.facts()).vocabulary))
     return ids, count

@@ -480,9 +480,9 @@ class ChoiceStream:
         Raises:
             ContextExceeded: prompt and completion do not fit.
         """
-        job, prompt = self._job, self.prompt_tokens(event)
-        wanted = job.max_tokens or 0
-        if prompt + self.bos_count + (0 if job.clips else wanted) > context:
+        job, wanted = self._job, self._job.max_tokens or 0
+        prompt = self.prompt_tokens(event) + self.bos_count
+        if prompt + (0 if job.clips else wanted) > context:
             raise ContextExceeded(context, prompt, wanted)
 
     def prompt_tokens(self, event: Mapping[str, Any]) -> int:

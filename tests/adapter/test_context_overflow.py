@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.backends.base import Backend
+from latimer.backends.llama_cpp import LlamaCpp
+from latimer.backends.llama_server import LlamaServer
+from support.clients import adapting
+from support.servers import llama_server
 from support.wrong_requests import C, H, body_of
+
+# A model that adds a BOS.
+SPM = Path(__file__).parent.parent / "models" / "spm.gguf"
 
 # Patterns that programs search the error's message for; one of each group must match.
 PATTERNS: dict[str, tuple[str, ...]] = {
@@ -83,3 +92,25 @@ async def test_agents_read_by_how_much_a_prompt_is_too_long(
             assert count < int(found) < count + 100, error
         else:
             assert int(found) == expected, error
+
+
+async def _check_numbers(backend: Backend) -> None:
+    """Check that each error for text of up to the context's length has more tokens than that."""
+    context, refused = (await backend.model()).context, 0
+    async with adapting(backend) as client:
+        for count in range(context - 3, context + 1):
+            for most in (0, 1, -1):
+                body = {"model": "m", "prompt": "\x01" * count, "max_tokens": most}
+                error = (await client.post("/v1/completions", json=body)).json().get("error")
+                if error is not None:
+                    [longest, found] = re.findall(r"(\d+) tokens", error["message"])
+                    assert int(found) > int(longest) == context, error
+                    refused += 1
+    assert refused > 4
+
+
+async def test_a_prompt_that_fills_the_context_is_counted_with_its_bos() -> None:
+    """The tokens that the error names exceed the context, also if only a BOS is too much."""
+    await _check_numbers(LlamaCpp(SPM, context=64, parallel=1, gpu_layers=0))
+    with llama_server(SPM, slots=1, context=256) as url:
+        await _check_numbers(LlamaServer(url))

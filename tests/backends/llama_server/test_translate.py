@@ -348,14 +348,14 @@ def test_a_choice_that_the_reader_cuts() -> None:
 
 
 def test_the_length_of_a_prompt_with_media() -> None:
-    """The server's count of a prompt omits the BOS, limits the completion, and must be a count."""
+    """The server's count of a prompt limits the completion with the BOS, and must be a count."""
     job = Generation(Prompt(Text(MEDIA), media=(Media("image", b"one", "p"),)), 9)
     stream = ChoiceStream(job, 0, 1)
     assert stream.prompt_tokens({"tokens_evaluated": 12}) == 11
     stream.check_room({"tokens_evaluated": 12}, 21)
     with pytest.raises(ContextExceeded) as caught:
         stream.check_room({"tokens_evaluated": 12}, 20)
-    assert (caught.value.prompt_tokens, caught.value.context) == (11, 20)
+    assert (caught.value.prompt_tokens, caught.value.context) == (12, 20)
     for wrong in ("12", 12.0, True, -1, 2**70):
         with pytest.raises((TypeError, ValueError)):
             stream.check_room({"tokens_evaluated": wrong}, 21)
