@@ -422,7 +422,7 @@ class _Parts:
         self._decoders = {kind: _decoder("replace") for kind in ("content", "reasoning")}
         # The number of bytes that were not generated.
         self._skipped = 0
-        # Tokens of markers. They are shown with a tool call that follows, or else hidden.
+        # Tokens of markers. They are shown with a call that follows, unless they end reasoning.
         self._marker: list[Entry] = []
         # The ids of hidden tokens, which the next shown one reports.
         self._hidden: list[int] = []
@@ -516,6 +516,11 @@ class _Parts:
         return sum(counts) if all(counts) else None
 
     @property
+    def _reasons(self) -> bool:
+        """True if the latest part is reasoning, to which the markers after it belong."""
+        return bool(self.reasoning) and not len(self._edges) % 2
+
+    @property
     def _is_surplus(self) -> bool:
         """True if the current call is not shown."""
         return self._calls > 1 and not self._form.parallel
@@ -582,7 +587,7 @@ class _Parts:
                 self._marker += aligner.take_whole(released) if aligner is not None else []
                 continue
             entries = aligner.take(released) if aligner is not None else []
-            if part.kind in ("call", "arguments"):
+            if part.kind in ("call", "arguments") and not self._reasons:
                 entries = self._marker + entries
             elif self._marker:
                 self._hidden += [entry.token.id for entry in self._marker]

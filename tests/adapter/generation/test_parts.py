@@ -129,6 +129,25 @@ def test_the_tokens_of_a_call_that_is_not_shown_are_hidden() -> None:
     assert deltas[-1].text == "b"
 
 
+def test_the_end_of_reasoning_before_a_call_is_hidden() -> None:
+    """A call right after reasoning has no entries of the tokens that end the reasoning."""
+    own = partial(HERMES.parser, {"f": {}}, frozenset(), False, False)
+    choice = Choice(
+        (), form=MessageFormat(lambda: ReasoningParser(TAGS[0], True, frozenset(), own()))
+    )
+    parts = (
+        *(b"Hm.", b"</think>", b"\n\n"),
+        *(b"<tool_call>", b'{"name": "f", "arguments": ', b"{}", b"}", b"</tool_call>"),
+    )
+    tokens = [Token(at, text, text, False, -1.0) for at, text in enumerate(parts)]
+    deltas = [*choice.take([Piece(0, token.data, (token,)) for token in tokens])]
+    deltas += choice.end(Finish(0, "end", None, 3, len(parts)))[0]
+    entries = [entry for delta in deltas for entry in delta.entries]
+    assert [entry.token.id for entry in entries] == [3, 4, 5]
+    assert entries[0].hidden == (0, 1, 2)
+    assert choice.reasoning_tokens == 3
+
+
 @pytest.mark.parametrize("stop", ["<|end|>", "ab"])
 def test_a_stop_after_reasoning_is_none_of_its_tokens(stop: str) -> None:
     """A stop sequence or a control token right after the reasoning is not one of its tokens."""
