@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from ..schemas import limits
 from .errors import InvalidRequest, as_ascii, wrong_value
-from .request import Exchange
+from .request import Exchange, check_coding
 
 _TYPE = "multipart/form-data"
 # A decimal number. Python would also take `nan`, `1_0`, `1e999` and the digits of other scripts.
@@ -85,13 +85,7 @@ def _check_encoding(exchange: Exchange) -> None:
             f"'{_TYPE}' requests. Send the fields and the file as parts of a form.",
             code="unsupported_content_type",
         )
-    coding = exchange.headers.get("content-encoding", "").strip().lower()
-    if coding not in ("", "identity"):
-        raise InvalidRequest(
-            f"Unsupported content encoding: '{as_ascii(coding)}'. Send the form without "
-            "'Content-Encoding', uncompressed.",
-            code="unsupported_content_type",
-        )
+    check_coding(exchange.named.get(b"content-encoding", b""), "form")
 
 
 class _Parser(MultiPartParser):

@@ -361,11 +361,15 @@ class Exchange(Request):
         if not self.keeps_body:
             # Only the value is kept.
             self._parts = []
-        if self.size <= offload.SMALL:
-            if len(self.recent) > 1:
-                await offload.wait_for_others()
-            return read(object_of(parts))
-        return await offload.run(self.size, _read, parts, read)
+        try:
+            if self.size <= offload.SMALL:
+                if len(self.recent) > 1:
+                    await offload.wait_for_others()
+                return read(object_of(parts))
+            return await offload.run(self.size, _read, parts, read)
+        except NotJson:
+            check_coding(self.named.get(b"content-encoding", b""), "body")
+            raise
 
     def watch(self) -> None:
         """Cancel the current task if the client disconnects before `unwatch`; the body is read.
@@ -610,6 +614,21 @@ def _check_type(content_type: bytes) -> None:
             f"Unsupported content type: '{media}'. This API method only accepts "
             "'application/json' requests, but you specified the header 'Content-Type: "
             f"{media}'. Please try again with a supported content type.",
+            code="unsupported_content_type",
+        )
+
+
+def check_coding(value: bytes, part: str) -> None:
+    """Check the header `Content-Encoding`; `part` names the body in the error.
+
+    Raises:
+        InvalidRequest: the body is compressed.
+    """
+    coding = value.decode("latin-1").strip().lower()
+    if coding not in ("", "identity"):
+        raise InvalidRequest(
+            f"Unsupported content encoding: '{as_ascii(coding)}'. Send the {part} without "
+            "'Content-Encoding', uncompressed.",
             code="unsupported_content_type",
         )
 

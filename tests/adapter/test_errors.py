@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -78,6 +80,20 @@ async def test_bodies_that_are_no_json(echo: httpx2.AsyncClient, body: bytes) ->
     error = assert_error(await echo.post(C, content=body, headers=headers), 400, None)
     assert error["message"].startswith("We could not parse the JSON body of your request.")
     assert error["param"] is None
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_a_compressed_body_is_named(echo: httpx2.AsyncClient, size: int) -> None:
+    """A body that is compressed is a 400 that names its encoding."""
+    noise = "".join(map(chr, random.Random(0).choices(range(32, 0x24F), k=size)))
+    body = gzip.compress(json.dumps({**BASE[C], "user": noise}).encode())
+    headers = {"content-type": "application/json", "content-encoding": "GZip"}
+    reply = await echo.post(C, content=body, headers=headers)
+    error = assert_error(reply, 400, "unsupported_content_type")
+    assert error["message"] == (
+        "Unsupported content encoding: 'gzip'. Send the body without 'Content-Encoding', "
+        "uncompressed."
+    )
 
 
 @pytest.mark.parametrize(
