@@ -32,9 +32,8 @@ from ..queue import QUEUE
 from ..speech.base import Transcriber
 from ..streams import end_at_once
 from . import tokens as tokens_of
-from .call import STREAM, WHOLE, Call
 from .embeddings import NO_RANKS, embed, embedding_model
-from .run import Run, check_text, counted, input_of, payload_of
+from .run import Run, check_text, counted, input_of
 from .server import SILENCE, Server
 from .speech import KoboldSpeaker
 from .transcription import transcriber
@@ -122,26 +121,19 @@ class KoboldCpp(Backend):
         server.turns.check(job.ticket)
         model = await server.monitor.get_for(job)
         with read_from(ENGINE, "its tokenizer"):
-            prompt, count, _tokens = await counted(server, job, model)
+            prompt, count, tokens = await counted(server, job, model)
         job = await _with_grammar(job)
         room = model.context - count if job.max_tokens is None else job.max_tokens
         cap = longest_call(model.context)
         if job.max_tokens is not None and room > cap:
             raise Unsupported("oai_compat", ENGINE, f"A native response has at most {cap} tokens.")
-        call, most = Call(server), min(room, cap)
-        payload = await payload_of(job, 0, prompt, most, model.context, call.genkey)
-        await server.turns.take(job.ticket)
+        run = Run(server, job, model, prompt, min(room, cap), tokens)
+        await run.take()
         try:
-            if stream and not server.reports_tokens:
-                # The number of generations before the call proves its end.
-                await server.check_still(model)
-            response = await call.start(STREAM if stream else WHOLE, payload, model)
-            body = call.chunks()
-            if stream:
-                body = Run(server, job, model, prompt, most, count).native(call)
-            yield NativeReply(response.status, response.content_type, body)
+            await run.measure()
+            yield await run.native(stream)
         finally:
-            server.pass_on(call)
+            run.leave()
 
     @override
     async def speaker(self) -> KoboldSpeaker | None:

@@ -18,7 +18,7 @@ import orjson
 
 from ...schemas.native.koboldcpp import LastLogprobs, Perf, StreamEvent
 from .. import offload
-from ..base import Batch, Generation, Model, Piece, Text, TokenIds
+from ..base import Batch, Generation, Model, NativeReply, Piece, Text, TokenIds
 from ..errors import (
     MALFORMED,
     ContextExceeded,
@@ -586,7 +586,23 @@ class Run:
             raise EngineError(f"{ENGINE} ended its response without a finish reason.")
         return reason, perf
 
-    async def native(self, call: Call) -> AsyncGenerator[bytes, None]:
+    async def native(self, stream: bool) -> NativeReply:
+        """Start the only choice, and return the engine's own response."""
+        server, model = self.server, self.model
+        if self._call is not None:
+            await self._call.end()
+        call = self._call = Call(server)
+        payload = await payload_of(
+            self._job, 0, self._prompt, self._max_tokens, model.context, call.genkey
+        )
+        if stream and not server.reports_tokens:
+            # The number of generations before the call proves its end.
+            await server.check_still(model)
+        response = await call.start(STREAM if stream else WHOLE, payload, model)
+        body = self._native_events(call) if stream else call.chunks()
+        return NativeReply(response.status, response.content_type, body)
+
+    async def _native_events(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Yield the native events of a stream as they arrive, and check its end.
 
         Most streams have no final event, so one that the engine or a proxy has cut looks the same.

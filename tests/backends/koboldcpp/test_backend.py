@@ -346,6 +346,9 @@ async def test_images_count_and_leave_room_for_the_text(streamed: bool) -> None:
             await run(backend, seen(2, 200, streamed))
         assert (caught.value.prompt_tokens, caught.value.max_tokens) == (count, 200)
         assert (await run(backend, seen(2, 200, streamed, clips=True)))[0] == [b"5"]
+        async with backend.native(seen(2, None), streamed) as reply:
+            assert b"5" in b"".join([chunk async for chunk in reply.body])
+        assert fake.rooms[-2:] == [1, context - count - 5]
         await backend.aclose()
 
 
