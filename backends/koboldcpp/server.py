@@ -358,7 +358,7 @@ class Server:
             raise
         except TimeoutError:
             raise EngineSilent(
-                f"The engine at {self.client.address} did not answer {path} for {limit:g} s."
+                f"The engine at {self.client.address} did not answer {path} for {ANSWER_SECONDS:g} s."
             ) from None
         return await offload.run(len(data), read_json, data, path)
 
