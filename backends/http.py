@@ -492,6 +492,12 @@ class ConnectionPool:
                 _, connection = await loop.create_connection(
                     lambda: Connection(loop, self.address), self._host, self._port, ssl=self._ssl
                 )
+        except ssl.SSLCertVerificationError as error:
+            raise EngineUnavailable(
+                f"The engine at {self.address} has a certificate that is not trusted here: "
+                f"{error.verify_message}. Set the variable SSL_CERT_FILE to a file with the "
+                "certificate of its authority."
+            ) from error
         except (OSError, TimeoutError) as error:
             reason = reason_of(error) or f"no response within {CONNECT_SECONDS} s"
             raise EngineUnavailable(

@@ -189,6 +189,8 @@ def _advice(error: LatimerError, model: str | None) -> str:
             "Start the engine, or correct the address. latimer serve can start before its engine: "
             "it answers 503 until one serves the model."
         )
+    if "SSL_CERT_FILE" in error.message:
+        return "latimer serve needs the variable, too; or use a certificate of a known authority."
     if "--engine-key" in error.message:
         return (
             "Use the key that the engine was started with: --api-key of llama-server, or "

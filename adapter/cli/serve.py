@@ -440,7 +440,8 @@ def _next_step(error: LatimerError, settings: Settings) -> str:
     """Return what to do about an engine that does not serve; empty if it loads its model, or if the
     error says what to do.
     """
-    if not is_elsewhere(settings) or is_loading(error) or "--engine-key" in error.message:
+    says_it = any(word in error.message for word in ("--engine-key", "SSL_CERT_FILE"))
+    if not is_elsewhere(settings) or is_loading(error) or says_it:
         return ""
     return f" Start an engine there, or correct the URL; latimer check {settings.model} tests it."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
@@ -207,6 +208,23 @@ async def test_nobody_there_is_unavailable() -> None:
     client = HttpClient("http://127.0.0.1:1")
     with pytest.raises(EngineUnavailable, match=r"1:1 cannot be reached: Connection refused\. Is"):
         await ask(client)
+
+
+async def test_a_certificate_that_is_not_trusted_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine whose certificate is not trusted runs, so the message says how to trust it."""
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "self-signed certificate"
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+    backend = LlamaServer("https://127.0.0.1:1")
+    with pytest.raises(EngineUnavailable, match=r"not trusted here: self-signed .* SSL_CERT_FILE"):
+        await backend.model()
+    await backend.aclose()
 
 
 async def test_a_slow_reader_stops_the_server() -> None:
