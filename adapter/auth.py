@@ -54,7 +54,7 @@ def keys_of(file: Path) -> list[str]:
     """Return the keys in a file, one per line; surrounding whitespace and empty lines are ignored.
 
     Raises:
-        UnusableKey: the file is not UTF-8 text, or has no key.
+        UnusableKey: the file is not UTF-8 text, has a comment, or has no key.
         OSError: the file cannot be read.
     """
     try:
@@ -63,6 +63,11 @@ def keys_of(file: Path) -> list[str]:
         raise UnusableKey(f"api_key_file: {file} is not UTF-8 text.") from None
     lines = (line.removesuffix("\r").strip(" \t") for line in text.split("\n"))
     found = [line for line in lines if line]
+    if any(line.startswith("#") for line in found):
+        # A comment such as `# team a` would be a key that others can guess.
+        raise UnusableKey(
+            f"api_key_file: a line of {file} starts with #. It has keys only; remove comments."
+        )
     if not found:
         # An empty file must not result in a server without keys.
         raise UnusableKey(f"api_key_file: {file} contains no key.")

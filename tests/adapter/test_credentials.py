@@ -104,7 +104,11 @@ def test_a_file_has_a_key_on_each_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes("\ufeffone\r\n\n  two words \nschlüssel\u2028x\n".encode())
     assert keys_of(file) == ["one", "two words", "schlüssel\u2028x"]
-    for content, reason in ((b" \n\r\n", "contains no key"), (b"s3cr3t\xff", "is not UTF-8 text")):
+    for content, reason in (
+        (b" \n\r\n", "contains no key"),
+        (b"s3cr3t\xff", "is not UTF-8 text"),
+        (b"s3cr3t\n # of team a\n", "starts with #. It has keys only; remove comments"),
+    ):
         file.write_bytes(content)
         with pytest.raises(UnusableKey, match=reason) as raised:
             keys_of(file)
