@@ -97,8 +97,8 @@ async def test_grammars_that_wait_get_the_end_of_the_engine(
         await asyncio.sleep(0.01)
     goes_on.set()
     await closing
-    late = Grammar("gbnf", 'root ::= "c"', "")
-    asked.append(asyncio.ensure_future(grammars.compile(late)))
     for one in asked:
         with pytest.raises(EngineError, match="shut down"):
             await asyncio.wait_for(one, 5)
+    with pytest.raises(EngineError, match="shut down"):
+        await grammars.compile(Grammar("gbnf", 'root ::= "c"', ""))
