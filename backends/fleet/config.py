@@ -77,8 +77,8 @@ Memory: TypeAlias = Annotated[
 ]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # The characters of the name of a table.
-_LONGEST = 200
-Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=_LONGEST)]
+_LONGEST_NAME = 200
+Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 
 
 class Table(BaseModel):
@@ -196,8 +196,8 @@ def contradictions(
     """Yield the keys of tables that contradict another table, each with the reason."""
     for kind, tables in (("engines", engines), ("machines", machines), ("models", models)):
         for name in tables:
-            if not 0 < len(name) <= _LONGEST:
-                yield f"{kind}.{name[:9]!r}", f"a name has 1 to {_LONGEST} characters"
+            if not 0 < len(name) <= _LONGEST_NAME:
+                yield f"{kind}.{name[:9]!r}", f"a name has 1 to {_LONGEST_NAME} characters"
             elif _CONTROL.search(name):
                 # It is in headers, and in lines of the log.
                 yield f"{kind}.{name!r}", "a name has no line break and no other control character"

@@ -217,6 +217,16 @@ def test_wrong_engines_are_named(tmp_path: Path, url: str) -> None:
         Fleet(Settings.load(written(tmp_path / "f.toml", f'[engines.a]\nurl = "{url}"\n')))
 
 
+def test_durations_are_up_to_a_day(tmp_path: Path) -> None:
+    """An engine is unloaded after minutes or hours, up to a day."""
+    for text, seconds in (("15m", 900), ("24h", 86_400)):
+        tables = f'[engines.a]\nurl = "http://127.0.0.1:1"\nidle = "{text}"\n'
+        found = Settings.load(written(tmp_path / "fleet.toml", tables))
+        assert found.engines["a"].idle == seconds
+    with pytest.raises(WrongSettings, match="at most 24h, not '25h'"):
+        Settings.load(written(tmp_path / "fleet.toml", tables.replace("24h", "25h")))
+
+
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
