@@ -87,6 +87,8 @@ export function messages(conversation, until) {
       message.tool_calls = node.calls;
       message.content ||= null;
     }
+    // The template of the model decides about it: between calls, most show it again.
+    if (node.reasoning) message.reasoning_content = node.reasoning;
     if (node.role === "tool") message.tool_call_id = node.call;
     found.push(message);
   }

@@ -280,7 +280,7 @@ def test_a_schema_and_a_tool_call(page: Playground) -> None:
 
 
 def test_reasoning_is_folded(page_of: Callable[..., Playground]) -> None:
-    """Reasoning is in a closed part, apart from the reply."""
+    """Reasoning is in a closed part, apart from the reply, and a later request has it."""
     engine = Echo("<think>Hmm.</think>Paris")
     engine.facts = Model(
         "demo", 4096, "{{ messages[-1].content }}{# <think> </think> #}", "", "<|e|>", False, "f", 7
@@ -293,6 +293,9 @@ def test_reasoning_is_folded(page_of: Callable[..., Playground]) -> None:
     details = page.find("details.reasoning")
     assert details.get_attribute("open") is None
     assert "Hmm." in (page.find("details.reasoning pre").get_attribute("textContent") or "")
+    page.send("And?")
+    page.view("request")
+    assert '"content":"Paris","reasoning_content":"Hmm."' in page.find("#code").text
 
 
 def test_an_image_is_sent(page_of: Callable[..., Playground], tmp_path: Path) -> None:
