@@ -29,6 +29,8 @@ AGAIN, LONGEST = 5, 60.0
 # The statuses of an endpoint that a server does not have.
 ABSENT = (404, 405, 501)
 JSON = {"content-type": "application/json"}
+# The least Unix time that cannot be in seconds.
+MILLISECONDS = 10_000_000_000
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
@@ -402,8 +404,8 @@ def expect_model(api: Api, name: Any) -> None:
 
 def expect_seconds(value: Any) -> None:
     """Raise `Fail` unless a value is a Unix time in whole seconds."""
-    valid = type(value) is int and value > 1_500_000_000
-    expect(valid, f"expected integer seconds, but got {value!r}")
+    valid = type(value) is int and 1_500_000_000 < value < MILLISECONDS
+    expect(valid, f"expected integer seconds since 1970, but got {value!r}")
 
 
 def expect_finite(values: Sequence[Any]) -> None:

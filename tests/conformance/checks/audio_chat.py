@@ -11,7 +11,7 @@ from typing import Any
 from ..check import Body, Diverges, Fail, Unsupported, check, expect
 from ..raw import connected, exchange
 from ..sounds import sound_of
-from ..target import Api, expect_usage, only
+from ..target import Api, expect_seconds, expect_usage, only
 from .audio import expect_close, expect_pcm
 
 H = "/chat/completions"
@@ -65,6 +65,12 @@ def decoded(data: Any) -> bytes:
         raise Fail(f"expected base64, but got {data[:80]!r}") from None
 
 
+def expect_later(value: Any) -> None:
+    """Raise `Fail` unless a value is a Unix time in the future, in whole seconds."""
+    expect_seconds(value)
+    expect(value > time.time(), f"expected a time in the future, but got {value}")
+
+
 @check("audio.text-only", "The modalities text or null change nothing.", "must", "A1.1 A9.1")
 async def text_only(api: Api) -> None:
     wanted = await written(api)
@@ -84,8 +90,7 @@ async def whole(api: Api) -> None:
     fine = isinstance(audio["id"], str) and audio["id"].startswith("audio_")
     expect(fine, f"expected an id that begins with audio_, but got {audio['id']!r}")
     expires = audio["expires_at"]
-    fine = type(expires) is int and expires > time.time()
-    expect(fine, f"expected a time in the future, but got {expires!r}")
+    expect_later(expires)
     expect(audio["transcript"], "expected a transcript, but got an empty one")
 
 
@@ -212,8 +217,9 @@ async def streamed_id(api: Api) -> None:
     name = only([*set(parts(chunks, "id"))], "id of audio")
     expect(str(name).startswith("audio_"), f"expected audio_…, but got {name!r}")
     expires = parts(chunks, "expires_at")
-    fine = expires and all(type(one) is int and one > time.time() for one in expires)
-    expect(fine, f"expected a time in the future, but got {expires}")
+    expect(expires, "expected the time at which it expires, but got none")
+    for one in expires:
+        expect_later(one)
 
 
 @check("audio.stream-end", "A spoken stream ends with a finish reason, and usage on request.",

@@ -13,7 +13,7 @@ from typing import Any
 from .. import raw
 from ..check import Fail, Skip, check, expect
 from ..published import event_problem
-from ..target import Api, Reply, only
+from ..target import Api, Reply, expect_seconds, only
 from .tools import one_of
 
 R = "/responses"
@@ -190,8 +190,7 @@ async def defaults(api: Api) -> None:
 async def numbers(api: Api) -> None:
     full = {"model": api.model, "input": ASK, "store": False, "max_output_tokens": 16}
     body = (await api.post(R, full)).ok()
-    created = body["created_at"]
-    expect(type(created) is int, f"expected an integer in created_at, but got {created!r}")
+    expect_seconds(body["created_at"])
     wrong = {name: body[name] for name in NUMBERS if type(body[name]) not in (int, float)}
     expect(not wrong, f"expected numbers, but got {wrong}")
 

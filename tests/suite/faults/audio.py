@@ -213,6 +213,8 @@ CHAT_FAULTS = {
     "chat-content": _spoken(put("choices.*.message.content", "Hello")),
     "chat-id": _spoken(put("choices.*.message.audio.id", "msg_1")),
     "chat-expired": _spoken(put("choices.*.message.audio.expires_at", 1_700_000_000)),
+    "chat-expires-milliseconds": _spoken(
+        turn("choices.*.message.audio.expires_at", lambda time: 1000 * time)),
     "chat-expires-text": _spoken(turn("choices.*.message.audio.expires_at", str)),
     "chat-no-transcript": _spoken(put("choices.*.message.audio.transcript", "")),
     "chat-no-object": _spoken(put("choices.*.message.audio", None)),

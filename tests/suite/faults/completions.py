@@ -154,6 +154,7 @@ for _kind, _path in (("completion", COMPLETIONS), ("chat", CHAT)):
         f"{_kind}-id": reply(put("id", "1"), at=_path),
         f"{_kind}-created-float": reply(put("created", 1.7e9), at=_path),
         f"{_kind}-created-zero": reply(put("created", 0), at=_path),
+        f"{_kind}-created-milliseconds": reply(turn("created", lambda time: 1000 * time), at=_path),
         f"{_kind}-no-usage": reply(drop("usage"), at=_path),
         f"{_kind}-usage-sum": reply(put("usage.total_tokens", 0), at=_path),
         f"{_kind}-finish-word": reply(put(FINISH, "eos"), at=_path),

@@ -81,6 +81,7 @@ BODIES = {
     "no-verbosity": _reply(put("text", {"format": {"type": "text"}})),
     "temperature-null": _reply(put("temperature", None)),
     "created-fraction": _reply(turn("created_at", lambda time: time + 0.5)),
+    "created-milliseconds": _reply(turn("created_at", lambda time: 1000 * time)),
     "no-written-tokens": _reply(put("usage.input_tokens_details", {"cached_tokens": 0})),
     "item-completed": _reply(keep(f"{MESSAGE}.status", "completed")),
     "metadata-untold": _reply(put("metadata", {})),
