@@ -168,12 +168,12 @@ def bound(host: str, port: int) -> list[socket.socket]:
         raise
     if not found:
         raise lack
-    for one in missing:
+    for other in missing:
         # Where IPv6 is switched off, no client of `localhost` can use it.
-        if one != "::1":
+        if other != "::1":
             say(
-                f"{host} is {one}, too, where Latimer cannot listen: {lack.strerror}. Clients of "
-                "that address are not served.", START, "warning",
+                f"{host} is {other}, too, where Latimer cannot listen: {lack.strerror}. Clients "
+                "of that address are not served.", START, "warning",
             )  # fmt: skip
     return found
 

@@ -358,7 +358,8 @@ class Server:
             raise
         except TimeoutError:
             raise EngineSilent(
-                f"The engine at {self.client.address} did not answer {path} for {ANSWER_SECONDS:g} s."
+                f"The engine at {self.client.address} did not answer {path} for "
+                f"{ANSWER_SECONDS:g} s."
             ) from None
         return await offload.run(len(data), read_json, data, path)
 
