@@ -77,7 +77,7 @@ class Writer:
         self._is_closed = False
         self._pause = 0.0
         self._has_failed = False
-        # The time until which only a written object shows that the database takes changes again.
+        # The end of `_is_held`.
         self._unwritable_until = 0.0
         # The reason why the running attempt counts as failed.
         self._late: StoreUnavailable | None = None
@@ -89,9 +89,17 @@ class Writer:
     @property
     def state(self) -> str:
         """See `records.Status`."""
+        if self._unwritable_until and not self._waiting and not self._is_held:
+            # What was not written is withdrawn, so only new objects can show more.
+            self._recover()
         if self._is_full:
             return "full"
         return "unavailable" if self._has_failed else "ok"
+
+    @property
+    def _is_held(self) -> bool:
+        """True while only a written object shows that the database takes changes."""
+        return time.monotonic() < self._unwritable_until
 
     @property
     def waiting(self) -> int:
@@ -181,8 +189,7 @@ class Writer:
         Without such an object, the database is available again.
         """
         self._pause = 0.0
-        is_held = not self._waiting and time.monotonic() < self._unwritable_until
-        if not self._has_failed or is_held:
+        if not self._has_failed or (self._is_held and not self._waiting):
             return
         loop = asyncio.get_running_loop()
         timer = self._timers.get(loop)
@@ -235,8 +242,6 @@ class Writer:
         del self._timers[loop]
         if self._waiting and not self._is_closed and not self._start(loop):
             self._set_timer(loop, self._delay)
-        elif not self._waiting and self._unwritable_until:
-            self._recover()
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Write what waits; return False if a task does that, of this or another event loop."""
@@ -283,7 +288,7 @@ class Writer:
                 # Its message can have text of users. The batch must not be tried for ever.
                 log.error("the store failed: %s", type(error).__name__)
                 rejected = batch
-            self._succeed(batch, rejected, loop)
+            self._succeed(batch, rejected)
 
     async def _attempt(
         self, batch: Sequence[Record], loop: asyncio.AbstractEventLoop
@@ -305,9 +310,7 @@ class Writer:
         self._late = StoreUnavailable(self._late_reason)
         self._report(self._late)
 
-    def _succeed(
-        self, batch: Sequence[Record], rejected: Sequence[Record], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def _succeed(self, batch: Sequence[Record], rejected: Sequence[Record]) -> None:
         for record in batch:
             self._waiting.popleft()
             self._bytes -= record.size
@@ -316,11 +319,8 @@ class Writer:
         for record in rejected:
             record.is_rejected = True
             self.lose(1, "the database cannot take them", record)
-        left = self._unwritable_until - time.monotonic()
-        if left > 0 and all(record.is_withdrawn for record in batch):
-            # Nothing was written: the next object has to show that it can be.
-            self._set_timer(loop, left)
-        else:
+        # If nothing was written, the next object has to show that it can be.
+        if not self._is_held or not all(record.is_withdrawn for record in batch):
             self._recover()
         for done in [*self._flushes]:
             if self._flushes.get(done, self._taken) <= self._done:

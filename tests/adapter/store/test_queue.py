@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 from latimer.adapter.store import queue as queues
-from latimer.adapter.store.errors import StoreUnavailable
+from latimer.adapter.store.errors import StoreUnavailable, Unwritable
 from latimer.adapter.store.queue import Writer
 from latimer.adapter.store.records import Record, pack, rows_of
 from support.stored import record
@@ -28,7 +29,7 @@ class Database:
     async def write(self, records: Sequence[Record]) -> Sequence[Record]:
         """Take a batch."""
         await self.gate.wait()
-        if self.error is not None:
+        if self.error is not None and not all(one.is_withdrawn for one in records):
             raise self.error
         self.batches.append([one.id for one in records])
         return ()
@@ -317,3 +318,57 @@ def test_an_object_is_written_whole_while_it_is_packed() -> None:
     row, _, _ = rows_of(made)
     assert "text" in row["reply"]
     assert not made.reply
+
+
+async def _unwritten(queue: Writer, database: Database) -> None:
+    """Let the disk of a database be full for one object, which is withdrawn."""
+    database.error = Unwritable("the disk is full", "SQLITE_FULL: disk is full")
+    made = record()
+    queue.add(made)
+    with pytest.raises(StoreUnavailable, match="the disk is full"):
+        await queue.flush()
+    made.is_withdrawn = True
+
+
+@pytest.mark.parametrize("frees", [True, False])
+async def test_objects_behind_a_withdrawn_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, frees: bool
+) -> None:
+    """Objects that come while a withdrawn one is tried again are written as soon as they can be."""
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(queues, "LONGEST_PAUSE", 0.2)
+    database = Database()
+    queue = Writer(database.write, delay=0.01)
+    await _unwritten(queue, database)
+    database.gate.clear()
+    await asyncio.sleep(0.05)
+    queue.add(record())
+    if frees:
+        database.error = None
+    database.gate.set()
+    await asyncio.sleep(0.01)
+    assert queue.state == ("ok" if frees else "unavailable")
+    queue.add(record())
+    await asyncio.sleep(0.1 if frees else 0.3)
+    database.error = None
+    await asyncio.sleep(0.0 if frees else 0.3)
+    assert (queue.waiting, queue.state) == (0, "ok")
+    assert [one for one in caplog.records if one.name == "asyncio"] == []
+
+
+def test_a_full_disk_is_forgotten_by_all_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that was full is available again after a while, also if the event loop has ended."""
+    monkeypatch.setattr(queues, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(queues, "LONGEST_PAUSE", 0.1)
+
+    async def fail() -> Writer:
+        database = Database()
+        queue = Writer(database.write)
+        await _unwritten(queue, database)
+        await asyncio.sleep(0.05)
+        assert (queue.waiting, queue.state) == (0, "unavailable")
+        return queue
+
+    queue = asyncio.run(fail())
+    time.sleep(0.1)
+    assert queue.state == "ok"
