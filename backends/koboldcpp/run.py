@@ -255,7 +255,8 @@ class Run:
         room = model.context - (count + model.adds_bos) - SPARE
         wanted = job.max_tokens or 0
         if room < (1 if job.clips else max(wanted, 1)):
-            raise ContextExceeded(model.context, count, wanted)
+            # The error counts what the engine leaves unused, or its sum would seem to fit.
+            raise ContextExceeded(model.context, model.context - room, wanted)
         self._max_tokens = min(self._max_tokens, room)
 
     def leave(self) -> None:
