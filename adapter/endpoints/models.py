@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from ...backends import offload
 from ...backends.base import Capabilities, EmbeddingModel, GrammarKind, MediaKind
 from ...backends.errors import Busy, EngineError, UnknownToken
+from ...backends.speech.base import Speaker
 from ...schemas.openai.models import (
     Detokenized,
     DetokenizeRequest,
@@ -167,16 +168,24 @@ async def _described(service: Service, name: str, served: ServedModel) -> ModelO
 
     An engine that is lost or hangs takes no other model along.
     """
-    own = None
-    if service.speaker is None:
-        own = await _in_time(served, served.backend.speaker(), None)
-    facts = await _in_time(served, served.backend.embedding_model(), _NOT_SAID)
+    # An engine that hangs takes the time of one question, and not of two.
+    own, facts = await asyncio.gather(
+        _own_speaker(service, served),
+        _in_time(served, served.backend.embedding_model(), _NOT_SAID),
+    )
     if facts is _NOT_SAID:
         return _unknown(name)
     found = await object_of(name, served, facts, service.speaker is not None or own is not None)
     if own is not None:
         found["voices"] = voices_of(own.known())
     return found
+
+
+async def _own_speaker(service: Service, served: ServedModel) -> Speaker | None:
+    """Return what speaks in the engine, unless the server has a speaker for all models."""
+    if service.speaker is not None:
+        return None
+    return await _in_time(served, served.backend.speaker(), None)
 
 
 # An engine that may embed and may generate.

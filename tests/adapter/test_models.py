@@ -208,6 +208,31 @@ async def test_the_engines_of_a_list_are_asked_at_once() -> None:
     assert taken < 1.6
 
 
+class Mutual(Reticent):
+    """An engine that says whether it speaks only after it was asked what it embeds."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 0)
+        self.second = asyncio.Event()
+
+    async def speaker(self) -> Speaker | None:
+        """Wait for the other question."""
+        await self.second.wait()
+        return None
+
+    async def embedding_model(self) -> EmbeddingModel | None:
+        """Note the question."""
+        self.second.set()
+        return None
+
+
+async def test_an_engine_is_asked_all_at_once() -> None:
+    """An engine that hangs takes as long as one question, and not as long as each of them."""
+    models, taken = await listed_by([Mutual("a")])
+    assert [*models] == ["a"]
+    assert taken < module.PATIENCE
+
+
 async def test_an_engine_that_does_not_answer_takes_no_model_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
