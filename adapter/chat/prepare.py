@@ -24,6 +24,7 @@ from ...backends.base import (
 )
 from ...backends.errors import Unsupported, check_ids, check_length
 from ...backends.grammar.gbnf import UnsupportedSchema
+from ...backends.grammar.preamble import ends_with_token
 from ...schemas import limits
 from ...schemas.openai.messages import Message
 from ..errors import InvalidRequest, wrong_value
@@ -486,11 +487,14 @@ async def _grammar(
         return None, False
     beside = None if answer is None or alone else answer._replace(after=None)
     functions = await offload.run(size, _functions, tool_set, inputs)
+    after = None if special.style.is_one_of_several else special.preamble
+    tokens, only_calls = special.tokens, forced or not alone
+    if not only_calls and after is not None and not ends_with_token(after):
+        # Other text than calls cannot be limited by a token there.
+        tokens = frozenset()
     try:
         text = await prepared_grammar(
-            GrammarRequest(
-                form, functions, tool_set.parallel, forced or not alone, special.tokens, beside
-            )
+            GrammarRequest(form, functions, tool_set.parallel, only_calls, tokens, beside)
         )
     except TooLarge:
         if not forced and alone:
@@ -506,7 +510,6 @@ async def _grammar(
         error = UnsupportedSchema(error.reason, error.path[1:])
         path = f"{tool_set.paths[index]}.parameters{error.where}"
         raise wrong_schema(function.name, error, path) from None
-    after = None if special.style.is_one_of_several else special.preamble
     return Grammar("gbnf", text, param, after, is_own=True), True
 
 

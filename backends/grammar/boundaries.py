@@ -20,8 +20,9 @@ from .ambiguity import GrammarPart, TooManyWays, terminals
 from .preamble import follow
 from .regex import Range, complement, holds, only
 
-# The largest numbers of tokens after characters, and of steps to follow one of them.
-_MOST_TOKENS, _MOST_STEPS = 16, 50_000
+# The largest numbers of tokens after characters, and of steps to follow all of them. A grammar of
+# 128 strict tools takes 100,000 for each.
+_MOST_TOKENS, _MOST_STEPS = 16, 1_000_000
 
 
 class Inside(Exception):
@@ -41,7 +42,8 @@ def check_boundaries(
         Inside: the first token that could.
         TooManyWays: the grammar is too large to know.
     """
-    after = _Flow(rules, "").found
+    flow = _Flow(rules, "", _MOST_STEPS)
+    after = flow.found
     for token in after:
         # Any token may have such a part.
         if token.startswith("!"):
@@ -50,29 +52,37 @@ def check_boundaries(
         raise TooManyWays
     for token in after:
         mark = piece(token)
-        if len(mark) > 1 and token in _Flow(rules, mark).found:
-            raise Inside(token)
+        if len(mark) > 1:
+            flow = _Flow(rules, mark, flow.left)
+            if token in flow.found:
+                raise Inside(token)
 
 
 class _Flow:
     """The states in which each rule can be entered and left, as bits.
 
     A state is the length of the longest part of the mark that characters may have taken from a
-    token. Without a mark it is 1 after any character.
+    token. Without a mark it is 1 after any character. The states after a character that may be
+    left out come once more, above these: a token that follows may come without it, so a way is
+    left.
 
     Attributes:
         found: the tokens that can be entered in another state than 0.
+        left: the steps that are left.
     """
 
-    def __init__(self, rules: Mapping[str, Sequence[Sequence[GrammarPart]]], mark: str) -> None:
+    def __init__(
+        self, rules: Mapping[str, Sequence[Sequence[GrammarPart]]], mark: str, most: int
+    ) -> None:
         self._rules = rules
         self._mark = mark
         self._next = follow(mark)
         self._border = _border(mark)
+        self._size = max(len(mark), 2)
         self._entered = dict.fromkeys(rules, 0)
         self._left = dict.fromkeys(rules, 0)
         self._relations: dict[str, Sequence[int]] = {}
-        self._steps = 0
+        self.left = most
         self.found: dict[str, None] = {}
         users: defaultdict[str, set[str]] = defaultdict(set)
         for name, alternates in rules.items():
@@ -93,8 +103,8 @@ class _Flow:
 
     def _along(self, parts: Sequence[GrammarPart], states: int) -> int:
         for part in parts:
-            self._steps += 1
-            if self._steps > _MOST_STEPS:
+            self.left -= 1
+            if self.left < 0:
                 raise TooManyWays
             if self._takes_all(part):
                 # Where characters may go on to the end of the token, a way is left.
@@ -107,8 +117,16 @@ class _Flow:
                 while (more := reached | self._after(part, reached)) != reached:
                     reached = more
                 once = self._after(part, reached)
+            if not part.least and self._is_one(part):
+                once <<= self._size
             states = once if part.least else states | once
         return states
+
+    def _is_one(self, part: GrammarPart) -> bool:
+        """Return True for a set of characters, or a text of one."""
+        if part.rule is not None or part.text.startswith(("<", "!")):
+            return False
+        return len([*terminals(part.text)]) == 1
 
     def _takes_all(self, part: GrammarPart) -> bool:
         """Return True if any number of characters, those of the mark as well, may come."""
@@ -127,16 +145,17 @@ class _Flow:
                 self._entered[part.rule] |= states
                 self._todo[part.rule] = None
             return self._left[part.rule]
+        inside = states & ((1 << self._size) - 1)
         if part.text.startswith(("<", "!")):
-            if states > 1:
+            if inside > 1:
                 self.found[part.text] = None
             return 1
-        return _joined(self._relation(part.text), states)
+        return _joined(self._relation(part.text), inside | states >> self._size)
 
     def _relation(self, text: str) -> Sequence[int]:
         """Return the states after characters, for each state before them."""
         if text not in self._relations:
-            found = [1 << state for state in range(max(len(self._mark), 2))]
+            found = [1 << state for state in range(self._size)]
             for ranges in terminals(text):
                 after = self._after_one([Range(*one) for one in ranges])
                 found = [_joined(after, states) for states in found]

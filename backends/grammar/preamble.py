@@ -25,19 +25,26 @@ def after(text: str, preamble: Preamble) -> str:
     while answer in text:
         answer += "-"
     inner = renamed(text, "root", answer)
-    begin, end = token_or_text(preamble.begin, preamble), token_or_text(preamble.end, preamble)
-    if not preamble.is_open and not begin.startswith("<"):
-        # Characters can end inside a token, where no other one may follow (`boundaries`).
-        end = literal(preamble.end)
-    if end.startswith("<"):
+    end = preamble.end if ends_with_token(preamble) else literal(preamble.end)
+    if ends_with_token(preamble):
         rules = {f"{answer}-thought": f"!{end}* {end} {_GAP} {answer}"}
     else:
         rules = until(preamble.end, f"{answer}-thought", f"{_GAP} {answer}")
     root = f"{answer}-thought"
     if not preamble.is_open:
+        begin = token_or_text(preamble.begin, preamble)
         root = f"{_GAP} {begin} {root} | {answer}"
     rules["root"] = root
     return "".join(f"{name} ::= {rule}\n" for name, rule in rules.items()) + inner
+
+
+def ends_with_token(preamble: Preamble) -> bool:
+    """Return True if reasoning ends with a token, and not with a text.
+
+    Characters can end inside a token, where no token may follow (`boundaries`).
+    """
+    markers = (preamble.end,) if preamble.is_open else (preamble.begin, preamble.end)
+    return all(token_or_text(one, preamble).startswith("<") for one in markers)
 
 
 def renamed(text: str, rule: str, name: str) -> str:

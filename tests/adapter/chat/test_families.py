@@ -192,6 +192,17 @@ async def test_answers_without_a_call(tmp_path: Path, engine: str, title: str) -
         await check_content(client, title, "I know.")
 
 
+@pytest.mark.parametrize("thinks", ["token", "text"])
+@pytest.mark.parametrize("title", ["deepseek-ai-DeepSeek-V3.1", "MiniMax-M2", "LFM2.5-8B-A1B"])
+async def test_answers_after_reasoning(tmp_path: Path, title: str, thinks: str) -> None:
+    """A grammar for calls that are tokens allows other answers after reasoning, however it ends."""
+    family = FAMILIES[title]
+    marks = [one for one in family.marks if thinks == "token" or "think" not in one]
+    text = family.text(content="\n\nI know.")
+    async with client_of("llama_cpp", tmp_path / "m.gguf", title, text, marks) as client:
+        await check_content(client, title, "I know.")
+
+
 @pytest.mark.parametrize("title", FAMILIES)
 async def test_broken_calls_are_content(tmp_path: Path, title: str) -> None:
     """A call that nothing enforces is content if it is cut off or calls an unknown function."""

@@ -19,7 +19,9 @@ def piece(token: str) -> str:
         ('root ::= "a" !<x>', "!<x>"),
         ('root ::= "a" !<x>*', "!<x>"),
         ('root ::= [a-z]+ !<[5]>* "x"', "!<[5]>"),
-        ('root ::= "a"? !<x>', "!<x>"),
+        ('root ::= "ab"? !<x>', "!<x>"),
+        ('root ::= "a" " "? !<x>', "!<x>"),
+        ('root ::= "a"? b !<x>\nb ::= "b" | ""', "!<x>"),
         ('root ::= ("a" | "") !<x>', "!<x>"),
         ('root ::= (!<x> "a")*', "!<x>"),
         ('root ::= a* b\na ::= "b"\nb ::= !<x>', "!<x>"),
@@ -27,7 +29,8 @@ def piece(token: str) -> str:
         ('root ::= "x</th" </think>', "</think>"),
         ("root ::= [<] [/x] </think>", "</think>"),
         ("root ::= [^\\n]{3} </think>", "</think>"),
-        ("root ::= [^k\\n]* </think>", "</think>"),
+        ("root ::= [^\\n] [^k\\n]* </think>", "</think>"),
+        ('root ::= "<"? "/" </think>', "</think>"),
         ('root ::= a </x>\na ::= "b" | "c<"', "</x>"),
         ('root ::= "a" <[7]>', "<[7]>"),
         ('root ::= "x" "ap" <[7]>', "<[7]>"),
@@ -46,10 +49,14 @@ def test_a_token_after_a_part_of_a_token_is_refused(grammar: str, token: str) ->
         "root ::= <think> !</think>* </think> .*",
         'root ::= <[1]> <[2]> !<[3]> "a" <[1]>',
         'root ::= "" !<x> | "b"',
+        'root ::= "a"? !<x>',
+        "root ::= </think> [ \\n]{0,4} a\na ::= !<x>* (<x> .*)?",
+        "root ::= [ ]* [\\n]* !<x>",
         'root ::= !<x>* b\nb ::= "b" | c\nc ::= "d" b',
         'root ::= (!<x> "a" <y>)*',
         'root ::= [^<]* </think> "a"',
         "root ::= [^\\n]* </think>",
+        "root ::= [^k\\n]* </think>",
         'root ::= "<b>" .* </think>',
         'root ::= "</x" </think>',
         "root ::= [<] [x] </think>",
@@ -77,3 +84,11 @@ def test_few_tokens_can_follow_characters() -> None:
     pairs = "root ::= " + " ".join(f'"a" <[{number}]>' for number in range(400))
     with pytest.raises(WrongGrammar, match="too many tokens"):
         gbnf_of(Grammar("gbnf", pairs, ""))
+
+
+def test_many_strict_tools_are_allowed() -> None:
+    """A grammar of many large tools, as the adapter makes it, is not too large to follow."""
+    calls = "".join(f't{number} ::= "a" {"key " * 200} </x>\n' for number in range(200))
+    names = " | ".join(f"t{number}" for number in range(200))
+    text = f'root ::= <x> ({names})\n{calls}key ::= "," [0-9]+\n'
+    assert gbnf_of(Grammar("gbnf", text, "", is_own=True))
