@@ -54,7 +54,8 @@ def gbnf_of(grammar: Grammar, piece: Callable[[str], str] = _spelled) -> str:
     if grammar.after is not None:
         text = after(text, grammar.after)
         found = check(text, SCHEMA.maximum)
-    if found:
+    if found and not grammar.is_own:
+        # Those that the adapter makes have no such tokens, and may be very large.
         _check_tokens(text, piece)
     return accepted(text)
 

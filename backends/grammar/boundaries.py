@@ -20,9 +20,9 @@ from .ambiguity import GrammarPart, TooManyWays, terminals
 from .preamble import follow
 from .regex import Range, complement, holds, only
 
-# The largest numbers of tokens after characters, and of steps to follow all of them. A grammar of
-# 128 strict tools takes 100,000 for each.
-_MOST_TOKENS, _MOST_STEPS = 16, 1_000_000
+# The largest numbers of tokens after characters, and of steps to follow all of them, which take
+# about two seconds.
+_MOST_TOKENS, _MOST_STEPS = 16, 200_000
 
 
 class Inside(Exception):
@@ -53,7 +53,7 @@ def check_boundaries(
     for token in after:
         mark = piece(token)
         if len(mark) > 1:
-            flow = _Flow(rules, mark, flow.left)
+            flow = _Flow(rules, mark, flow.steps)
             if token in flow.found:
                 raise Inside(token)
 
@@ -62,13 +62,12 @@ class _Flow:
     """The states in which each rule can be entered and left, as bits.
 
     A state is the length of the longest part of the mark that characters may have taken from a
-    token. Without a mark it is 1 after any character. The states after a character that may be
-    left out come once more, above these: a token that follows may come without it, so a way is
-    left.
+    token. Without a mark it is 1 after any character. The states after an optional character
+    come once more, above these: a token that follows may come without it, so a way is left.
 
     Attributes:
         found: the tokens that can be entered in another state than 0.
-        left: the steps that are left.
+        steps: the steps that remain.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class _Flow:
         self._entered = dict.fromkeys(rules, 0)
         self._left = dict.fromkeys(rules, 0)
         self._relations: dict[str, Sequence[int]] = {}
-        self.left = most
+        self.steps = most
         self.found: dict[str, None] = {}
         users: defaultdict[str, set[str]] = defaultdict(set)
         for name, alternates in rules.items():
@@ -103,8 +102,8 @@ class _Flow:
 
     def _along(self, parts: Sequence[GrammarPart], states: int) -> int:
         for part in parts:
-            self.left -= 1
-            if self.left < 0:
+            self.steps -= 1
+            if self.steps < 0:
                 raise TooManyWays
             if self._takes_all(part):
                 # Where characters may go on to the end of the token, a way is left.

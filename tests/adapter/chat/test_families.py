@@ -195,7 +195,7 @@ async def test_answers_without_a_call(tmp_path: Path, engine: str, title: str) -
 @pytest.mark.parametrize("thinks", ["token", "text"])
 @pytest.mark.parametrize("title", ["deepseek-ai-DeepSeek-V3.1", "MiniMax-M2", "LFM2.5-8B-A1B"])
 async def test_answers_after_reasoning(tmp_path: Path, title: str, thinks: str) -> None:
-    """A grammar for calls that are tokens allows other answers after reasoning, however it ends."""
+    """A grammar for calls that are tokens allows other answers after any reasoning."""
     family = FAMILIES[title]
     marks = [one for one in family.marks if thinks == "token" or "think" not in one]
     text = family.text(content="\n\nI know.")
