@@ -290,7 +290,7 @@ class Grammars:
             if key.kind == "gbnf" or key.after is not None:
                 return await self._compiled.get(key, lambda: self._gbnf(key))
             text, is_hard = await offload.run(len(key.text), _checked, key)
-            if not text:
+            if text is None:
                 return await self._compiled.get(key, lambda: self._gbnf(key))
             if is_hard:
                 await self._trials.check(text)
@@ -360,10 +360,10 @@ def _is_hard(grammar: Grammar) -> bool:
     return grammar.kind != "json_schema" or _HARD.search(grammar.text) is not None
 
 
-def _checked(grammar: Grammar) -> tuple[str, bool]:
+def _checked(grammar: Grammar) -> tuple[str | None, bool]:
     """Return a grammar in llguidance's own format, and True if it has to be tried first.
 
-    Its size is checked; most errors are found only on compilation. The text is empty if llguidance
+    Its size is checked; most errors are found only on compilation. There is no text if llguidance
     would change the values of a schema, which GBNF does not.
 
     Raises:
@@ -381,7 +381,7 @@ def _checked(grammar: Grammar) -> tuple[str, bool]:
         schema = json.loads(grammar.text)
         _check_schema(schema)
         if _LONG.search(grammar.text) and _has_inexact(schema):
-            return "", False
+            return None, False
         is_hard = _check_copies(schema) or is_hard
     try:
         if grammar.kind == "json_schema":

@@ -271,7 +271,7 @@ async def test_a_prompt_that_is_too_long(client: httpx2.AsyncClient) -> None:
     assert (await post(client, HELLO, RED, max_tokens=511 - count)).status_code == 200
     error = (await post(client, HELLO, RED, max_tokens=512 - count)).json()["error"]
     assert error["code"] == "context_length_exceeded"
-    assert f"{count} in the messages" in error["message"]
+    assert f"{count + 1} in the messages" in error["message"]
     scored = await post(client, HELLO, RED, max_tokens=512 - count, logprobs=True)
     assert scored.json()["error"] == error
 

@@ -126,7 +126,7 @@ async def test_an_engine_that_is_lost_is_replaced(tmp_path: Path) -> None:
 
 async def test_a_model_of_a_fleet_that_hears_transcribes(tmp_path: Path) -> None:
     """A model with audio input gets the recording in a chat, whichever engine has it."""
-    hearing = FakeKoboldcpp(version={"audio": True}, script="Heard.")
+    hearing = FakeKoboldcpp(version={"audio": True}, script="Heard.", media=5)
     models = {"plain": ["a"], "hearing": ["b"]}
     async with fleet(tmp_path, {"a": FakeKoboldcpp(), "b": hearing}, models) as client:
         for model in ("hearing", "whisper-1"):

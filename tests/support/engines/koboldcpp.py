@@ -346,7 +346,7 @@ class FakeKoboldcpp(Engine):
             "logprobs": self._logprobs(one) if body.get("logprobs") else None,
             # The engine adds a BOS.
             "prompt_tokens": len(await self._ids(body["prompt"], True))
-            + self.media * len(body.get("images", ())),
+            + self.media * sum(len(body.get(kind, ())) for kind in ("images", "audio")),
             "completion_tokens": len(one.tokens),
         }  # fmt: skip
         yield json.dumps({"results": [result]}).encode()
