@@ -176,7 +176,9 @@ async def test_the_context(name: str, tmp_path: Path) -> None:
                     "prompt is too long: tokens > maximum"
                 )
                 assert int(told[4]) > int(told[7]) == context
-                assert length > context + 88 or int(told[4]) == size + context + 87
+                # Only the model of koboldcpp's double has a BOS.
+                count = size + context + 87 + (name == "koboldcpp")
+                assert length > context + 88 or int(told[4]) == count
 
 
 @pytest.mark.slow
