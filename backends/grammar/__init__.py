@@ -55,7 +55,7 @@ def gbnf_of(grammar: Grammar, piece: Callable[[str], str] = _spelled) -> str:
         text = after(text, grammar.after)
         found = check(text, SCHEMA.maximum)
     if found and not grammar.is_own:
-        # Those that the adapter makes have no such tokens, and may be very large.
+        # The adapter's own have no token where it could be inside another, and may be very large.
         _check_tokens(text, piece)
     return accepted(text)
 

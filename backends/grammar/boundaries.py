@@ -20,8 +20,8 @@ from .ambiguity import GrammarPart, TooManyWays, terminals
 from .preamble import follow
 from .regex import Range, complement, holds, only
 
-# The largest numbers of tokens after characters, and of steps to follow all of them, which take
-# about two seconds.
+# The largest numbers of tokens after characters, and of steps to follow all of them: 160,000 steps
+# between rules took 0.04 s.
 _MOST_TOKENS, _MOST_STEPS = 16, 200_000
 
 
