@@ -11,6 +11,7 @@ generated tokens. Where nothing was found lately, the threads of all programs th
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -45,8 +46,9 @@ SURE = 1.0
 LOOKS, PAUSE = 10, 0.001
 # The seconds after which no other look begins: each one waits for Python's lock several times.
 MOST_LOOKING = 0.012
-# Linux's file with the number of threads that run or wait for a core.
-LOAD = Path("/proc/loadavg")
+# Linux's files with the number of threads that run or wait for a core, and with the time for which
+# cores were idle.
+LOAD, STAT = Path("/proc/loadavg"), Path("/proc/stat")
 
 
 class Trial:
@@ -168,6 +170,10 @@ class Threads:
     _sure: float = 0.0
     # The cores that were free when they were last counted; 0 if a trial has begun since.
     _free: int = 0
+    # While fewer threads are used: when `free_seconds` was read last, what it was, and True if one
+    # thread more had a core then.
+    _read: tuple[float, float] = (-math.inf, 0.0)
+    _have_cores: bool = False
 
     def __post_init__(self) -> None:
         self.used = self.next = self._known = self.most
@@ -203,7 +209,9 @@ class Threads:
             self._try(self._trial, tokens, seconds, now)
             return
         cores, free = self.measure(seconds, on_cores, now), self._free
-        if cores is not None and self.used == self.most:
+        if self.used < self.most:
+            self._look_for_cores(now)
+        elif cores is not None:
             self._compare_cores(cores, now)
         if now >= self._until and (cores is not None or free):
             self._begin(float(free) if cores is None else cores, is_counted=cores is None)
@@ -231,6 +239,20 @@ class Threads:
             self._until = now
         if abs(cores - self._cores) > CHANGED:
             self._factor = 1.0
+
+    def _look_for_cores(self, now: float) -> None:
+        """End the time of a result if other programs have left a core for one thread more."""
+        since, before = self._read
+        if now < since + SURE:
+            return
+        seconds = free_seconds()
+        self._read = now, seconds
+        # After a pause, the other programs of that time do not matter.
+        if now < since + 2 * SURE:
+            had_cores = self._have_cores
+            self._have_cores = (seconds - before) / (now - since) >= self.used + 1 - MISSING
+            if self._have_cores and not had_cores:
+                self._until = now
 
     def _are_missing(self, cores: float) -> bool:
         return self.used - cores >= max(MISSING, MISSING_SHARE * self.used)
@@ -263,7 +285,7 @@ class Threads:
                 self._end(trial, now, factor)
             return
         if result != self.used:
-            self.used, self._factor = result, 1.0
+            self.used, self._factor, self._have_cores = result, 1.0, False
         elif self.used == self.most:
             self._factor *= 2
         self._end(trial, now, factor)
@@ -272,6 +294,21 @@ class Threads:
         """End a trial, and set the time until the next one."""
         self._until = now + min(factor * max(LEAST_HOLD, HOLD * trial.lost), MOST_HOLD)
         self._trial, self.is_trying, self.next = None, False, self.used
+
+
+def free_seconds() -> float:
+    """Return the seconds for which cores were idle so far, or had threads of this process.
+
+    It is 0 except on Linux, and where this process may not use all cores.
+    """
+    try:
+        if len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
+            return 0.0
+        with STAT.open("rb") as file:
+            idle, waiting = map(int, file.readline().split()[4:6])
+        return (idle + waiting) / os.sysconf("SC_CLK_TCK") + time.process_time()
+    except (AttributeError, OSError, ValueError):
+        return 0.0
 
 
 def free_cores(wanted: int) -> int:

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from latimer.backends.llama_cpp.threads import (
     SURE,
     Threads,
     free_cores,
+    free_seconds,
 )
 
 
@@ -39,12 +41,24 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def free_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the seconds of free cores by those of the machine."""
+    monkeypatch.setattr(module, "free_seconds", lambda: Machine.free_seconds)
+
+
 class Machine:
     """A machine whose decodes take the seconds of `decode`, for a number of threads.
 
     Args:
         decode: returns the seconds of a decode, and the cores that the process gets.
+
+    Attributes:
+        free: the cores that no other program uses.
     """
+
+    free_seconds = 0.0
+    free = 0.0
 
     def __init__(self, most: int, decode: Callable[[int], tuple[float, float]]) -> None:
         self.threads = Threads(most)
@@ -58,6 +72,7 @@ class Machine:
             found.append(self.threads.next)
             seconds, cores = self.decode(self.threads.next)
             self.now += seconds
+            Machine.free_seconds += seconds * self.free
             self.threads.add(size, seconds, seconds * cores, self.now)
         return found
 
@@ -133,6 +148,35 @@ def test_all_threads_are_used_again(free: list[int]) -> None:
     assert machine.threads.known(machine.now) == 2, "prompts do not wait for a trial"
     machine.measure()
     assert machine.run([1] * 30) == [*trial(1, 2), *[2] * 30][:30]
+
+
+def test_all_threads_are_used_soon_after_cores_become_free() -> None:
+    """A result that would hold for a minute is in doubt when the other program has ended."""
+
+    def loaded(threads: int) -> tuple[float, float]:
+        return (0.6, 1.0) if threads == 2 else (0.1, 1.0)
+
+    machine = Machine(2, loaded)
+    for _ in range(2):
+        machine.free, machine.decode = 1.5, loaded
+        machine.measure()
+        machine.run([1] * 2 * LEAST)
+        assert machine.run([1] * 100) == [1] * 100, "half a core is not enough"
+        machine.free, machine.decode = 2.0, idle
+        found = machine.run([1] * 250)
+        assert found[-1] == 2
+        assert found.count(1) * 0.02 < 2 * SURE + 2 * MEASURED
+
+
+def test_cores_that_are_free_begin_one_trial() -> None:
+    """If fewer threads stay faster although cores are free, their result holds as long as ever."""
+    machine = Machine(2, lambda threads: (0.06, 1.0) if threads == 2 else (0.05, 1.0))
+    machine.free = 2.0
+    machine.measure()
+    machine.run([1] * len(trial(2, 1)))
+    assert machine.threads.used == 1
+    hold = HOLD * 0.01 * BLOCK
+    assert machine.run([1] * int(hold / 0.05)).count(2) == trial(2, 1).count(2)
 
 
 def test_a_slower_trial_is_not_repeated_soon() -> None:
@@ -405,6 +449,31 @@ def test_cores_are_counted_that_other_programs_use() -> None:
         for program in programs:
             with program:
                 program.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the time of cores")
+def test_the_time_of_this_process_is_free() -> None:
+    """The seconds of free cores have what this process uses, and at most the time of all cores."""
+    cores = os.cpu_count() or 1
+    if len(os.sched_getaffinity(0)) < cores:
+        pytest.skip("not all cores are available")
+    begun, before, used = time.perf_counter(), free_seconds(), time.process_time()
+    while time.process_time() < used + 0.05:
+        pass
+    found, seconds = free_seconds() - before, time.perf_counter() - begun
+    # Linux counts in steps of 10 ms.
+    assert 0.05 <= found <= cores * (seconds + 0.02)
+
+
+@pytest.mark.parametrize("text", [None, "", "cpu 1 2 3", "cpu 1 2 3 many 5 6"])
+def test_no_core_is_free_where_the_system_does_not_tell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+) -> None:
+    """Without Linux's times of cores, a result holds as long as ever."""
+    monkeypatch.setattr(module, "STAT", tmp_path / "stat")
+    if text is not None:
+        module.STAT.write_text(text)
+    assert free_seconds() == 0
 
 
 @pytest.mark.parametrize("text", [None, "", "0.1 0.2", "0.1 0.2 0.3 many 12"])
