@@ -293,7 +293,7 @@ async def _judged(
     click.echo(plain(f"{url} with the model {settings.model}: {len(checks)} checks"))
     live = Live(checks, settings.at_once)
     try:
-        verdicts = await judge(settings, checks, live.take)
+        verdicts = await judge(settings, checks, live.take, may_be_cancelled=True)
     finally:
         live.close()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()

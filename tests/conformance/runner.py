@@ -95,6 +95,7 @@ async def judge(
     settings: Settings,
     checks: Sequence[Check],
     report: Callable[[Verdict], None] = lambda verdict: None,
+    may_be_cancelled: bool = False,
 ) -> list[Verdict]:
     """Run checks and return their verdicts in the same order.
 
@@ -103,6 +104,8 @@ async def judge(
 
     Args:
         report: receives each verdict as soon as its check ends.
+        may_be_cancelled: True if the cancellation of the task, as by Ctrl-C, ends the run early,
+            too.
     """
     async with connected(settings) as (client, model):
         turn = _Turn(settings, client, model, report)
@@ -114,6 +117,12 @@ async def judge(
             reason = turn.reason(f"the run ended after {settings.most:g} s")
         except _Gone as gone:
             reason = str(gone)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not may_be_cancelled:
+                raise
+            task.uncancel()
+            reason = turn.reason("the run was interrupted")
         return [
             turn.verdicts.get(check.id)
             or Verdict(check, "skip", turn.state_of(check) + reason, runs=0)

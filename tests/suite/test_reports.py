@@ -8,7 +8,10 @@ import dataclasses
 import json
 import re
 import shlex
+import signal
+import subprocess
 import sys
+import time
 import xml.dom.minidom
 from collections.abc import Iterator
 from pathlib import Path
@@ -397,6 +400,27 @@ def test_a_run_ends_in_time(url: str) -> None:
     assert done.exit_code == 4, done.output
     words = r"\d+ of them did not run(, and \d did not end)?: the run ended after 0\.3 s"
     assert re.search(words, done.output), done.output
+
+
+def test_an_interrupted_run_keeps_its_verdicts(url: str, tmp_path: Path) -> None:
+    """Ctrl-C ends a run as its time limit does: with a summary, a report, and exit code 4."""
+    report = tmp_path / "report.json"
+    run = subprocess.Popen(
+        [sys.executable, "-c", "from latimer.conformance.command import conform; conform()",
+         url, "--report", str(report)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert run.stdout is not None
+    with run:
+        assert "checks" in run.stdout.readline()
+        time.sleep(0.5)
+        run.send_signal(signal.SIGINT)
+        output = run.stdout.read()
+    assert run.returncode == 4, output
+    assert "did not run" in output
+    assert "the run was interrupted" in output
+    details = [check["detail"] for check in json.loads(report.read_text())["checks"]]
+    assert any(one.startswith("not run: the run was interrupted") for one in details)
 
 
 async def test_a_run_ends_with_its_server() -> None:
