@@ -96,8 +96,8 @@ def tools_of(request: CountTokensRequest) -> Tools:
     """Return the tools of a request.
 
     Raises:
-        InvalidRequest: only Anthropic runs the tools, `tool_choice` names a tool that is missing,
-            or a schema is invalid.
+        InvalidRequest: only Anthropic runs the tools, two of them have one name, `tool_choice`
+            names a tool that is missing, or a schema is invalid.
     """
     found, offered = Tools(), []
     tools = request.tools or ()
@@ -109,6 +109,8 @@ def tools_of(request: CountTokensRequest) -> Tools:
         if tool.defer_loading:
             found.inexact.append(f"{path}.defer_loading")
         offered.append(Offered(_function(tool), path))
+    if len({one.function.name for one in offered}) < len(offered):
+        raise InvalidRequest("tools: Tool names must be unique.")
     mode, chosen = _choice(request, tools, offered)
     if offered:
         choice = request.tool_choice

@@ -75,6 +75,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [SERVER_TOOL]}, f"tools.0: Input tag 'web_search_20250305' {TAGS}"),
     ({"tools": [TOOL, SERVER_TOOL], "tool_choice": {"type": "tool", "name": "web_search"}},
      f"tools.1: Input tag 'web_search_20250305' {TAGS}"),
+    ({"tools": [TOOL, SERVER_TOOL, TOOL]}, "tools: Tool names must be unique."),
     ({"tools": [{"name": "f"}]}, "tools.0.input_schema: Field required"),
     ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]},
      "tools.0.input_schema: Invalid schema for function 'f': schema must be a JSON Schema of "
