@@ -168,8 +168,8 @@ class LoadedModel:
     """A model's weights and vocabulary, as llama.cpp's pointers.
 
     Raises:
-        EngineError: llama.cpp cannot load the file, the model is an encoder with a decoder, or a
-            LoRA adapter does not fit the model.
+        EngineError: llama.cpp cannot load the file, the model is of a kind that cannot be served,
+            or a LoRA adapter does not fit the model.
     """
 
     def __init__(
@@ -193,12 +193,13 @@ class LoadedModel:
         if not self.pointer:
             raise EngineError(f"llama.cpp cannot load {path}: {last_error()}. {INCOMPLETE}")
         self.has_decoder: bool = llama_cpp.llama_model_has_decoder(self.pointer)
-        if llama_cpp.llama_model_has_encoder(self.pointer) and self.has_decoder:
+        self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
+        reason = self._refusal()
+        if reason:
             self.close()
-            raise EngineError(f"{path} has an encoder and a decoder, which is not supported.")
+            raise EngineError(f"{path} {reason}")
         self.architecture = self._fact("general.architecture")
         self.purpose = purpose_of(self._fact)
-        self.vocab = llama_cpp.llama_model_get_vocab(self.pointer)
         self.trained_context: int = llama_cpp.llama_model_n_ctx_train(self.pointer)
         recurrent = llama_cpp.llama_model_is_recurrent(self.pointer)
         try:
@@ -210,6 +211,18 @@ class LoadedModel:
         self.window: int = llama_cpp.llama_model_n_swa(self.pointer)
         # A recurrent state cannot go back to an earlier position.
         self.rolls_back: bool = not (recurrent or llama_cpp.llama_model_is_hybrid(self.pointer))
+
+    def _refusal(self) -> str:
+        """Return why the model cannot be served; empty if it can."""
+        if llama_cpp.llama_model_has_encoder(self.pointer) and self.has_decoder:
+            return "has an encoder and a decoder, which is not supported."
+        if llama_cpp.llama_model_is_diffusion(self.pointer):
+            # It has no memory, so each token would be generated from the last one alone.
+            return "is a diffusion model, which is not supported."
+        if llama_cpp.llama_vocab_type(self.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+            # llama.cpp aborts if it has to look up a token.
+            return "has no vocabulary. Choose a file of the model that has its tokenizer."
+        return ""
 
     @property
     def has_window(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def copy(
     changes: Mapping[str, Any] | None = None,
     deltas: Mapping[str, np.ndarray[Any, Any]] | None = None,
     tensors_a_part: int = 0,
+    architecture: str | None = None,
 ) -> Path:
     """Copy a model.
 
@@ -28,9 +30,10 @@ def copy(
         changes: the values of fields that differ from the source, by key.
         deltas: the values added to matrices, by name.
         tensors_a_part: the maximum number of tensors per file, to split the copy.
+        architecture: that of the copy, with tensors of the same names; by default the source's.
     """
     reader = gguf.GGUFReader(source)
-    architecture = reader.fields["general.architecture"].contents()
+    architecture = architecture or reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target, architecture, split_max_tensors=tensors_a_part)
     _copy_fields(reader, writer, changes or {})
     for tensor in reader.tensors:
@@ -95,11 +98,13 @@ def _copy_fields(
     changes: Mapping[str, Any],
     omitted: Container[str] = (),
 ) -> None:
+    own = reader.fields["general.architecture"].contents()
     for name, field in reader.fields.items():
         if name in OWN_FIELDS or name in changes or name in omitted:
             continue
         inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+        key = re.sub(rf"^{own}\.", f"{writer.arch}.", name)
+        writer.add_key_value(key, field.contents(), field.types[0], sub_type=inner)
     for name, value in changes.items():
         known = reader.fields.get(name)
         kind = known.types[0] if known is not None else gguf.GGUFValueType.get_type(value)

@@ -22,6 +22,7 @@ from latimer.backends.errors import (
 from latimer.backends.llama_cpp import LlamaCpp
 from latimer.backends.llama_cpp.tasks import Mailbox
 from latimer.backends.queue import Ticket
+from support import gguf_files
 from support.jobs import run
 from support.recordings import DEMO_CHATML
 from support.windowed import windowed
@@ -118,6 +119,23 @@ async def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot load"):
         await backend.model()
     await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "words"),
+    [
+        ("dream", {}, "is a diffusion model"),
+        ("llama", {"tokenizer.ggml.model": "no_vocab"}, "has no vocabulary"),
+    ],
+)
+async def test_a_model_that_cannot_be_served_is_refused(
+    tmp_path: Path, architecture: str, fields: dict[str, str], words: str
+) -> None:
+    """A diffusion model and one without a vocabulary are errors, not answers or an abort."""
+    source, target = MODELS / "bpe.gguf", tmp_path / "model.gguf"
+    gguf_files.copy(source, target, changes=fields, architecture=architecture)
+    with pytest.raises(EngineError, match=words):
+        await LlamaCpp(target).model()
 
 
 async def test_loading_shows_progress() -> None:
