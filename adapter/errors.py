@@ -27,6 +27,7 @@ from ..backends.errors import (
     TooMany,
     UnknownToken,
     UnreadableMedia,
+    Unspoken,
     Unsupported,
     WordTooLong,
     shortened,
@@ -490,6 +491,10 @@ _MESSAGES: Mapping[type[RequestError], Callable[[Any], str]] = {
     UnreadableMedia: lambda error: (
         f"Invalid '{error.param}': the file cannot be read. Supported formats are PNG, JPEG, GIF, "
         "BMP and WebP for images, and WAV, MP3 and FLAC for audio."
+    ),
+    Unspoken: lambda error: (
+        f"Invalid '{error.param}': the voice of {error.speaker} has no sound for any of its words. "
+        "Write it in the language of the voice."
     ),
     UnknownToken: lambda error: (
         f"Invalid '{error.param}': {error.token} is not a token id of this model. Expected an id "

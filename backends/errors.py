@@ -8,6 +8,7 @@
     - EmptyPrompt           the prompt has no tokens
     - InvalidGrammar        a grammar that is invalid, or that matches nothing
     - UnreadableMedia       not a readable image or audio file
+    - Unspoken              a text for which a voice has no sound
     - UnknownToken          a token id that is not in the vocabulary
     - WordTooLong           a word that is too long for the tokenizer
     - TooMany               more entries than the engine accepts
@@ -219,6 +220,14 @@ class UnreadableMedia(RequestError):
 
     def __init__(self, param: str) -> None:
         super().__init__(param)
+
+
+class Unspoken(RequestError):
+    """A text for which the voice of a `speaker` has no sound: it knows none of the words."""
+
+    def __init__(self, speaker: str) -> None:
+        super().__init__("input", speaker)
+        self.speaker = speaker
 
 
 class UnknownToken(RequestError):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Protocol, TypeAlias
 
 from ...backends import offload
-from ...backends.errors import EngineError
+from ...backends.errors import EngineError, Unspoken
 from ...backends.queue import Ticket
 from ...backends.speech.base import Pcm, Speaker, Utterance
 from ...schemas.openai.chat import SpokenAnswer
@@ -45,6 +45,7 @@ async def pieces_of(
 
     Raises:
         EngineError: the speaker sends nothing, too much, or another rate.
+        Unspoken: the voice has no sound for it.
     """
     count = 0
     async with speaker.speak(utterance) as pieces:
@@ -223,7 +224,8 @@ class Speech:
                     line.expires_at = await self._keep(self._id_of(index), "".join(line.texts))
                 await listener.end_samples(index, line.expires_at)
             elif is_speakable(sentence):
-                await self._say(index, sentence, listener)
+                with suppress(Unspoken):
+                    await self._say(index, sentence, listener)
 
     async def _say(self, index: int, sentence: str, listener: Listener) -> None:
         line, data, output = self._lines[index], b"", self._output

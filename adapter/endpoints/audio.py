@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from ...backends import offload
 from ...backends.base import Sampling
-from ...backends.errors import LatimerError
+from ...backends.errors import LatimerError, Unspoken
 from ...backends.queue import Ticket
 from ...backends.speech.base import Pcm, Speaker, SpeakerFacts, Utterance
 from ...schemas.openai.audio import (
@@ -125,18 +125,27 @@ async def _note(
 async def _spoken(
     exchange: Exchange, speaker: Speaker, utterance: Utterance, sentences: list[str]
 ) -> AsyncGenerator[Pcm, None]:
-    """Yield the audio of sentences; see `pieces_of`. Streams have comments while there is none."""
+    """Yield the audio of sentences; see `pieces_of`. Streams have comments while there is none.
+
+    Raises:
+        Unspoken: the voice has no sound for any of them.
+    """
     if not sentences:
         yield SILENCE
-    rate = 0
+    rate, unspoken = 0, None
     for sentence in sentences:
         spoken = pieces_of(speaker, replace(utterance, text=sentence), rate)
         if exchange.wants_stream:
             spoken = commented(exchange, spoken)
-        async with aclosing(spoken) as pieces:
-            async for pcm in pieces:
-                rate = pcm.rate
-                yield pcm
+        try:
+            async with aclosing(spoken) as pieces:
+                async for pcm in pieces:
+                    rate = pcm.rate
+                    yield pcm
+        except Unspoken as error:
+            unspoken = error
+    if unspoken is not None and not rate:
+        raise unspoken
 
 
 def _end(exchange: Exchange, request: SpeechRequest) -> None:

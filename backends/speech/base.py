@@ -109,7 +109,10 @@ class Speaker(Protocol):
     def speak(self, utterance: Utterance) -> AbstractAsyncContextManager[AsyncIterator[Pcm]]:
         """Speak; leaving the context or cancelling the task ends the work.
 
-        At least one piece has samples, unless the text has nothing to speak.
+        At least one piece has samples.
+
+        Raises:
+            Unspoken: the voice has no sound for the text; the sentences after it are spoken.
         """
         ...
 

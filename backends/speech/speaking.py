@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..errors import EngineError, EngineSilent, LatimerError, Unsupported
+from ..errors import EngineError, EngineSilent, LatimerError, Unspoken, Unsupported
 from ..queue import QUEUE, AdmissionQueue
 from .base import Pcm, Speaker, SpeakerFacts, Utterance, Voice, name_of
 from .child import ended, message_of, reason_of, started
@@ -122,6 +122,7 @@ class _Reply:
         self._library = library
         # The samples whose message was read, as their count of bytes and their rate.
         self._next: tuple[int, int] | None = None
+        self._has_spoken = False
         # The seconds that the library may still compute.
         self._left = _LONGEST
 
@@ -146,6 +147,7 @@ class _Reply:
         Raises:
             EngineError: the library failed, or took too long and was ended.
             Unsupported: it does not speak so long a text.
+            Unspoken: it has ended without any audio.
         """
         assert self.process.stdout is not None
         while not self.has_ended:
@@ -158,6 +160,8 @@ class _Reply:
                     if "error" in message:
                         reason = reason_of(message)
                         raise EngineError(f"{self._library} failed to speak: {reason}")
+                    if not self._has_spoken:
+                        raise Unspoken(self._library)
                     return
                 self._next = message["size"], message["rate"]
             size, rate = self._next
@@ -166,6 +170,7 @@ class _Reply:
             except asyncio.IncompleteReadError:
                 raise EngineError(f"{self._library} has ended within a sentence.") from None
             self._next = None
+            self._has_spoken = True
             yield Pcm(samples, rate)
 
     async def _message(self) -> dict[str, Any]:

@@ -97,7 +97,9 @@ def _transcribe(library: Listener, job: dict[str, Any], source: IO[bytes], out: 
 
 def _speak(library: Reader, utterance: Utterance, out: IO[bytes]) -> None:
     for pcm in library.speak(utterance):
-        _write(out, {"size": len(pcm.samples), "rate": pcm.rate}, pcm.samples)
+        # For words that it does not know, sherpa-onnx returns no samples, with a rate of 0.
+        if pcm.samples:
+            _write(out, {"size": len(pcm.samples), "rate": pcm.rate}, pcm.samples)
 
 
 def _write(out: IO[bytes], message: Mapping[str, Any], samples: bytes = b"") -> None:

@@ -17,12 +17,12 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.limits.config import KeyConfig, digest_of
 from latimer.adapter.request_log import RequestLog
-from latimer.backends.errors import Busy, EngineError
+from latimer.backends.errors import Busy, EngineError, Unspoken
 from latimer.backends.speech.base import Speaker, Utterance
 from support.audio import decoded
 from support.clients import client_of
 from support.engines.echo import Echo
-from support.engines.paced_speaker import PacedSpeaker
+from support.engines.paced_speaker import PER_CHARACTER, PacedSpeaker
 from support.engines.speaker import CHARACTER, Tone
 from support.servers import serving
 from support.turns import measured
@@ -82,6 +82,28 @@ async def test_each_sentence_is_spoken_by_itself() -> None:
     assert {(one.voice, one.ticket) for one in speaker.spoken} == {
         ("bela", speaker.spoken[0].ticket)
     }
+
+
+@pytest.mark.parametrize("form", ["mp3", "wav"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_a_sentence_without_sound_is_omitted(number: int, form: str) -> None:
+    """The others are spoken, as if the voice had got no more than them."""
+    speaker = PacedSpeaker(error=Unspoken("tone"), fails_at=number)
+    reply = await ask(app_of(speaker), voice="low", response_format=form)
+    samples, rate = decoded(reply.content, form)
+    heard = (sum(LENGTHS) - LENGTHS[number]) * PER_CHARACTER / 24_000
+    assert -0.001 < len(samples) / rate - heard < PADDING
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_a_text_without_sound(stream_format: str) -> None:
+    """A voice that has no sound for any sentence is an error of the text."""
+    speaker = PacedSpeaker(error=Unspoken("tone"))
+    body = {"input": "Ciao!", "voice": "low", "stream_format": stream_format}
+    reply = await ask(app_of(speaker), **body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "input")
+    assert "no sound" in error["message"]
 
 
 async def test_a_short_wav_file_has_its_sizes() -> None:

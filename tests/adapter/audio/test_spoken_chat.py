@@ -10,7 +10,7 @@ from typing import Any
 
 import av
 import pytest
-from latimer.backends.errors import EngineError, EngineUnavailable
+from latimer.backends.errors import EngineError, EngineUnavailable, Unspoken
 from latimer.backends.speech.base import Pcm, Utterance
 from support.clients import adapting
 from support.engines.echo import Echo
@@ -118,6 +118,23 @@ async def test_a_speaker_without_audio_is_an_error() -> None:
         reply = await client.post(PATH, json=asked(**SPOKEN))
     assert reply.status_code == 502
     assert reply.json()["error"]["message"] == "The speaker returned no audio for a sentence."
+
+
+async def test_a_sentence_without_sound_is_omitted() -> None:
+    """The answer is complete without it, also if it is the only one."""
+    lengths = []
+    for number in range(len(SENTENCES)):
+        speaker = PacedSpeaker(error=Unspoken("tone"), fails_at=number)
+        async with adapting(Echo(), speaker=speaker) as client:
+            found = joined(events(await client.post(PATH, json=asked(**STREAMED))))
+        assert (found["transcript"], found["finish_reason"]) == (TEXT, "stop")
+        lengths.append(SAMPLES - len(found["data"]) // 2)
+    assert lengths == [len(one) * PER_CHARACTER for one in SENTENCES]
+    speaker = PacedSpeaker(error=Unspoken("tone"))
+    async with adapting(Echo(script="Ciao!"), speaker=speaker) as client:
+        reply = await client.post(PATH, json=asked(**SPOKEN))
+    audio = reply.json()["choices"][0]["message"]["audio"]
+    assert (audio["transcript"], set(base64.b64decode(audio["data"])[44:])) == ("Ciao!", {0})
 
 
 @pytest.mark.parametrize("text", ["", " ", "...", "—"])

@@ -12,7 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from latimer.backends.errors import EngineError, EngineSilent, EngineUnavailable, Unsupported
+from latimer.backends.errors import (
+    EngineError,
+    EngineSilent,
+    EngineUnavailable,
+    Unspoken,
+    Unsupported,
+)
 from latimer.backends.queue import Ticket
 from latimer.backends.speech import libraries
 from latimer.backends.speech.base import Pcm, SpeakerFacts, Utterance, Voice
@@ -137,6 +143,16 @@ async def test_failures(speaker: LibrarySpeaker) -> None:
     with pytest.raises(EngineError, match="has ended"):
         await spoken(speaker, "one crash")
     assert await spoken(speaker, "one") == TENTH
+
+
+async def test_a_text_without_sound(speaker: LibrarySpeaker) -> None:
+    """It is the fault of the text, and the process speaks the next one."""
+    for text in (" ", "mute"):
+        with pytest.raises(Unspoken) as caught:
+            await spoken(speaker, text)
+        assert caught.value.param == "input"
+    async with speaker.speak(Utterance("mute one mute", "anna")) as pieces:
+        assert [piece async for piece in pieces] == [Pcm(TENTH, 22_050)]
 
 
 async def test_several_at_once(speaker: LibrarySpeaker) -> None:

@@ -2,7 +2,7 @@
 
 Each word is a sentence, whose letters are its phonemes; a run of phonemes is a tenth of a second of
 its speaker's number. A run of one letter more than once is a tenth for each. `crash` ends the
-process, `fail` raises, `slow` takes half a second.
+process, `fail` raises, `slow` takes half a second, and `mute` has no sound.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ class PiperVoice:
                 raise RuntimeError("cannot say fail")
             if word == "slow":
                 time.sleep(0.5)
+            if word == "mute":
+                yield SimpleNamespace(audio_int16_bytes=b"", sample_rate=0)
+                continue
             count = RATE // 10 * (len(run) if len(set(run)) == 1 else 1)
             sample = bytes((config.speaker_id or 0, 1))
             yield SimpleNamespace(audio_int16_bytes=sample * count, sample_rate=RATE)
