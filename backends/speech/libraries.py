@@ -5,6 +5,7 @@ These are libraries, each with its model, and koboldcpp at a URL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,4 +109,5 @@ def transcriber_of(value: str) -> Transcriber:
             "URL of a koboldcpp."
         )
     _check_installed(name, library.module, library.extra)
-    return LibraryTranscriber(name, model or library.model)
+    # A shell expands `~` at the beginning of a word only.
+    return LibraryTranscriber(name, os.path.expanduser(model or library.model))

@@ -59,6 +59,15 @@ def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
         transcriber_of("faster-whisper:base")
 
 
+def test_a_model_in_the_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library gets its path, as for `--speech`; a shell leaves `~` after a colon as it is."""
+    monkeypatch.setattr("latimer.backends.speech.libraries.find_spec", lambda _name: object())
+    found = transcriber_of("faster-whisper:~/whisper")
+    assert isinstance(found, LibraryTranscriber)
+    assert found._model == str(Path.home() / "whisper")
+    assert found.known().name == "faster-whisper:whisper"
+
+
 async def test_a_library_that_cannot_be_loaded() -> None:
     """The error has the library's own reason."""
     broken = LibraryTranscriber("pocketsphinx", "/nowhere")
