@@ -28,6 +28,8 @@ NAMES: Mapping[str, str] = {
     "ha": "hausa", "ba": "bashkir", "jw": "javanese", "su": "sundanese", "yue": "cantonese",
     "fil": "filipino",
 }  # fmt: skip
+# Codes for which Whisper has others, and former ones that systems still report.
+_OTHERS: Mapping[str, str] = {"nb": "no", "jv": "jw", "iw": "he", "in": "id"}
 CODES: Mapping[str, str] = {name: code for code, name in NAMES.items()}
 
 
@@ -35,4 +37,5 @@ def code_of(language: str) -> str:
     """Return the code for a code, a code with a region, or an English name; empty for others."""
     text = language.strip().lower()
     code = text.replace("_", "-").partition("-")[0]
+    code = _OTHERS.get(code, code)
     return code if code in NAMES else CODES.get(text, "")

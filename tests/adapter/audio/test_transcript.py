@@ -60,6 +60,10 @@ def test_usage_of_a_language_model() -> None:
         ("pt_BR", "pt"),
         ("yue", "yue"),
         ("fil-PH", "fil"),
+        ("nb-NO", "no"),
+        ("jv", "jw"),
+        ("iw", "he"),
+        ("in", "id"),
         ("xx", ""),
     ],
 )
