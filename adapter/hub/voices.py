@@ -59,25 +59,43 @@ def locate(name: HubName, report: Report, *, offline: bool) -> Path:
         HubError: there is no such voice, no permission, or too little disk.
     """
     repo = Repo(name.repo)
+    is_alone = offline or is_offline()
+    found = _cached(repo, name, any_file=is_alone)
+    if found is None and is_alone:
+        raise HubError(
+            f"{name} is not in the cache, and Latimer is offline. Start once without --offline "
+            "and HF_HUB_OFFLINE to download it."
+        )
+    return found or _download(repo, name, report)
+
+
+def _cached(repo: Repo, name: HubName, *, any_file: bool) -> Path | None:
+    """Return the folder or the file of a voice if the cache has all of it.
+
+    Args:
+        any_file: True if those in the cache are enough: not all clients keep the list of all files.
+    """
     commit = repo.commit(name.revision)
-    files = _chosen(name, repo.tree(commit) or ()) if commit else []
-    if commit is None or not files or missing_of(repo, commit, files):
-        if offline or is_offline():
-            raise HubError(
-                f"{name} is not in the cache, and Latimer is offline. Start once without --offline "
-                "and HF_HUB_OFFLINE to download it."
-            )
-        commit = _download(repo, name, report)
-    return repo.snapshot(commit) / name.path
+    if commit is None:
+        return None
+    for known in (repo.tree(commit), repo.files(commit) if any_file else ()):
+        files = _chosen(name, known or ())
+        if files and not missing_of(repo, commit, files):
+            return repo.snapshot(commit) / name.path
+    return None
 
 
-def _download(repo: Repo, name: HubName, report: Report) -> str:
-    """Download the files of a voice at its newest commit, and return that."""
+def _download(repo: Repo, name: HubName, report: Report) -> Path:
+    """Download the files of a voice at its newest commit; without the hub, use the cache."""
     with Hub() as hub:
         try:
             commit, every = listing(hub, name)
         except Unreachable as error:
-            raise HubError(f"{name} is not in the cache. {error.message}") from None
+            found = _cached(repo, name, any_file=True)
+            if found is None:
+                raise HubError(f"{name} is not in the cache. {error.message}") from None
+            report.say(f"{error.message} Latimer uses the cache.")
+            return found
         files = _chosen(name, every)
         if not files:
             raise HubError(
@@ -93,7 +111,7 @@ def _download(repo: Repo, name: HubName, report: Report) -> str:
         for number, file in enumerate(missing, 1):
             label = f"{file.name} ({number} of {len(missing)})"
             hub.fetch(repo, name, commit, file, report, label)
-    return commit
+    return repo.snapshot(commit) / name.path
 
 
 def _chosen(name: HubName, files: Sequence[HubFile]) -> list[HubFile]:

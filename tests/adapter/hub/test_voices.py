@@ -107,3 +107,18 @@ def test_a_name_has_its_parts() -> None:
     """The path is that in the repository."""
     name = name_of("hf:a/b/c/d@v1")
     assert (name.repo, name.path, name.revision) == ("a/b", "c/d", "v1")
+
+
+@pytest.mark.parametrize("is_offline", [True, False])
+def test_a_voice_of_the_cache_without_the_hub(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, is_offline: bool
+) -> None:
+    """The files in the cache are enough, also if a client has kept no list of all files."""
+    folder = path_of("hf:test/piper/en/joe")
+    (cache / "models--test--piper" / "trees" / f"{COMMIT}.json").unlink()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    report = Lines()
+    assert path_of("hf:test/piper/en/joe", report, offline=is_offline) == folder
+    assert [line.endswith("Latimer uses the cache.") for line in report.said] == (
+        [] if is_offline else [True]
+    )
