@@ -31,11 +31,13 @@ from ..errors import InvalidRequest, unsupported, wrong_value
 from ..model_entry import ServedModel
 from . import webp
 
+# Frames of MPEG 1, 2 and 2.5, the last for up to 12 kHz; each without a checksum, and with one.
+_MP3 = (b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2", b"\xff\xe3", b"\xff\xe2")
 # Formats that llama.cpp reads (stb_image, miniaudio): PNG, JPEG, GIF, BMP; WAV, MP3, FLAC. WebP is
 # converted.
 _BEGINNINGS: Mapping[MediaKind, tuple[bytes, ...]] = {
     "image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
-    "audio": (b"RIFF", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC"),
+    "audio": (b"RIFF", b"ID3", *_MP3, b"fLaC"),
 }
 # The lowest sample rate in use, in Hz.
 LOWEST_RATE = 4_000

@@ -10,6 +10,7 @@ import io
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from latimer.schemas import limits
 from PIL import Image
 from support import gguf_files, mrope
 from support.clients import adapting
+from support.engines.echo import Echo
 from support.leaving import closes, leave_at
 from support.projector import TOKENS, listener, png, projector, wav
 from support.replies import chunks_in
@@ -331,6 +333,27 @@ async def test_sounds_are_heard(hearing: tuple[Path, Path]) -> None:
         text.rstrip("\ufffd") for text, _ in again
     ]
     assert error["param"] == "messages[0].content[0].type"
+
+
+# The header of an MP3 file's frames and their size in bytes: MPEG 1, 2 and 2.5, each without a
+# checksum, and with one.
+MP3 = (
+    (b"\xff\xfb\x50\xc4", 208), (b"\xff\xfa\x50\xc4", 208), (b"\xff\xf3\x38\xc4", 108),
+    (b"\xff\xf2\x38\xc4", 108), (b"\xff\xe3\x18\xc4", 72), (b"\xff\xe2\x18\xc4", 72),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("head", "size"), MP3)
+async def test_every_kind_of_mp3_is_taken(head: bytes, size: int) -> None:
+    """Files without tags are known by their first frame, also those of 8 kHz."""
+    backend = Echo()
+    backend.facts = replace(backend.facts, media=frozenset({"audio"}))
+    # Silent frames: no bits are used for their samples.
+    data = base64.b64encode((head + bytes(size - len(head))) * 20).decode()
+    part = {"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}}
+    async with adapting(backend) as client:
+        reply = await post(client, HELLO, part)
+    assert reply.status_code == 200, reply.text
 
 
 async def test_sounds_that_do_not_fit_together(hearing: tuple[Path, Path]) -> None:
