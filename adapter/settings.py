@@ -177,7 +177,7 @@ class FlatSettings(Checked):
     )
     backend: BackendName = engine_setting("auto", "The engine; detected by default.", default="")
     offline: bool = engine_setting(
-        False, "With hf:ORG/REPO: use only what is downloaded, without the network."
+        False, "For names on a hub: use only what is downloaded, without the network."
     )
     engine_key: SecretStr | None = engine_setting(
         None,

@@ -325,7 +325,7 @@ async def _transcription(settings: Settings) -> Iterable[Row]:
 
     name = "transcription"
     try:
-        found = transcriber_of(settings.transcription)
+        found = transcriber_of(settings.transcription, offline=settings.offline)
         try:
             facts = await found.facts()
         finally:

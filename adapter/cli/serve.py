@@ -563,7 +563,7 @@ def adapter_of(
     if settings.speech is not None:
         arguments["speaker"] = _speaker_of(settings.speech, settings.offline)
     if settings.transcription is not None:
-        arguments["transcriber"] = _transcriber_of(settings.transcription)
+        arguments["transcriber"] = _transcriber_of(settings.transcription, settings.offline)
     if not arguments["api_keys"] and not arguments["keys"]:
         arguments["local_rules"] = local_rules(
             settings.host, settings.cors_origin, settings.allowed_host
@@ -593,11 +593,11 @@ def _speaker_of(value: str, offline: bool) -> Speaker:
         raise WrongSettings(f"--speech: {error}") from None
 
 
-def _transcriber_of(value: str) -> Transcriber:
+def _transcriber_of(value: str, offline: bool) -> Transcriber:
     from ...backends.speech.libraries import UnknownLibrary, transcriber_of
 
     try:
-        return transcriber_of(value)
+        return transcriber_of(value, offline=offline)
     except UnknownLibrary as error:
         raise WrongSettings(f"--transcription: {error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from typing import Any
@@ -15,12 +16,15 @@ _WORKER = f"{__package__}.worker"
 _LINE = 1 << 24
 
 
-async def started(library: str, model: str) -> tuple[Process, dict[str, Any]]:
+async def started(
+    library: str, model: str, *, offline: bool = False
+) -> tuple[Process, dict[str, Any]]:
     """Return a new process that has loaded a model, and its first message, which has its facts.
 
     Args:
         library: its name in `worker.CLASSES`.
         model: the model, as the library names it.
+        offline: True if the library may not use the network to find it.
 
     Raises:
         EngineUnavailable: the library or its model cannot be loaded.
@@ -30,6 +34,7 @@ async def started(library: str, model: str) -> tuple[Process, dict[str, Any]]:
         stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=_LINE,
         # Ctrl-C in a terminal is for the server.
         start_new_session=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"} if offline else None,
     )  # fmt: skip
     try:
         loaded = await message_of(process, library)

@@ -93,8 +93,11 @@ TRANSCRIBERS: Mapping[str, TranscriberLibrary] = {
 }
 
 
-def transcriber_of(value: str) -> Transcriber:
+def transcriber_of(value: str, *, offline: bool = False) -> Transcriber:
     """Return what a value of `--transcription` names: `NAME`, `NAME:MODEL` or a URL.
+
+    Args:
+        offline: True if a model on a hub must be in its cache.
 
     Raises:
         UnknownLibrary: no library has the name, or it is not installed.
@@ -110,4 +113,5 @@ def transcriber_of(value: str) -> Transcriber:
         )
     _check_installed(name, library.module, library.extra)
     # A shell expands `~` at the beginning of a word only.
-    return LibraryTranscriber(name, os.path.expanduser(model or library.model))
+    path = os.path.expanduser(model or library.model)
+    return LibraryTranscriber(name, path, offline=offline)

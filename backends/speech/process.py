@@ -33,10 +33,19 @@ class LibraryTranscriber(Transcriber):
         library: its name in `worker.CLASSES`.
         model: the model, as the library names it.
         longest: the seconds that a transcription may take, without its wait for a turn.
+        offline: see `started`.
     """
 
-    def __init__(self, library: str, model: str, longest: float = HEARING_SECONDS.maximum) -> None:
+    def __init__(
+        self,
+        library: str,
+        model: str,
+        longest: float = HEARING_SECONDS.maximum,
+        *,
+        offline: bool = False,
+    ) -> None:
         self._library = library
+        self._offline = offline
         self._longest = longest
         self._model = model
         self._facts: TranscriberFacts | None = None
@@ -99,7 +108,7 @@ class LibraryTranscriber(Transcriber):
             return process
 
     async def _load(self) -> Process:
-        self._process, loaded = await started(self._library, self._model)
+        self._process, loaded = await started(self._library, self._model, offline=self._offline)
         self._facts = TranscriberFacts(**loaded["facts"])
         return self._process
 

@@ -68,6 +68,22 @@ def test_a_model_in_the_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.known().name == "faster-whisper:whisper"
 
 
+@pytest.mark.parametrize("offline", [True, False])
+async def test_offline_the_library_asks_no_hub(
+    offline: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its process gets the variable that forbids the network to the hub's own programs."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "faster_whisper.py").write_text(
+        "import os\nraise ValueError(os.environ.get('HF_HUB_OFFLINE', 'not set'))\n"
+    )
+    transcriber = LibraryTranscriber("faster-whisper", "base", offline=offline)
+    with pytest.raises(EngineUnavailable, match=": 1$" if offline else ": not set$"):
+        await transcriber.facts()
+    await transcriber.aclose()
+
+
 async def test_a_library_that_cannot_be_loaded() -> None:
     """The error has the library's own reason."""
     broken = LibraryTranscriber("pocketsphinx", "/nowhere")
