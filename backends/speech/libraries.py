@@ -113,5 +113,6 @@ def transcriber_of(value: str, *, offline: bool = False) -> Transcriber:
         )
     _check_installed(name, library.module, library.extra)
     # A shell expands `~` at the beginning of a word only.
-    path = os.path.expanduser(model or library.model)
+    # The library takes names on the hub without the prefix that other options need.
+    path = os.path.expanduser(model.removeprefix("hf:") or library.model)
     return LibraryTranscriber(name, path, offline=offline)

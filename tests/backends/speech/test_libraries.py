@@ -59,13 +59,23 @@ def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
         transcriber_of("faster-whisper:base")
 
 
-def test_a_model_in_the_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library gets its path, as for `--speech`; a shell leaves `~` after a colon as it is."""
+@pytest.mark.parametrize(
+    ("model", "given", "name"),
+    [
+        ("~/whisper", str(Path.home() / "whisper"), "whisper"),
+        ("hf:Systran/faster-whisper-tiny", "Systran/faster-whisper-tiny", "faster-whisper-tiny"),
+        ("hf:tiny", "tiny", "tiny"),
+    ],
+)
+def test_models_are_named_as_for_other_options(
+    model: str, given: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library gets a path without `~`, which a shell leaves after a colon, and no `hf:`."""
     monkeypatch.setattr("latimer.backends.speech.libraries.find_spec", lambda _name: object())
-    found = transcriber_of("faster-whisper:~/whisper")
+    found = transcriber_of(f"faster-whisper:{model}")
     assert isinstance(found, LibraryTranscriber)
-    assert found._model == str(Path.home() / "whisper")
-    assert found.known().name == "faster-whisper:whisper"
+    assert found._model == given
+    assert found.known().name == f"faster-whisper:{name}"
 
 
 @pytest.mark.parametrize("offline", [True, False])
