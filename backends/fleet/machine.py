@@ -18,7 +18,7 @@ from typing import Any
 from ..base import Backend, Model
 from ..errors import EngineUnavailable, LatimerError
 from .config import MEMORY, MOST_WAIT
-from .loading import EngineLoader, not_loaded, wait
+from .loading import MOST_RETRY, EngineLoader, not_loaded, wait
 from .plan import FIRST_LOAD, View, plan
 from .replica import Demand, LoadState, Replica, State
 
@@ -46,7 +46,7 @@ class Member:
         running: the number of requests that use it.
         loads, unloads: how often it was loaded, and unloaded for others or because it was idle.
         load_seconds: the seconds that its last load took.
-        never: why it could not be loaded at all when a request needed it; empty if it could.
+        never: why it cannot be loaded at all, once a request needed it; empty if it can.
         is_closed: True if new requests wait, because the engine is about to be unloaded.
         waiting: the time at which each waiting request arrived.
         used: the time at which the last request ended.
@@ -96,7 +96,7 @@ class Member:
     @property
     def pause(self) -> float:
         """The seconds until a failed load may be repeated."""
-        return self.loader.pause
+        return MOST_RETRY if self.never else self.loader.pause
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -209,6 +209,8 @@ class Member:
         elif state == "failed" and not self.loader.pause:
             state = "unloaded"
         reason = self.loader.failure if state in ("failed", "unloaded") else ""
+        if state == "unloaded" and self.never:
+            state, reason = "failed", self.never
         for pool, replica in [*self._pools.items()]:
             if replica.state == "draining" or (replica.state, replica.reason) == (state, reason):
                 continue
@@ -422,9 +424,11 @@ class Machine:
     def _act(self) -> float | None:
         """Carry out the plan; return the seconds until it may change by itself."""
         now = time.monotonic()
-        made = plan([member.view(now) for member in self.members], self.memory, self.most_wait)
-        for member in self.members:
-            self._refuse(member, made.never.get(member.key, ""))
+        views = [member.view(now) for member in self.members]
+        made = plan(views, self.memory, self.most_wait)
+        for member, view in zip(self.members, views, strict=True):
+            if member.never or view.waited is not None:
+                self._refuse(member, made.never.get(member.key, ""))
             is_closed = member.key in made.closed or member in self._unloading
             if is_closed != member.is_closed:
                 member.is_closed = is_closed
@@ -450,14 +454,17 @@ class Machine:
         return min([*pauses, *([] if made.again is None else [made.again])], default=None)
 
     def _refuse(self, member: Member, reason: str) -> None:
-        """Refuse the requests for an engine that can never be loaded, if there is a reason."""
+        """Refuse the requests for an engine that can never be loaded, if there is a reason.
+
+        `show` fails the calls that wait for its models.
+        """
+        before, member.never = member.never, reason
         if reason:
             message = f"The engine '{member.name}' cannot be loaded: {reason}."
-            member.refuse(not_loaded(message, 60.0))
-            if reason != member.never:
+            member.refuse(not_loaded(message, MOST_RETRY))
+            if reason != before:
                 fields = {"engine": member.name, "reason": reason}
                 log.warning(message, extra={"event": "load_failed", "fields": fields})
-            member.never = reason
 
     def _makes_way(self, key: str | None, name: str) -> bool:
         """Note that the load of an engine unloads another one, if it does.

@@ -103,14 +103,16 @@ def plan(
     # What is loaded, and what waits for room: a later one must not take it.
     taken = _sum([needs[view.key] for view in views if view.is_loaded])
     victims: list[View] = []
-    wanted = [view for view in views if view.waited is not None and not view.is_loaded]
+    for view in views:
+        if not view.is_loaded:
+            reason = _never(needs[view.key], [needs[one.key] for one in pinned], room)
+            if reason:
+                names = ", ".join(f"'{one.name or one.key}'" for one in pinned)
+                made.never[view.key] = reason.format(pinned=names)
+    possible = [view for view in views if not view.is_loaded and view.key not in made.never]
+    wanted = [view for view in possible if view.waited is not None]
     for view in sorted(wanted, key=_waited, reverse=True):
         need = needs[view.key]
-        reason = _never(need, [needs[one.key] for one in pinned], room)
-        if reason:
-            names = ", ".join(f"'{one.name or one.key}'" for one in pinned)
-            made.never[view.key] = reason.format(pinned=names)
-            continue
         free = [one for one in views if one.is_loaded and one not in pinned + victims]
         chosen = _victims(need, free, needs, taken, room)
         for victim in chosen:

@@ -326,6 +326,31 @@ async def test_pinned_engines_leave_no_room() -> None:
             await request(second, 0)
 
 
+async def test_calls_of_pools_do_not_wait_for_pinned_engines() -> None:
+    """A model without room next to pinned ones fails at once with the reason, until there is."""
+    async with machine_of(sized("a", is_pinned=True), sized("b")) as [first, second]:
+        replica = Replica("b", second.backend, 2, second)
+        pool = Pool("demo", [replica])
+        job = Generation(Prompt(Text("Hello")), max_tokens=2)
+
+        async def call() -> None:
+            async with pool.open(job) as batches:
+                assert [batch async for batch in batches]
+
+        await first.load()
+        async with asyncio.timeout(5):
+            for _ in range(2):
+                with pytest.raises(EngineUnavailable, match="pinned engines: 'a'") as found:
+                    await call()
+                assert found.value.retry_after == MOST_RETRY
+            assert (replica.state, pool.waiting, pool.is_available) == ("failed", 0, False)
+            await first.unload()
+            while replica.state == "failed":
+                await asyncio.sleep(0)
+            await call()
+        await pool.aclose()
+
+
 async def test_calls_of_pools_load_engines_in_turns() -> None:
     """A pool's call that waits is served when the last call of the engine in its way has ended."""
     async with machine_of(sized("a"), sized("b"), most_wait=0.05) as members:
