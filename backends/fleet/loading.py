@@ -154,6 +154,8 @@ class EngineLoader(ABC):
         self._failures = 0
         self._again = 0.0
         self._task: asyncio.Task[None] | None = None
+        # True while a load that has failed or was cancelled ends the engine.
+        self._is_abandoning = False
         self._changing = asyncio.Lock()
 
     @property
@@ -235,7 +237,9 @@ class EngineLoader(ABC):
         """Unload the engine, or end its load; a failed engine may then be loaded again at once."""
         task = self._task
         if task is not None and not task.done():
-            task.cancel()
+            # A load that ends already must not leave the engine with its memory.
+            if not (self._is_abandoning or task.cancelling()):
+                task.cancel()
             await asyncio.wait([task])
         async with self._changing:
             # Its end is not a failure.
@@ -314,8 +318,12 @@ class EngineLoader(ABC):
             self._enter("ready")
 
     async def _abandon(self) -> None:
-        with contextlib.suppress(Exception):
-            await self._stop()
+        self._is_abandoning = True
+        try:
+            with contextlib.suppress(Exception):
+                await self._stop()
+        finally:
+            self._is_abandoning = False
 
     def _last_lines(self) -> str:
         """Return the last lines that the engine wrote, if they are known."""

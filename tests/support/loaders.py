@@ -21,6 +21,7 @@ class SlowLoader(EngineLoader):
 
     Attributes:
         fails: the reason of the next failures; empty for none.
+        starts, stops, ends: how often it began to load and to end, and has ended.
         users: the number of requests that use it now, for assertions; see `check_unused`.
     """
 
@@ -30,7 +31,7 @@ class SlowLoader(EngineLoader):
         self._size = size
         self._backend = Echo()
         self.fails = ""
-        self.starts = self.stops = self.users = 0
+        self.starts = self.stops = self.ends = self.users = 0
 
     @property
     @override
@@ -53,3 +54,4 @@ class SlowLoader(EngineLoader):
         assert not self.users, "an engine that was in use was unloaded"
         self.stops += 1
         await asyncio.sleep(min(self._seconds, 0.1) / 4)
+        self.ends += 1

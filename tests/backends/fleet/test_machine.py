@@ -290,6 +290,25 @@ async def test_an_unload_ends_a_load() -> None:
         assert loader.state == "unloaded"
 
 
+async def test_an_unload_during_the_end_of_a_load_waits_for_it() -> None:
+    """A load that is ended twice, or while it fails, has its memory until the engine has ended."""
+    for fails in ("", "it is broken"):
+        slow, other = sized("a", seconds=0.2), sized("b")
+        slow.fails = fails
+        async with machine_of(slow, other) as [first, second]:
+            tasks = [asyncio.create_task(first.load())]
+            while not slow.starts:
+                await asyncio.sleep(0.001)
+            if not fails:
+                tasks.append(asyncio.create_task(first.unload()))
+            while not slow.stops:
+                await asyncio.sleep(0.001)
+            tasks.append(asyncio.create_task(first.unload()))
+            await second.load()
+            assert slow.ends
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_an_engine_opens_again_when_nobody_waits_for_its_memory() -> None:
     """An engine that was closed for another model accepts requests when that one's have left."""
     async with machine_of(sized("a"), sized("b"), most_wait=0.05) as [first, second]:
