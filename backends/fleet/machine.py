@@ -211,16 +211,24 @@ class Member:
         reason = self.loader.failure if state in ("failed", "unloaded") else ""
         if state == "unloaded" and self.never:
             state, reason = "failed", self.never
-        for pool, replica in [*self._pools.items()]:
-            if replica.state == "draining" or (replica.state, replica.reason) == (state, reason):
-                continue
-            if state == "ready":
-                if self.model is not None and replica.state != "unavailable":
-                    replica.backend = self.backend
-                    replica.state = "unavailable"
-                    pool.admit(replica, self.model)
-            else:
+        pools = [*self._pools.items()]
+        changed = {
+            replica
+            for _, replica in pools
+            if replica.state != "draining" and (replica.state, replica.reason) != (state, reason)
+        }
+        if state != "ready":
+            for replica in changed:
                 replica.set(state, reason)
+        elif self.model is not None:
+            changed = {replica for replica in changed if replica.state != "unavailable"}
+            for replica in changed:
+                replica.backend = self.backend
+                replica.state = "unavailable"
+            # Each model of an engine must know what it serves.
+            for pool, replica in pools:
+                if replica in changed:
+                    pool.admit(replica, self.model)
 
     async def learn(self) -> None:
         """Ask the engine for its model, after it was loaded, and for what lists say about it."""

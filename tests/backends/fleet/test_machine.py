@@ -370,6 +370,18 @@ async def test_calls_of_pools_do_not_wait_for_pinned_engines() -> None:
         await pool.aclose()
 
 
+async def test_models_that_share_an_engine_are_served_by_its_first_load() -> None:
+    """Each model of an engine knows what it serves, whichever model's request loads the engine."""
+    for number in range(2):
+        async with machine_of(sized("a")) as [member]:
+            replica = Replica("a", member.backend, 2, member)
+            pools = [Pool(name, [replica]) for name in ("first", "second")]
+            assert (await pools[number].model()).context
+            assert [pool.known is not None for pool in pools] == [True, True]
+            for pool in pools:
+                await pool.aclose()
+
+
 async def test_calls_of_pools_load_engines_in_turns() -> None:
     """A pool's call that waits is served when the last call of the engine in its way has ended."""
     async with machine_of(sized("a"), sized("b"), most_wait=0.05) as members:
