@@ -150,6 +150,9 @@ class Fleet:
 
     def _drain(self, replica: Replica) -> None:
         """End an engine when it has run its last call."""
+        if replica.loader is not None:
+            # What takes its place waits for its memory.
+            replica.loader.is_pinned = False
         replica.set("draining", "it is not in the settings any more")
         self._leaving[replica] = asyncio.create_task(self._close(replica))
 

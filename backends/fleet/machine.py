@@ -51,6 +51,7 @@ class Member:
         waiting: the time at which each waiting request arrived.
         used: the time at which the last request ended.
         task: its load or unload, while it runs.
+        is_ending: True while it leaves the machine, whose memory it takes until it has ended.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Member:
         self.load_wait = load_wait
         self.running = self.loads = self.unloads = 0
         self.load_seconds = FIRST_LOAD
-        self.is_closed = False
+        self.is_closed = self.is_ending = False
         self.never = ""
         self.waiting: dict[asyncio.Future[None], float] = {}
         self.model: Model | None = None
@@ -262,9 +263,9 @@ class Member:
         state = self.loader.state
         return View(
             self.key,
-            is_loaded=state in ("ready", "loading") or self.task is not None,
-            is_settled=self.task is None,
-            is_pinned=self.is_pinned,
+            is_loaded=state in ("ready", "loading") or self.task is not None or self.is_ending,
+            is_settled=self.task is None and not self.is_ending,
+            is_pinned=self.is_pinned and not self.is_ending,
             running=self._busy(),
             waited=self._waited(now),
             unused=now - max(self.used, self.loader.since, *self._ends()),
@@ -314,13 +315,15 @@ class Member:
 
     async def aclose(self) -> None:
         """Unload the engine at once, and release its backend."""
-        await self._machine.remove(self)
+        self.is_ending = True
+        if self.task is not None and self.state != "loading":
+            await asyncio.wait([self.task])
         self.refuse(not_loaded("The engine is not served any more.", 1.0))
         self._pools.clear()
         try:
             await self.loader.aclose()
         finally:
-            self._machine.unloaded(self)
+            await self._machine.remove(self)
 
 
 def _waits_for(pool: Demand, replica: Replica) -> bool:
@@ -397,12 +400,13 @@ class Machine:
             done.set_result(None)
 
     async def remove(self, member: Member) -> None:
-        """Remove an engine, after its load or unload."""
+        """Remove an engine that has ended."""
+        self.unloaded(member)
         if member in self.members:
             self.members.remove(member)
-            if member.task is not None and member.state != "loading":
-                await asyncio.wait([member.task])
-            if not self.members and self._owner is not None:
+            if self.members:
+                self.look()
+            elif self._owner is not None:
                 self._owner.cancel()
                 await asyncio.wait([self._owner])
 
@@ -441,7 +445,7 @@ class Machine:
             if is_closed != member.is_closed:
                 member.is_closed = is_closed
                 member.show()
-            if member.task is not None:
+            if member.task is not None or member.is_ending:
                 continue
             if member in self._unloading and not member.is_used:
                 member.task = self._start(self._unload(member, BY_OPERATOR))

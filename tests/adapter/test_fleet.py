@@ -358,6 +358,24 @@ async def test_a_refused_file_changes_no_machine(tmp_path: Path) -> None:
     await fleet.aclose()
 
 
+async def test_a_pinned_engine_that_is_replaced_makes_way(tmp_path: Path) -> None:
+    """A request for a changed engine waits for the memory of the old one, which is not pinned."""
+
+    def tables(context: int) -> str:
+        return (
+            '[machines.here]\nmemory = "1 GiB"\n[models.a]\nengines = ["a"]\npinned = true\n'
+            f'[engines.a]\ncommand = ["llama-server", "--port", "{{port}}", "-c", "{context}"]\n'
+            'machine = "here"\n'
+        )
+
+    fleet = Fleet(Settings.load(written(tmp_path / "fleet.toml", tables(512))))
+    members = fleet.machines["here"].members
+    assert [one.is_pinned for one in members] == [True]
+    fleet.apply(Settings.load(written(tmp_path / "fleet.toml", tables(256))))
+    assert [one.is_pinned for one in members] == [False, True]
+    await fleet.aclose()
+
+
 @pytest.mark.slow
 def test_an_invalid_file_is_not_followed(servers: list[str], tmp_path: Path) -> None:
     """A server keeps its settings if the file becomes invalid, and follows it when it is mended."""

@@ -467,6 +467,18 @@ async def test_an_engine_that_leaves_is_not_waited_for(leaves: str) -> None:
         assert member.view(time.monotonic()).waited is None
 
 
+async def test_an_engine_that_leaves_has_its_memory_until_it_has_ended() -> None:
+    """The successor of a changed engine is loaded once that one has ended."""
+    old, new = sized("a", seconds=0.4, is_pinned=True), sized("a")
+    async with machine_of(old, new) as [first, second]:
+        await first.load()
+        leaves = asyncio.create_task(first.aclose())
+        await asyncio.sleep(0)
+        await second.load()
+        assert (old.ends, new.starts) == (1, 1)
+        await leaves
+
+
 async def test_a_changed_engine_and_its_successor_are_told_apart() -> None:
     """An idle engine is unloaded without the busy one that has its name on the same machine."""
     loaders = [sized("a"), sized("a", idle=0.05)]
