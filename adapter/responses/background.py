@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextvars import Context
 from typing import Any, Protocol
 
 from ...backends.errors import LatimerError
@@ -90,6 +91,11 @@ _QUEUED = 2
 RUNNING = frozenset({"queued", "in_progress"})
 
 
+def _no_events(_error: LatimerError) -> bytes:
+    """Return the events for an error after the end: none."""
+    return b""
+
+
 class Job:
     """A response in the background.
 
@@ -171,6 +177,10 @@ class Job:
     def end(self, reply: Mapping[str, Any]) -> None:
         """Note the response object at the end."""
         self._ended = reply
+
+    def rest(self) -> None:
+        """Let go of the work, which has ended; it has the request and its connection."""
+        self.task, self.fault = None, _no_events
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start the work, which ends with a call of `end`."""
@@ -314,6 +324,7 @@ class Background:
         """Keep a response that has ended for a while, unless its client deleted it."""
         self._jobs[job.id] = job
         job.log.end()
+        job.rest()
         if self.elsewhere is not None:
             self.elsewhere.end(job)
         if job.is_deleted:
@@ -322,7 +333,8 @@ class Background:
                 self.elsewhere.remove(job.id)
             return
         loop = asyncio.get_running_loop()
-        self._ended[job.id] = loop.call_later(KEPT, self.forget, job.id)
+        # The current context has the request.
+        self._ended[job.id] = loop.call_later(KEPT, self.forget, job.id, context=Context())
         self._size += job.size
         while self._size > MOST and len(self._ended) > 1:
             self.forget(next(iter(self._ended)))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sqlite3
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +249,28 @@ async def test_large_requests_are_forgotten_too(
     second = await begun(client, store=False, input=given)
     await ended(client, second["id"])
     assert (await client.get(f"{R}/{first['id']}")).status_code == 404
+
+
+async def test_an_ended_response_lets_go_of_its_request() -> None:
+    """A response that has ended keeps its events, and not the request and what generated it."""
+    responses, found = background.Background(), ContextVar[Any]("found")
+
+    async def begin() -> weakref.ref[Any]:
+        made = engine()
+        found.set(made)
+        job = background.Job("", "req", {"id": "resp", "status": "queued"}, {}, 2, 0)
+        # Only a method of an object keeps it.
+        job.fault = made.__ne__  # type: ignore[assignment]
+        responses.start(job, asyncio.sleep(0))
+        return weakref.ref(made)
+
+    gone = await asyncio.create_task(begin())
+    await responses.wait(5)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert responses.find("", "resp") is not None
+    assert gone() is None
+    await responses.aclose()
 
 
 async def test_the_end_of_the_server_fails_what_runs() -> None:
