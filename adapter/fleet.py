@@ -160,7 +160,9 @@ class Fleet:
         over = asyncio.Event()
 
         def look() -> None:
-            if replica.running <= 0:
+            # In process, a question after the end would load the model once more, for ever.
+            is_asked = replica.questions and replica.backend.loads_here
+            if replica.running <= 0 and not is_asked:
                 over.set()
 
         replica.join(look)

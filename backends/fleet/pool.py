@@ -227,7 +227,7 @@ class Pool(Speaking):
         """Ask an engine whether it is ready, and what it serves; return the running question."""
         if not is_running(self._tasks.get(replica)):
             self._looked[replica] = time.monotonic()
-            self._tasks[replica] = asyncio.create_task(self._ask(replica))
+            self._tasks[replica] = replica.question(self._ask(replica))
         return self._tasks[replica]
 
     async def ask_all(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Literal, Protocol, TypeAlias
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ..base import Backend, Finish, Model
 from ..errors import LatimerError
@@ -158,6 +158,7 @@ class Replica:
         sessions: the number of sessions that it runs.
         reason: why it gets no requests; empty if it does.
         running: the places that are taken; it can be more than there are, for many choices.
+        questions: the number of questions that run.
         model: what the engine serves; None until it has answered.
         prefixes: what the engine probably has in its prompt cache.
         speed: the times of prompts.
@@ -184,7 +185,7 @@ class Replica:
         self.loader = loader
         self.state: State = "unavailable" if loader is None else loader.state
         self.reason = NOT_ASKED if loader is None else ""
-        self.running = 0
+        self.running = self.questions = 0
         self.model: Model | None = None
         self.breaker = Breaker()
         self.prefixes = Prefixes()
@@ -265,6 +266,18 @@ class Replica:
         if len(listeners) > 1:
             # The pools of an engine that several models share take turns.
             listeners.append(listeners.pop(0))
+
+    def question(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a question to the engine, which counts until it ends."""
+        self.questions += 1
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._answered)
+        return task
+
+    def _answered(self, _task: asyncio.Task[None]) -> None:
+        self.questions -= 1
+        if self.state == "draining":
+            self.tell()
 
     def learn(self, model: Model) -> None:
         """Note what the engine serves."""

@@ -335,6 +335,25 @@ async def test_a_changed_file_is_followed(servers: list[str], tmp_path: Path) ->
         assert [name for name, _, _ in fleet.states()] == ["one"]
 
 
+async def test_an_engine_that_leaves_while_it_loads_is_not_loaded_again(tmp_path: Path) -> None:
+    """The memory of an engine in process is free again if its table changes while it loads."""
+    table = f'[engines.one]\nfile = "{DEMO_MODEL}"\n'
+    file = written(tmp_path / "fleet.toml", table, "context = 256\n")
+    fleet = Fleet(Settings.load(file))
+    replica = fleet.replicas["one"]
+    question = fleet.pools["one"].ask(replica)
+    await asyncio.sleep(0)
+    written(file, table, "context = 512\n")
+    fleet.apply(Settings.load(file))
+    await question
+    async with asyncio.timeout(30):
+        while "draining" in {state for _, state, _ in fleet.states()}:
+            await asyncio.sleep(0.01)
+    assert replica.backend.load() is None
+    assert fleet.replicas["one"] is not replica
+    await fleet.aclose()
+
+
 async def test_a_refused_file_changes_no_machine(tmp_path: Path) -> None:
     """A file that is refused adds no engine to a machine, and changes no limit."""
 
