@@ -6,6 +6,7 @@ does not delay requests.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import queue
@@ -153,7 +154,11 @@ def json_line(message: str, level: str, event: str, fields: Mapping[str, Any]) -
     """Return a line of the log that is not about a request."""
     at = f"{datetime.now(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
     found = {"time": at, "level": level, "event": event, "message": message, **fields}
-    return orjson.dumps(found).decode()
+    try:
+        return orjson.dumps(found).decode()
+    except TypeError:
+        # A path that is not UTF-8 has lone surrogates, which `json` escapes.
+        return json.dumps(found)
 
 
 class JsonFormatter(logging.Formatter):

@@ -100,6 +100,19 @@ def _bounds_of(name: str) -> dict[str, int]:
 def _check_names(names: list[str]) -> None:
     if not all(name.strip() for name in names):
         raise ValueError("a model name is empty")
+    if any(_is_cut(name) for name in names):
+        raise ValueError("a model name is UTF-8 text")
+
+
+def _check_model(model: str) -> None:
+    # llama.cpp opens no such file, and its name could not be sent to a client.
+    if _is_cut(model):
+        raise ValueError("the name of a file is UTF-8 text; rename this one, or make a link to it")
+
+
+def _is_cut(text: str) -> bool:
+    """Return True if a text of the command line or the environment was not UTF-8."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _check_format(name: str) -> None:
@@ -173,6 +186,7 @@ class FlatSettings(Checked):
         None,
         "A GGUF file, the URL of an engine, or the name of a model on a hub.",
         metavar="[MODEL.gguf | URL | hf:ORG/REPO]",
+        check=_check_model,
         repr=False,
     )
     backend: BackendName = engine_setting("auto", "The engine; detected by default.", default="")

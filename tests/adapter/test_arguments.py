@@ -93,6 +93,7 @@ def test_a_string_is_no_list(name: str, value: object) -> None:
         ({"model_names": ["a", 5]}, "model_names[1] must be a string, not 5"),
         ({"model_names": None}, "model_names must be a list of strings: pass"),
         ({"model_names": [" "]}, "model_names: a model name is empty"),
+        ({"model_names": ["\udcf6"]}, "model_names: a model name is UTF-8 text"),
         ({"any_model": 1}, "any_model must be true or false, not 1"),
         ({"cors_origins": ["chat.example"]}, "cors_origins: 'chat.example' is not an origin."),
         ({"cors_origins": ["https://a.example/"]}, "cors_origins: 'https://a.example/' is not"),

@@ -24,7 +24,14 @@ from latimer.adapter.limits.config import digest_of
 from latimer.adapter.model_entry import ModelEntry
 from latimer.adapter.record import Record
 from latimer.adapter.request import Exchange
-from latimer.adapter.request_log import MOST_WAITING, JsonFormatter, RequestLog, Writer, parts
+from latimer.adapter.request_log import (
+    MOST_WAITING,
+    JsonFormatter,
+    RequestLog,
+    Writer,
+    json_line,
+    parts,
+)
 from latimer.backends.errors import Busy, ContextFull, EngineError, EngineSilent, EngineUnavailable
 from latimer.backends.http import FORWARDED
 from latimer.backends.llama_server import LlamaServer
@@ -707,6 +714,13 @@ def test_other_lines_are_json_too() -> None:
     event = json.loads(line)
     assert (event["level"], event["event"], event["logger"]) == ("warning", "log", "latimer")
     assert event["message"].startswith("engine one\nTraceback")
+
+
+def test_a_line_can_name_a_path_that_is_not_utf_8() -> None:
+    """A line with the bytes of a path that is not UTF-8 is JSON, in ASCII."""
+    line = json_line("no file at /gr\udcf6\xdf", "error", "server", {})
+    assert line.isascii()
+    assert json.loads(line)["message"] == "no file at /gr\udcf6\xdf"
 
 
 def test_an_event_loop_that_has_ended_does_not_hold_lines_back(

@@ -250,6 +250,15 @@ def test_flags_and_variables_are_named(file: Path, monkeypatch: pytest.MonkeyPat
     assert Settings.load(file, port=1).source_of("port") == "--port"
 
 
+def test_a_name_that_is_not_utf_8_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or a model with a name that is not UTF-8 text is an error, also from a variable."""
+    with pytest.raises(WrongSettings, match="The model: the name of a file is UTF-8"):
+        Settings.load(None, model="gr\udcf6\xdf.gguf")
+    monkeypatch.setenv("LATIMER_MODEL_NAME", "gr\udcf6\xdf")
+    with pytest.raises(WrongSettings, match="LATIMER_MODEL_NAME: a model name is UTF-8 text"):
+        Settings.load(None)
+
+
 def test_the_password_of_a_store_is_not_shown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No error and no repr shows the URL of a store."""
     secret = "pa55word"
