@@ -17,12 +17,23 @@ import sys
 TIMEOUT = 4.0
 
 
+def connected(port: int) -> http.client.HTTPConnection:
+    """Return a connection to the server, which may listen on addresses of IPv6 only."""
+    made = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    try:
+        made.connect()
+    except ConnectionRefusedError:
+        made = http.client.HTTPConnection("::1", port, timeout=TIMEOUT)
+        made.connect()
+    return made
+
+
 def main(argument: str) -> int:
     """Return the exit code."""
     alive = argument == "--alive"
-    port = int(os.environ.get("LATIMER_PORT", "8000"))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    connection = None
     try:
+        connection = connected(int(os.environ.get("LATIMER_PORT", "8000")))
         # `/ready` answers within two seconds. `/health` waits for an engine that hangs.
         connection.request("GET", "/ready" if alive else argument)
         status = connection.getresponse().status
@@ -30,7 +41,8 @@ def main(argument: str) -> int:
         print(f"Latimer does not respond: {error}", file=sys.stderr)
         return 1
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
     print(status)
     return 0 if alive or status == http.client.OK else 1
 

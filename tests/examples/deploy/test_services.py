@@ -110,3 +110,14 @@ def test_an_engine_that_hangs_does_not_end_its_container() -> None:
         port = address.rpartition(":")[2]
         probe = str(DEPLOY / "probe.py")
         assert output(sys.executable, probe, "--alive", LATIMER_PORT=port) == "503\n"
+
+
+def test_a_server_of_ipv6_is_probed() -> None:
+    """The probe finds a server that listens on addresses of IPv6 only."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as engine,
+        begun(f"http://127.0.0.1:{engine.getsockname()[1]}", "--host", "::1") as (_, address, _),
+    ):
+        port = address.rpartition(":")[2]
+        probe = str(DEPLOY / "probe.py")
+        assert output(sys.executable, probe, "--alive", LATIMER_PORT=port) == "503\n"
