@@ -22,7 +22,7 @@ _CLIENT = "admin socket"
 
 def with_key(settings: Settings) -> Settings:
     """Return the settings with a key for the paths of the operator, if a socket leads to them."""
-    if settings.admin_socket is None or settings.admin_key is not None:
+    if settings.admin_socket is None or settings.admin_key is not None or not settings.engines:
         return settings
     return settings.with_flags(admin_key=secrets.token_urlsafe(32))
 

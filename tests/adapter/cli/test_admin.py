@@ -16,6 +16,9 @@ import pytest
 from latimer.adapter import OpenAIAdapter
 from latimer.adapter.admin import admin_routes
 from latimer.adapter.cli.admin import _row
+from latimer.adapter.cli.admin_socket import with_key
+from latimer.adapter.engines import unused
+from latimer.adapter.settings import Settings
 from latimer.backends.fleet.replica import Replica
 from support.clients import client_of
 from support.copies import run
@@ -155,3 +158,10 @@ def test_memory_and_the_place_of_one_model_are_shown() -> None:
         "gpu 2.00 GiB", "one model of http://a", "gpu 2.00 GiB, one model of http://a (not used)",
         "-",
     ]  # fmt: skip
+
+
+def test_a_socket_without_engines_is_the_only_thing_ignored(tmp_path: Path) -> None:
+    """Without tables of engines, the line about the socket does not name a key of Latimer's own."""
+    settings = Settings.load(None, model="http://127.0.0.1:1", admin_socket=tmp_path / "socket")
+    (line,) = unused(with_key(settings))
+    assert line == "Ignored: --admin-socket (only with tables of engines)."
