@@ -37,7 +37,7 @@ _TIMED = frozenset({"srt", "verbose_json", "vtt"})
 _UNUSED = (
     "include", "keywords", "known_speaker_names", "known_speaker_references", "languages",
 )  # fmt: skip
-_GRANULARITIES = "timestamp_granularities"
+_GRANULARITIES, _CHUNKING = "timestamp_granularities", "chunking_strategy"
 _NO_TIMES = "It has no times. Use 'json' or 'text', or start the server with --transcription."
 
 
@@ -61,6 +61,9 @@ def _body(form: Form) -> dict[str, Any]:
         InvalidRequest: it has no file, or an empty one.
     """
     body = values_of(form, _ARRAYS, _NUMBERS, _BOOLEANS)
+    # Clients send an object as a field for each of its keys.
+    if (kind := body.pop(f"{_CHUNKING}[type]", None)) is not None:
+        body.setdefault(_CHUNKING, kind)
     if "file" not in form.files:
         if "file" in form.texts:
             raise wrong_type("file", "a file with a name", form.texts["file"][0])
