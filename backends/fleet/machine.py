@@ -327,15 +327,20 @@ class Member:
 
 
 def _waits_for(pool: Demand, replica: Replica) -> bool:
-    """Return True if the calls of a pool wait for one of its engines, and for no other."""
+    """Return True if the calls of a pool wait for one of its engines, and for no other.
+
+    Calls that have failed on the engines in use wait for the next one.
+    """
     if not pool.waiting or replica.state == "draining" or replica not in pool.replicas:
         return False
     others = [one for one in pool.replicas if one is not replica]
     if replica.state in ("ready", "loading"):
         return True
-    if any(one.state in ("ready", "loading") for one in others):
+    failed = pool.stranded
+    if not failed and any(one.state in ("ready", "loading") for one in others):
         return False
-    return next((one for one in pool.replicas if one.is_loadable), replica) is replica
+    able = (one for one in pool.replicas if one.is_loadable and one not in failed)
+    return next(able, replica) is replica
 
 
 class Machine:

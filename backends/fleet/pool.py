@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
@@ -191,6 +191,13 @@ class Pool(Speaking):
         return len(self._line) + len(self._parked)
 
     @property
+    def stranded(self) -> Set[Replica]:
+        """The engines that a waiting call has failed on, if that is each one that is in use."""
+        used = {one for one in self.replicas if one.state in ("ready", "loading")}
+        found = (one.failed for one in self._calls() if one.failed and used <= one.failed)
+        return next(found, frozenset())
+
+    @property
     def oldest(self) -> float:
         """The seconds that the first waiting call has waited for."""
         waiting = [place.since for place in self._calls()]
@@ -352,11 +359,7 @@ class Pool(Speaking):
                 replica.succeed()
 
     def _demand(self, failed: bool = False) -> None:
-        """Ask for the model to be loaded.
-
-        Args:
-            failed: only by engines that have failed, since those that are ready are not enough.
-        """
+        """Ask for the model to be loaded; if `failed`, only by engines that have failed."""
         for replica, loader in self._loaders:
             if replica.is_loadable and (replica.reason or not failed):
                 loader.want()
@@ -568,8 +571,8 @@ class Pool(Speaking):
         if not any(one.state == "ready" for one in self.replicas):
             self._demand()
             self._fail_waiting()
-        elif self._line.requests or self._parked:
-            self._demand(failed=True)
+        elif self._loaders and (self._line.requests or self._parked):
+            self._demand(failed=not self.stranded)
         self._set_timer(now)
 
     @staticmethod
@@ -790,19 +793,15 @@ class Pool(Speaking):
             if not is_busy:
                 self.blame(replica, error)
             place.failed = {*place.failed, replica}
-            if not self._can_wait(place):
-                await self._revive_for(place, error)
+            if not self._can_wait(place) and any(
+                one.state == "unavailable" and one not in place.failed for one in self.replicas
+            ):
+                await self._revive()
             if not self._can_wait(place) or not self.budget.take():
                 raise error
         tried = Try(replica.name, reason_label(error), place.begun, ended)
         self.retries[tried[:2]] += 1
         place.ticket.tries += (tried,)
-
-    async def _revive_for(self, place: Place, error: LatimerError) -> None:
-        """Wait for another engine that does not answer, if there is one."""
-        if any(one.state == "unavailable" and one not in place.failed for one in self.replicas):
-            await self._revive()
-        del error
 
     async def _call(self, job: Embedding | Ranking, work: Callable[[Backend], Awaitable[T]]) -> T:
         """Run a job with one result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Set
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..base import Backend, Finish, Model
@@ -45,6 +45,11 @@ class Demand(Protocol):
     @property
     def oldest(self) -> float:
         """The seconds that the first waiting call has waited for."""
+        ...
+
+    @property
+    def stranded(self) -> Set[Replica]:
+        """The engines that a waiting call has failed on, if that is each one that is in use."""
         ...
 
     def admit(self, replica: Replica, model: Model) -> None:

@@ -18,6 +18,7 @@ class SlowLoader(EngineLoader):
     Args:
         seconds: the time of a load.
         size: what it measures once it is loaded, in bytes.
+        engine: the engine; by default one that repeats prompts.
 
     Attributes:
         fails: the reason of the next failures; empty for none.
@@ -25,11 +26,18 @@ class SlowLoader(EngineLoader):
         users: the number of requests that use it now, for assertions; see `check_unused`.
     """
 
-    def __init__(self, name: str, seconds: float = 0.01, size: int = 10, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        seconds: float = 0.01,
+        size: int = 10,
+        engine: Backend | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(name, **options)
         self._seconds = seconds
         self._size = size
-        self._backend = Echo()
+        self._backend = engine or Echo()
         self.fails = ""
         self.starts = self.stops = self.ends = self.users = 0
 

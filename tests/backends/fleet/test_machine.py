@@ -437,10 +437,29 @@ async def test_an_engine_that_was_killed_is_loaded_again(has_room: bool) -> None
         await pool.aclose()
 
 
+@pytest.mark.parametrize("memory", [25, 15])
+async def test_a_call_that_a_loaded_engine_fails_loads_the_next_one(memory: int) -> None:
+    """A call that fails on the loaded engine of a model runs on the other one, which is loaded."""
+    engines = Engine("a"), Engine("b")
+    loaders = [sized(one.name, engine=one) for one in engines]
+    async with machine_of(*loaders, most_wait=0.02, memory=memory) as members:
+        pool = Pool("demo", [Replica(one.name, one.backend, 1, one) for one in members])
+        await members[0].load()
+        engines[0].fails = EngineError("it cannot compute")
+        async with asyncio.timeout(5):
+            texts, _ = await run(pool, Generation(Prompt(Text("Hello")), max_tokens=2))
+        assert texts == [b"b"]
+        assert (members[0].state, members[1].state) == (
+            "ready" if memory == 25 else "unloaded", "ready",
+        )  # fmt: skip
+        await pool.aclose()
+
+
 class Demand:
     """A model for which a call waits."""
 
     name, waiting, oldest = "a", 1, 1.0
+    stranded: frozenset[Replica] = frozenset()
 
     def __init__(self, *replicas: Replica) -> None:
         self.replicas = [*replicas]
