@@ -17,6 +17,7 @@ from typing import Any
 
 from ..base import Backend, Model
 from ..errors import EngineUnavailable, LatimerError
+from .breaker import Breaker
 from .config import MEMORY, MOST_WAIT
 from .loading import MOST_RETRY, EngineLoader, not_loaded, wait
 from .plan import FIRST_LOAD, View, plan
@@ -234,7 +235,9 @@ class Member:
     async def learn(self) -> None:
         """Ask the engine for its model, after it was loaded, and for what lists say about it."""
         self.model = await self.backend.model()
-        for pool in [*self._pools]:
+        for pool, replica in [*self._pools.items()]:
+            # What was loaded again has not failed yet.
+            replica.breaker = Breaker()
             await pool.read_facts(self.backend)
 
     @property

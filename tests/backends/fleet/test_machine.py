@@ -455,6 +455,20 @@ async def test_a_call_that_a_loaded_engine_fails_loads_the_next_one(memory: int)
         await pool.aclose()
 
 
+async def test_an_engine_that_is_loaded_again_is_used() -> None:
+    """A load ends the time for which an engine that failed gets no requests."""
+    async with machine_of(sized("a"), sized("b"), most_wait=0.02) as members:
+        replicas = [Replica(one.name, one.backend, 1, one) for one in members]
+        pool = Pool("demo", replicas)
+        await members[0].load()
+        replicas[0].breaker.eject()
+        replicas[0].set("unavailable", "it failed several times")
+        async with asyncio.timeout(5):
+            await run(pool, Generation(Prompt(Text("Hello")), max_tokens=2))
+        assert sum(one.loads for one in members) <= 3
+        await pool.aclose()
+
+
 class Demand:
     """A model for which a call waits."""
 
