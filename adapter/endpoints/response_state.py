@@ -151,7 +151,8 @@ async def keep_turn(
         body = await offload.run(size, stored_request, body, state)
     turn = [*items_of(body.get("input")), *reply["output"]]
     if size <= offload.SMALL:
-        items = orjson.dumps(turn)
+        # The bytes that orjson returns take at least 4 KiB, and a copy what they need.
+        items = bytes(memoryview(orjson.dumps(turn)))
     else:
         items = await offload.run(size, orjson.dumps, turn)
     turns = (*state.turns, items)

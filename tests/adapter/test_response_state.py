@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from latimer.adapter.endpoints.response_state import keep_turn
 from latimer.adapter.responses import items, sealed
+from latimer.adapter.responses.lanes import Create, KeptTurns
 from latimer.backends.llama_cpp import LlamaCpp
 from support.clients import adapting
 from support.engines.echo import Echo
@@ -48,6 +52,24 @@ async def test_a_deleted_response_is_named(client: httpx2.AsyncClient) -> None:
         f"Previous response with id '{first['id']}' not found. '{third['id']}' continues it.",
         "previous_response_not_found",
     )  # fmt: skip
+
+
+async def test_kept_turns_take_little_more_memory_than_is_counted() -> None:
+    """A short turn that a WebSocket keeps takes no block of 4 KiB."""
+    kept, count = KeptTurns(), 100
+    state: Any = SimpleNamespace(referenced=False, turns=(), chain=None, is_unstored=False)
+    request: Any = SimpleNamespace(conversation=None)
+    frames = [Create({"input": "Hi"}, 40, "", True, kept.of_connection()) for _ in range(count)]
+    usage = {"output_tokens": 1}
+    reply = {"id": "resp", "status": "completed", "store": False, "output": [], "usage": usage}
+    tracemalloc.start()
+    try:
+        for frame in frames:
+            await keep_turn(frame, request, state, reply)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0 < kept.size < taken < count * 2048
 
 
 async def test_responses_are_listed(client: httpx2.AsyncClient) -> None:
