@@ -110,6 +110,8 @@ async def serve(settings: Settings, door: Door | None = None) -> None:
 
 async def _serve(settings: Settings, door: Door) -> None:
     """Serve with bound sockets."""
+    # A variable that is misspelt can be why the rest fails.
+    _warn_of_settings(settings, door.address)
     try:
         made = await _made_from(settings)
     except LatimerError as error:
@@ -197,7 +199,6 @@ async def _made_from(settings: Settings) -> _Made:
 
 async def _started(settings: Settings, made: _Made, door: Door) -> list[asyncio.Task[None]]:
     """Print what is served, and return the tasks that end with the server."""
-    _warn_of_settings(settings, door.address)
     listens = asyncio.Event()
     tasks = [] if made.opening is None else [made.opening]
     if made.fleet is not None:

@@ -11,7 +11,8 @@ import time
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import httpx2
 import pytest
@@ -22,6 +23,7 @@ from latimer.adapter.cli.listener import bound
 from latimer.adapter.engines import backend_of
 from latimer.adapter.settings import Settings
 from latimer.adapter.settings_file import WrongSettings
+from latimer.backends.errors import EngineError
 from latimer.backends.identity import LazyBackend
 from latimer.backends.llama_cpp import DEMO_MODEL
 from latimer.backends.llama_server import LlamaServer
@@ -451,3 +453,20 @@ def test_the_log_warns_of_an_open_server_and_of_wrong_variables(
         )
     assert [line["message"] for line in lines] == expected
     assert {(line["level"], line["event"]) for line in lines} == {("warning", "start")}
+
+
+async def test_a_failed_start_names_wrong_variables_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the engine of a misspelt variable is missing, the variable is named before the error."""
+
+    async def made(_: Settings) -> NoReturn:
+        raise EngineError("No engine is installed.")
+
+    monkeypatch.setenv("LATIMER_MODLE", "http://127.0.0.1:8080")
+    monkeypatch.setattr(serve, "_made_from", made)
+    door: Any = SimpleNamespace(address="http://127.0.0.1:8000/v1")
+    with pytest.raises(SystemExit):
+        await serve._serve(Settings.load(None), door)
+    output = capsys.readouterr().err
+    assert 0 <= output.find("LATIMER_MODLE is no setting; did") < output.find("No engine is")
