@@ -402,20 +402,14 @@ def test_a_run_ends_in_time(url: str) -> None:
     assert re.search(words, done.output), done.output
 
 
-# A shell lets what it runs in the background ignore Ctrl-C, as a run of the tests may be.
-INTERRUPTIBLE = """
-import signal
-from latimer.conformance.command import conform
-signal.signal(signal.SIGINT, signal.default_int_handler)
-conform()
-"""
-
-
 def test_an_interrupted_run_keeps_its_verdicts(url: str, tmp_path: Path) -> None:
     """Ctrl-C ends a run as its time limit does: with a summary, a report, and exit code 4."""
     report = tmp_path / "report.json"
     run = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, url, "--report", str(report)],
+        # A shell lets what it runs in the background ignore Ctrl-C.
+        ["env", "--default-signal=INT", sys.executable, "-c",
+         "from latimer.conformance.command import conform; conform()", url,
+         "--report", str(report)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert run.stdout is not None

@@ -83,8 +83,10 @@ def test_a_hangup_of_the_terminal_ends_the_server() -> None:
     """SIGHUP ends a server whose input is a terminal and that has no settings file."""
     ours, theirs = os.openpty()
     process = subprocess.Popen(
-        ["latimer", "serve", "--port", "0"], stdin=theirs, stderr=subprocess.PIPE
-    )
+        # The tests may run without hangups.
+        ["env", "--default-signal=HUP", "latimer", "serve", "--port", "0"],
+        stdin=theirs, stderr=subprocess.PIPE,
+    )  # fmt: skip
     with process:
         assert process.stderr is not None
         assert process.stderr.readline()
