@@ -186,12 +186,11 @@ async def test_fields_without_effect_are_listed() -> None:
 
 async def test_an_object_in_a_form_is_a_field_for_each_key() -> None:
     """The strategy of OpenAI's clients is accepted; its settings have no effect, and are named."""
-    fields = {"chunking_strategy[type]": "server_vad"}
+    fields: dict[str, Any] = {"chunking_strategy[type]": "server_vad"}
     reply = await ask(app_of(strict=True), model="listener", **fields)
     assert reply.status_code == 200, reply.text
-    reply = await ask(
-        app_of(), model="listener", **fields, **{"chunking_strategy[threshold]": "0.5"}
-    )
+    fields["chunking_strategy[threshold]"] = "0.5"
+    reply = await ask(app_of(), model="listener", **fields)
     assert reply.headers["x-latimer-ignored"] == "chunking_strategy[threshold]"
 
 
