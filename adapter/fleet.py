@@ -153,6 +153,7 @@ class Fleet:
         if replica.loader is not None:
             # What takes its place waits for its memory.
             replica.loader.is_pinned = False
+            replica.loader.want()
         replica.set("draining", "it is not in the settings any more")
         self._leaving[replica] = asyncio.create_task(self._close(replica))
 

@@ -243,7 +243,7 @@ def machines_of(machines: Mapping[str, Machine], settings: Settings) -> dict[str
 def update_machines(machines: Mapping[str, Machine], settings: Settings) -> None:
     """Give the machines the limits of the tables."""
     for name, table in settings.machines.items():
-        machines[name].memory, machines[name].most_wait = table.memory, table.most_wait
+        machines[name].limit(table.memory, table.most_wait)
 
 
 def _place_of(engine: EngineTable) -> str:

@@ -78,11 +78,13 @@ def _cached(repo: Repo, name: HubName, *, any_file: bool) -> Path | None:
     commit = repo.commit(name.revision)
     if commit is None:
         return None
-    for known in (repo.tree(commit), repo.files(commit) if any_file else ()):
-        files = _chosen(name, known or ())
-        if files and not missing_of(repo, commit, files):
-            return repo.snapshot(commit) / name.path
-    return None
+    known = repo.tree(commit)
+    if known is None and any_file:
+        known = repo.files(commit)
+    files = _chosen(name, known or ())
+    if not files or missing_of(repo, commit, files):
+        return None
+    return repo.snapshot(commit) / name.path
 
 
 def _download(repo: Repo, name: HubName, report: Report) -> Path:

@@ -380,6 +380,12 @@ class Machine:
             return next(iter(self.memory))
         return RAM if RAM in self.memory else None
 
+    def limit(self, memory: Mapping[str, int] | None, most_wait: float) -> None:
+        """Change the memory and the wait."""
+        self.memory, self.most_wait = memory, most_wait
+        if self.members:
+            self.look()
+
     def add(self, member: Member) -> None:
         """Add an engine; `Member` calls this."""
         self.members.append(member)
@@ -468,7 +474,7 @@ class Machine:
                 member.task = self._start(self._unload(member, reason))
             elif member.is_ready and member.waiting:
                 member.admit()
-        pauses = [member.loader.pause for member in self.members if member.loader.pause]
+        pauses = [member.pause for member in self.members if member.pause]
         for member in self.members:
             member.show()
         return min([*pauses, *([] if made.again is None else [made.again])], default=None)

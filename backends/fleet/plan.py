@@ -103,9 +103,11 @@ def plan(
     # What is loaded, and what waits for room: a later one must not take it.
     taken = _sum([needs[view.key] for view in views if view.is_loaded])
     victims: list[View] = []
+    # What one of unknown size takes is known when it has loaded.
+    fixed = [needs[one.key] for one in pinned if one.need is not None or one.is_settled]
     for view in views:
         if not view.is_loaded:
-            reason = _never(needs[view.key], [needs[one.key] for one in pinned], room)
+            reason = _never(needs[view.key], fixed, room)
             if reason:
                 names = ", ".join(f"'{one.name or one.key}'" for one in pinned)
                 made.never[view.key] = reason.format(pinned=names)

@@ -96,7 +96,8 @@ def _size() -> int:
 def _allocated() -> list[_Range]:
     """Return the ranges of the process's memory that belong to no file."""
     found = []
-    for line in _MAPS.read_text().splitlines():
+    # The names of files may be any bytes.
+    for line in _MAPS.read_text(errors="replace").splitlines():
         place, access, _, _, inode, *name = line.split(maxsplit=5)
         if access == "rw-p" and inode == "0" and not name:
             start, _, end = place.partition("-")

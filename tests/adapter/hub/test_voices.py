@@ -122,3 +122,11 @@ def test_a_voice_of_the_cache_without_the_hub(
     assert [line.endswith("Latimer uses the cache.") for line in report.said] == (
         [] if is_offline else [True]
     )
+
+
+def test_a_part_of_a_voice_is_not_enough() -> None:
+    """A voice whose list of files has more than the cache was not downloaded to its end."""
+    folder = path_of("hf:test/piper/en/joe")
+    next(folder.glob("*.json")).unlink()
+    with pytest.raises(HubError, match="without --offline"):
+        path_of("hf:test/piper/en/joe", offline=True)

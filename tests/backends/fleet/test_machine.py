@@ -370,6 +370,40 @@ async def test_calls_of_pools_do_not_wait_for_pinned_engines() -> None:
         await pool.aclose()
 
 
+async def test_a_refused_model_is_served_when_its_machine_gets_more_memory() -> None:
+    """More memory ends the refusal of a model without room, and so may time."""
+    async with machine_of(sized("a", is_pinned=True), sized("b")) as [first, second]:
+        replica = Replica("b", second.backend, 2, second)
+        pool = Pool("demo", [replica])
+        job = Generation(Prompt(Text("Hello")), max_tokens=2)
+        await first.load()
+        with pytest.raises(EngineUnavailable, match="pinned engines: 'a'"):
+            await run(pool, job)
+        assert second.pause == MOST_RETRY
+        machine: Machine = first._machine
+        assert machine._act() == MOST_RETRY, "it plans again by itself"
+        machine.limit({"gpu": 20}, 1.0)
+        async with asyncio.timeout(5):
+            while replica.state == "failed":
+                await asyncio.sleep(0)
+            await run(pool, job)
+        await pool.aclose()
+
+
+async def test_calls_wait_while_a_pinned_engine_of_unknown_size_loads() -> None:
+    """No call is refused before a pinned engine has loaded, which shows how much it leaves."""
+    slow = SlowLoader("a", seconds=0.1, is_pinned=True)
+    async with machine_of(slow, sized("b"), memory=25) as [first, second]:
+        pool = Pool("demo", [Replica("b", second.backend, 2, second)])
+        loading = asyncio.create_task(first.load())
+        while slow.state != "loading":
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await run(pool, Generation(Prompt(Text("Hello")), max_tokens=2))
+        await loading
+        await pool.aclose()
+
+
 async def test_models_that_share_an_engine_are_served_by_its_first_load() -> None:
     """Each model of an engine knows what it serves, whichever model's request loads the engine."""
     for number in range(2):
