@@ -20,7 +20,7 @@ from .app import policy_of
 from .engines import WrongSetup, background_backend, member_of
 from .hub.names import HubError
 from .model_entry import ModelEntry
-from .on_demand import machines_of, update_machines
+from .on_demand import is_pinned, machines_of, update_machines
 from .settings import OF_ENGINE, Settings
 from .validation import parse
 
@@ -93,6 +93,8 @@ class Fleet:
             if replicas.get(name) is not replica:
                 self._drain(replica)
         changes += self._apply_models(settings, models, replicas)
+        for name, replica in replicas.items():
+            self._pin(replica, is_pinned(settings, name))
         self.replicas, self._keys = replicas, keys
         self.entries = [
             ModelEntry(
@@ -148,12 +150,18 @@ class Fleet:
             raise WrongSetup(f"engines.{name}: {error.message}") from None
         return Replica(name, backend, table.places)
 
+    @staticmethod
+    def _pin(replica: Replica, pinned: bool) -> None:
+        """Let an engine be unloaded for others, or not any more."""
+        loader = replica.loader
+        if loader is not None and loader.is_pinned != pinned:
+            loader.is_pinned = pinned
+            loader.want()
+
     def _drain(self, replica: Replica) -> None:
         """End an engine when it has run its last call."""
-        if replica.loader is not None:
-            # What takes its place waits for its memory.
-            replica.loader.is_pinned = False
-            replica.loader.want()
+        # What takes its place waits for its memory.
+        self._pin(replica, False)
         replica.set("draining", "it is not in the settings any more")
         self._leaving[replica] = asyncio.create_task(self._close(replica))
 

@@ -262,6 +262,11 @@ def _started_by(command: Sequence[str]) -> Sequence[str]:
     return command
 
 
+def is_pinned(settings: Settings, name: str) -> bool:
+    """Return True if the engine of a table has a model that is never unloaded."""
+    return any(model.pinned for model in settings.served().values() if name in model.engines)
+
+
 def loader_of(
     settings: Settings, name: str, model: Any, make: Callable[[str], Backend]
 ) -> EngineLoader:
@@ -274,7 +279,7 @@ def loader_of(
     options: dict[str, Any] = {
         "start_timeout": table.start_timeout,
         "idle": table.idle,
-        "is_pinned": any(one.pinned for one in settings.served().values() if name in one.engines),
+        "is_pinned": is_pinned(settings, name),
         "memory": table.memory,
     }
     if table.command is not None:

@@ -395,6 +395,25 @@ async def test_a_pinned_engine_that_is_replaced_makes_way(tmp_path: Path) -> Non
     await fleet.aclose()
 
 
+async def test_a_model_can_be_pinned_and_unpinned(tmp_path: Path) -> None:
+    """A change of `pinned` counts for an engine that stays."""
+
+    def tables(pinned: str) -> str:
+        return (
+            f'[models.a]\nengines = ["a"]\npinned = {pinned}\n'
+            '[engines.a]\ncommand = ["llama-server", "--port", "{port}"]\n'
+        )
+
+    fleet = Fleet(Settings.load(written(tmp_path / "fleet.toml", tables("true"))))
+    replica = fleet.replicas["a"]
+    assert replica.loader is not None
+    for pinned in (False, True):
+        fleet.apply(Settings.load(written(tmp_path / "fleet.toml", tables(str(pinned).lower()))))
+        assert fleet.replicas["a"] is replica
+        assert replica.loader.is_pinned is pinned
+    await fleet.aclose()
+
+
 @pytest.mark.slow
 def test_an_invalid_file_is_not_followed(servers: list[str], tmp_path: Path) -> None:
     """A server keeps its settings if the file becomes invalid, and follows it when it is mended."""
