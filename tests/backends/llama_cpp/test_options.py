@@ -150,8 +150,8 @@ def test_a_wrong_option_is_an_error_at_once(options: dict[str, Any], said: str) 
 
 async def test_no_more_choices_run_than_a_batch_has_tokens() -> None:
     """With a small batch the choices take turns; none waits while those before it get tokens."""
-    backend = LlamaCpp(context=256, parallel=8, batch=4)
-    job = Generation(Prompt(Text("one two")), 20, (1,) * 8)
+    backend = LlamaCpp(context=1024, parallel=8, batch=4)
+    job = Generation(Prompt(Text("one two")), 100, (1,) * 8)
     task = asyncio.create_task(run(backend, job))
     running = set()
     while not task.done():
