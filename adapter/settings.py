@@ -100,19 +100,19 @@ def _bounds_of(name: str) -> dict[str, int]:
 def _check_names(names: list[str]) -> None:
     if not all(name.strip() for name in names):
         raise ValueError("a model name is empty")
-    if any(_is_cut(name) for name in names):
+    if not all(map(_is_utf_8, names)):
         raise ValueError("a model name is UTF-8 text")
 
 
 def _check_model(model: str) -> None:
     # llama.cpp opens no such file, and its name could not be sent to a client.
-    if _is_cut(model):
+    if not _is_utf_8(model):
         raise ValueError("the name of a file is UTF-8 text; rename this one, or make a link to it")
 
 
-def _is_cut(text: str) -> bool:
-    """Return True if a text of the command line or the environment was not UTF-8."""
-    return any("\ud800" <= char <= "\udfff" for char in text)
+def _is_utf_8(text: str) -> bool:
+    """Return False for a text of the command line or the environment that had other bytes."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _check_format(name: str) -> None:

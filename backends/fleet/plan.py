@@ -104,12 +104,12 @@ def plan(
     taken = _sum([needs[view.key] for view in views if view.is_loaded])
     victims: list[View] = []
     # What one of unknown size takes is known when it has loaded.
-    fixed = [needs[one.key] for one in pinned if one.need is not None or one.is_settled]
+    fixed = [one for one in pinned if one.need is not None or one.is_settled]
+    names = ", ".join(f"'{one.name or one.key}'" for one in fixed)
     for view in views:
         if not view.is_loaded:
-            reason = _never(needs[view.key], fixed, room)
+            reason = _never(needs[view.key], [needs[one.key] for one in fixed], room)
             if reason:
-                names = ", ".join(f"'{one.name or one.key}'" for one in pinned)
                 made.never[view.key] = reason.format(pinned=names)
     possible = [view for view in views if not view.is_loaded and view.key not in made.never]
     wanted = [view for view in possible if view.waited is not None]

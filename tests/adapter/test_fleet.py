@@ -396,7 +396,7 @@ async def test_a_pinned_engine_that_is_replaced_makes_way(tmp_path: Path) -> Non
 
 
 async def test_a_model_can_be_pinned_and_unpinned(tmp_path: Path) -> None:
-    """A change of `pinned` counts for an engine that stays."""
+    """A change of `pinned` counts for an engine that stays, and its machine plans again."""
 
     def tables(pinned: str) -> str:
         return (
@@ -406,11 +406,13 @@ async def test_a_model_can_be_pinned_and_unpinned(tmp_path: Path) -> None:
 
     fleet = Fleet(Settings.load(written(tmp_path / "fleet.toml", tables("true"))))
     replica = fleet.replicas["a"]
-    assert replica.loader is not None
+    loader: Any = replica.loader
     for pinned in (False, True):
+        loader._machine._changed.clear()
         fleet.apply(Settings.load(written(tmp_path / "fleet.toml", tables(str(pinned).lower()))))
         assert fleet.replicas["a"] is replica
-        assert replica.loader.is_pinned is pinned
+        assert loader.is_pinned is pinned
+        assert loader._machine._changed.is_set()
     await fleet.aclose()
 
 

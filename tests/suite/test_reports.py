@@ -407,9 +407,7 @@ def test_an_interrupted_run_keeps_its_verdicts(url: str, tmp_path: Path) -> None
     report = tmp_path / "report.json"
     run = subprocess.Popen(
         # A shell lets what it runs in the background ignore Ctrl-C.
-        ["env", "--default-signal=INT", sys.executable, "-c",
-         "from latimer.conformance.command import conform; conform()", url,
-         "--report", str(report)],
+        ["env", "--default-signal=INT", "latimer", "conform", url, "--report", str(report)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert run.stdout is not None

@@ -53,6 +53,16 @@ def test_a_model_is_loaded_where_there_are_no_huge_pages(system: Path, name: str
         assert model.purpose.can_generate
 
 
+def test_a_file_in_memory_may_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a mapped file may be other bytes than UTF-8."""
+    maps = tmp_path / "maps"
+    maps.write_bytes(b"10-20 rw-p 0 00:00 0\n30-40 r--p 0 08:01 7 /m\xff.gguf\n")
+    monkeypatch.setattr(huge_pages, "_MAPS", maps)
+    assert huge_pages._allocated() == [(0x10, 0x20)]
+
+
 def test_a_model_is_loaded_where_the_memory_is_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
