@@ -383,7 +383,8 @@ class Machine:
     def limit(self, memory: Mapping[str, int] | None, most_wait: float) -> None:
         """Change the memory and the wait."""
         self.memory, self.most_wait = memory, most_wait
-        if self.members:
+        # A fleet is built before its event loop runs; nothing was planned then.
+        if self._owner is not None:
             self.look()
 
     def add(self, member: Member) -> None:

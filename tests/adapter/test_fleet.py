@@ -354,6 +354,17 @@ async def test_an_engine_that_leaves_while_it_loads_is_not_loaded_again(tmp_path
     await fleet.aclose()
 
 
+def test_a_fleet_of_a_machine_is_built_before_a_loop_runs(tmp_path: Path) -> None:
+    """A program may read the settings of a machine before its event loop runs."""
+    table = (
+        '[machines.here]\nmemory = "1 GiB"\n'
+        '[engines.a]\ncommand = ["llama-server", "--port", "{port}"]\nmachine = "here"\n'
+    )
+    fleet = Fleet(Settings.load(written(tmp_path / "fleet.toml", table)))
+    assert len(fleet.machines["here"].members) == 1
+    asyncio.run(fleet.aclose())
+
+
 async def test_a_refused_file_changes_no_machine(tmp_path: Path) -> None:
     """A file that is refused adds no engine to a machine, and changes no limit."""
 
