@@ -6,12 +6,10 @@ KV cache while no other sequence runs; otherwise its state is saved in `states`.
 reuses the prefix that it has in common with either. States that leave memory can go to disk
 (`state_files.py`).
 
-With M-RoPE a picture of nx by ny embeddings takes max(nx, ny) positions, and the text after it
-continues at the next one. All of its embeddings have the same first position, so llama.cpp, which
-removes and copies by position, cannot take a part of it.
-
 Layers with a sliding window lack what has left it: llama.cpp overwrites these cells, and does not
 save them. The start of a sequence can only be reused while they have the window before its end.
+A recurrent state cannot go back at all. While a prompt of such a model is evaluated, its sequence
+gets checkpoints where another prompt is likely to branch off.
 
 Idle cells make attention slower for all sequences, because it covers every cell up to the last one
 in use. Outside the KV cache there is also room for many more sequences.
@@ -19,214 +17,35 @@ in use. Outside the KV cache there is also room for many more sequences.
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
 from .library import Context
+from .states import (
+    Checkpoint,
+    MediaSpan,
+    State,
+    States,
+    before,
+    branch,
+    reusable,
+    surplus,
+)
 
-
-class MediaSpan(NamedTuple):
-    """The embeddings of one chunk of media in a sequence.
-
-    Args:
-        start: the number of tokens before it.
-        end: the number of tokens up to its end.
-        positions: the number of positions that it takes.
-    """
-
-    start: int
-    end: int
-    positions: int
-
-
-def longest_cut(spans: Sequence[MediaSpan], length: int) -> int:
-    """Return the largest length up to `length` at which a sequence can be cut."""
-    for span in spans:
-        if span.start < length < span.end:
-            return span.start
-    return length
-
-
-def surplus(spans: Sequence[MediaSpan]) -> int:
-    """Return how many more tokens than positions some spans have."""
-    return sum(span.end - span.start - span.positions for span in spans)
-
-
-def before(spans: Sequence[MediaSpan], length: int) -> tuple[MediaSpan, ...]:
-    """Return the spans among the first `length` tokens, which must not end inside one."""
-    return tuple(span for span in spans if span.end <= length)
-
-
-# The fewest tokens that a prompt reuses. Logits change in their last digits if a prompt is not
-# evaluated in one piece, and a few tokens are not worth that.
-BLOCK = 64
-# A bound on the number of states, because each prompt is compared with all of them.
-MOST_STATES = 512
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class State:
-    """A saved sequence.
-
-    Args:
-        owner: the owner of the job; only prompts of the same owner reuse the state.
-        data: the bytes from `llama_state_seq_get_data`.
-        spans: the media among the tokens.
-    """
-
-    owner: str
-    tokens: list[int]
-    data: NDArray[Any]
-    spans: tuple[MediaSpan, ...] = ()
-
-
-class States:
-    """A bounded store of states, which evicts the least recently used. It is thread-safe.
-
-    Args:
-        size: the bytes that all states may take; 0 disables the store.
-        cuts: True if a prompt may reuse a part of a state. Otherwise (recurrent models, sliding
-            windows) it reuses a whole state or nothing.
-        block: the fewest tokens that a prompt reuses.
-        evicted: receives each state that is evicted.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        cuts: bool,
-        block: int = BLOCK,
-        evicted: Callable[[State], object] | None = None,
-    ) -> None:
-        self.size = size
-        self._cuts = cuts
-        self.block = block
-        self._evicted = evicted
-        self._lock = threading.Lock()
-        # The least recently used state comes first.
-        self._states: list[State] = []
-        self.used = 0
-
-    @property
-    def remembers(self) -> bool:
-        """True if the store is enabled."""
-        return self.size > 0
-
-    def wants(self, owner: str, tokens: list[int]) -> bool:
-        """Return True if a sequence is worth saving.
-
-        If a state already covers it, that state counts as used.
-        """
-        with self._lock:
-            for state in self._states:
-                if state.owner == owner and self._covers(state.tokens, tokens):
-                    self._touch(state)
-                    return False
-        return self.remembers
-
-    def add(self, state: State) -> None:
-        """Store a state in place of those it covers, and evict others where space is short."""
-        if state.data.nbytes > self.size:
-            return
-        evicted = []
-        with self._lock:
-            covered = [
-                one
-                for one in self._states
-                if one.owner == state.owner and self._covers(state.tokens, one.tokens)
-            ]
-            for one in covered:
-                self._forget(one)
-            self._states.append(state)
-            self.used += state.data.nbytes
-            while self.used > self.size or len(self._states) > MOST_STATES:
-                evicted.append(self._states[0])
-                self._forget(self._states[0])
-        if self._evicted is not None:
-            for one in evicted:
-                self._evicted(one)
-
-    def empty(self) -> list[State]:
-        """Remove all states and return them; the least recently used comes first."""
-        with self._lock:
-            states, self._states, self.used = self._states, [], 0
-        return states
-
-    def touch(self, state: State) -> None:
-        """Mark a state as used, if it has not been evicted."""
-        with self._lock:
-            if state in self._states:
-                self._touch(state)
-
-    def longest(self, owner: str, tokens: list[int]) -> tuple[State | None, int]:
-        """Return the state of which a prompt can reuse the most tokens, and their number."""
-        best: tuple[State | None, int] = (None, 0)
-        with self._lock:
-            for state in self._states:
-                if state.owner == owner:
-                    shared = reusable(state.tokens, tokens, self._cuts, self.block, state.spans)
-                    if shared > best[1]:
-                        best = (state, shared)
-        return best
-
-    def _covers(self, tokens: list[int], others: list[int]) -> bool:
-        return covers(tokens, others, self._cuts, self.block)
-
-    def _touch(self, state: State) -> None:
-        self._states.remove(state)
-        self._states.append(state)
-
-    def _forget(self, state: State) -> None:
-        self._states.remove(state)
-        self.used -= state.data.nbytes
-
-
-def covers(tokens: list[int], others: list[int], cuts: bool, block: int) -> bool:
-    """Return True if `tokens` has everything of `others` that is worth reusing."""
-    if not cuts:
-        return tokens == others
-    if tokens[:block] != others[:block]:
-        return False
-    return len(others) - common(tokens, others) < block
-
-
-def reusable(
-    known: list[int],
-    tokens: list[int],
-    cuts: bool,
-    block: int,
-    spans: Sequence[MediaSpan] = (),
-) -> int:
-    """Return how many tokens of a prompt can be reused; its last one is always evaluated.
-
-    Args:
-        spans: the media in `known`, which are reused as a whole.
-    """
-    most = len(tokens) - 1
-    if not cuts:
-        return len(known) if len(known) <= most and known == tokens[: len(known)] else 0
-    if known[:block] != tokens[:block]:
-        return 0
-    shared = longest_cut(spans, min(common(known, tokens), most))
-    return shared if shared >= block else 0
-
-
-def common(one: list[int], other: list[int]) -> int:
-    """Return the length of two sequences' common prefix; compares slices, not single tokens."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+# The tokens between the last checkpoint of a prompt and its end. In the next turn, templates write
+# something else where the answer begins, such as no reasoning. llama-server has the same number.
+END = 4
+# The tokens between another checkpoint and the end of a prompt that is like no other. Its question
+# is probably shorter, and the instructions before it will be used again.
+QUESTION = 512
+# A bound on the number of checkpoints of one sequence, as in llama-server.
+MOST_CHECKPOINTS = 32
 
 
 def count_cells(sequences: Sequence[Sequence[int]]) -> int:
@@ -267,6 +86,7 @@ class Slot:
         reused: the number of tokens that were already evaluated when the slot was taken.
         spans: the media among the tokens.
         surplus: how many more tokens than positions it has, because of its media.
+        checkpoints: where it can be cut, in the order of their lengths.
     """
 
     id: int
@@ -276,6 +96,17 @@ class Slot:
     reused: int = 0
     spans: tuple[MediaSpan, ...] = ()
     surplus: int = 0
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+    @property
+    def points(self) -> list[int]:
+        """The lengths of its checkpoints."""
+        return [one.length for one in self.checkpoints]
+
+    @property
+    def last_point(self) -> int:
+        """The length of its last checkpoint; 0 if it has none."""
+        return self.checkpoints[-1].length if self.checkpoints else 0
 
 
 class Cache:
@@ -285,9 +116,11 @@ class Cache:
         size: the number of cells.
         slots: the number of sequences.
         rolls_back: True if the memory can remove the end of a sequence. If it cannot (recurrent
-            models), a prompt reuses a whole sequence or nothing.
+            models), a prompt reuses a whole sequence, or one up to a checkpoint.
         states: the store for finished sequences that leave the KV cache.
         window: the tokens that a layer with a sliding window sees; 0 for none.
+        swa_full: as in `Context`.
+        most_kept: the bytes that the checkpoints of sequences in the KV cache may take; 0 for none.
     """
 
     def __init__(
@@ -298,12 +131,16 @@ class Cache:
         rolls_back: bool,
         states: States,
         window: int = 0,
+        swa_full: bool = True,
+        most_kept: int = 0,
     ) -> None:
         self._memory = memory
         self.size = size
         self._rolls_back = rolls_back
         self._window = window
+        self._swa_full = swa_full
         self.states = states
+        self._most_kept = most_kept
         self._ids = list(range(slots))[::-1]
         self._running: dict[int, Slot] = {}
         # The slot that has been idle longest comes first.
@@ -322,9 +159,58 @@ class Cache:
         # The slots are copied at once, also while another thread changes the original.
         return count_cells([one.cells for one in [*self._running.values()]]) / self.size
 
-    def shared(self, known: list[int], tokens: list[int]) -> int:
-        """Return how many tokens of a prompt could be reused once `known` is evaluated."""
-        return reusable(known, tokens, self._rolls_back, self.states.block)
+    def shared(self, known: list[int], tokens: list[int], marks: Sequence[int] = ()) -> int:
+        """Return how many tokens of a prompt could be reused once `known` is evaluated.
+
+        Args:
+            marks: where `known` will have checkpoints.
+        """
+        return reusable(known, tokens, self._rolls_back, self.states.block, points=marks)
+
+    def marks(self, slot: Slot, tokens: list[int]) -> list[int]:
+        """Return the lengths at which a sequence should get checkpoints, while it is evaluated.
+
+        One is where a known sequence has other tokens: there the instructions end that several
+        conversations have in common. One is near the end, for the next turn.
+
+        Args:
+            tokens: all that are to be evaluated.
+        """
+        if not self._most_kept:
+            return []
+        slots = (*self._resting.values(), *self._running.values())
+        own = [one for one in slots if one.owner == slot.owner and one is not slot]
+        block = self.states.block
+        known = max(branch(own, tokens, block), self.states.branch(slot.owner, tokens))
+        last, marks, end = slot.last_point, list[int](), len(tokens) - END
+        for length in (min(known or end - QUESTION, end), end):
+            if length > slot.reused and length - last >= block:
+                marks.append(length)
+                last = length
+        return marks
+
+    def branch(self, known: list[int], tokens: list[int]) -> int:
+        """Return where a sequence that is being evaluated should get a checkpoint for a prompt.
+
+        Args:
+            known: all of its tokens that are to be evaluated.
+
+        Returns:
+            The length; 0 without checkpoints, or if the two have too little in common.
+        """
+        if not self._most_kept:
+            return 0
+        length = min(reusable(known, tokens, True, self.states.block), len(known) - END)
+        return length if length >= self.states.block else 0
+
+    def add_checkpoint(self, slot: Slot) -> None:
+        """Add a checkpoint to a sequence at its present length, if there is room for it."""
+        data = self._memory.save(slot.id, self._most_kept)
+        if data.size and self._make_room_for(data.nbytes):
+            kept = (*slot.checkpoints, Checkpoint(len(slot.tokens), data))
+            if len(kept) > MOST_CHECKPOINTS:
+                kept = _without_one(kept)
+            slot.checkpoints = kept
 
     @property
     def is_busy(self) -> bool:
@@ -346,13 +232,13 @@ class Cache:
                 last token is left to evaluate.
             spare: cells that must stay free in addition to those of the tokens.
         """
-        source, length = self._longest(tokens, owner, self._has) if reuse else (None, 0)
+        source, length = self._longest(tokens, owner, self._usable) if reuse else (None, 0)
         state, saved = self.states.longest(owner, tokens) if reuse else (None, 0)
         longest_cut = len(tokens) + spare
         # A state is restored as a whole before its surplus tokens are removed.
         needed = max(longest_cut, len(state.tokens)) if state is not None else longest_cut
         if state is not None and saved > length and self._can_have(needed, None, 0):
-            return self._taken_back(state, saved, needed)
+            return self._marked(self._taken_back(state, saved, needed))
         if not self._can_have(longest_cut - length, source, length):
             return None
         if source is not None and source.id in self._resting and self._ends_here(source, length):
@@ -361,17 +247,16 @@ class Cache:
             slot = self._new(owner, source)
             if source is not None and length:
                 self._share(source, slot, length)
-                slot.reused = length
         self.make_room(longest_cut - length)
-        return slot
+        return self._marked(slot)
 
     def fork(self, source: Slot) -> Slot | None:
         """Return a copy of a running slot, or None if no sequence id is available."""
         if not self._ids and not self._resting:
             return None
         slot = self._new(source.owner, source)
-        slot.reused = source.reused
         self._share(source, slot, len(source.tokens))
+        slot.reused = source.reused
         return slot
 
     def extend(self, slot: Slot, tokens: Sequence[int]) -> None:
@@ -398,6 +283,8 @@ class Cache:
             self._memory.remove(slot.id, length - slot.surplus)
             self._disown(slot.cells[length:])
             del slot.tokens[length:], slot.cells[length:]
+            if slot.checkpoints:
+                slot.checkpoints = up_to(slot.checkpoints, length)
 
     def make_room(self, count: int) -> bool:
         """Swap out idle slots, oldest first, until `count` cells are free; return True if so."""
@@ -433,10 +320,7 @@ class Cache:
         """Remove a sequence and free its cells."""
         self._running.pop(slot.id, None)
         self._resting.pop(slot.id, None)
-        self._memory.remove(slot.id)
-        self._disown(slot.cells)
-        slot.tokens, slot.cells = [], []
-        self._set_spans(slot, ())
+        self._empty(slot)
         self._ids.append(slot.id)
 
     def drop_running(self) -> None:
@@ -452,7 +336,8 @@ class Cache:
         if self._is_worth(slot) and self.states.wants(slot.owner, slot.tokens):
             data = self._memory.save(slot.id)
             if data.size:
-                self.states.add(State(slot.owner, list(slot.tokens), data, slot.spans))
+                tokens, kept = list(slot.tokens), slot.checkpoints
+                self.states.add(State(slot.owner, tokens, data, slot.spans, kept))
 
     def _new(self, owner: str, source: Slot | None) -> Slot:
         """Return an empty slot; if no id is free, swap out the oldest idle slot but `source`."""
@@ -468,20 +353,48 @@ class Cache:
         That is so if the rest of the slot is not worth keeping, or if no other slot is available.
         In the second case the slot's state is saved first.
         """
-        if self._rolls_back and len(slot.tokens) - length < self.states.block:
+        comes_back = self._rolls_back or self._most_kept > 0
+        if comes_back and len(slot.tokens) - length < self.states.block:
             return True
         if self._ids or len(self._resting) > 1:
             return False
         self._save(slot)
         return True
 
+    def _marked(self, slot: Slot) -> Slot:
+        """Return a slot with a checkpoint where it begins to differ from what it reuses."""
+        if self._most_kept and slot.reused - slot.last_point >= self.states.block:
+            self.add_checkpoint(slot)
+        return slot
+
     def _taken_over(self, slot: Slot, length: int) -> Slot:
         """Return an idle slot after cutting it to `length` tokens; it counts as running."""
         del self._resting[slot.id]
-        self.cut(slot, length)
-        slot.reused = length
         self._running[slot.id] = slot
+        self._go_back(slot, length)
         return slot
+
+    def _go_back(self, slot: Slot, length: int) -> None:
+        """Cut a slot to a length that it can reuse; it is empty if llama.cpp fails."""
+        data = self._checkpoint_for(slot, length)
+        if data is None or self._memory.restore(slot.id, data, is_part=True):
+            self.cut(slot, length)
+            slot.reused = length
+        else:
+            self._empty(slot)
+
+    def _checkpoint_for(self, slot: Slot, length: int) -> NDArray[Any] | None:
+        """Return the checkpoint that a cut of a slot needs; None if it needs none."""
+        if not slot.checkpoints or self._has(slot, length):
+            return None
+        return next((one.data for one in slot.checkpoints if one.length == length), None)
+
+    def _empty(self, slot: Slot) -> None:
+        """Remove all tokens of a slot."""
+        self._memory.remove(slot.id)
+        self._disown(slot.cells)
+        slot.tokens, slot.cells, slot.checkpoints, slot.reused = [], [], (), 0
+        self._set_spans(slot, ())
 
     def _taken_back(self, state: State, length: int, needed: int) -> Slot:
         """Return a new slot with the first `length` tokens of a state, or empty on failure.
@@ -494,17 +407,39 @@ class Cache:
         if self._memory.restore(slot.id, state.data):
             self.extend(slot, state.tokens)
             self._set_spans(slot, state.spans)
-            self.cut(slot, length)
-            slot.reused = length
+            slot.checkpoints = state.checkpoints
+            self._go_back(slot, length)
         else:
             self._memory.remove(slot.id)
         return slot
 
     def _share(self, source: Slot, slot: Slot, length: int) -> None:
+        """Copy the beginning of a slot into an empty one, which stays empty if llama.cpp fails."""
+        data = self._checkpoint_for(source, length)
         self._set_spans(slot, before(source.spans, length))
         self._memory.copy(source.id, slot.id, length - slot.surplus)
         slot.tokens, slot.cells = source.tokens[:length], source.cells[:length]
         self._owners.update(slot.cells)
+        slot.checkpoints, slot.reused = up_to(source.checkpoints, length), length
+        if data is None and not self._swa_full:
+            data = self._memory.save(slot.id, sys.maxsize)
+        if data is not None and not self._memory.restore(slot.id, data, is_part=True):
+            self._empty(slot)
+
+    def _make_room_for(self, size: int) -> bool:
+        """Remove checkpoints until there is room for another one; return True if there is.
+
+        The sequence with the most bytes of them loses the one that is closest to its neighbours.
+        """
+        slots = [*self._resting.values(), *self._running.values()]
+        sizes = {slot.id: sum(one.data.nbytes for one in slot.checkpoints) for slot in slots}
+        while sum(sizes.values()) + size > self._most_kept:
+            slot = max(slots, key=lambda one: sizes[one.id], default=None)
+            if slot is None or not slot.checkpoints:
+                return False
+            slot.checkpoints = _without_one(slot.checkpoints)
+            sizes[slot.id] = sum(one.data.nbytes for one in slot.checkpoints)
+        return True
 
     def _set_spans(self, slot: Slot, spans: tuple[MediaSpan, ...]) -> None:
         slot.spans, slot.surplus = spans, surplus(spans)
@@ -530,26 +465,47 @@ class Cache:
         self,
         tokens: list[int],
         owner: str,
-        has: Callable[[Slot, int], bool] = lambda slot, length: True,
+        usable: Callable[[Slot, int], int] = lambda slot, length: length,
     ) -> tuple[Slot | None, int]:
         """Return the slot with the longest reusable prefix of `tokens`, and the prefix's length.
 
         Args:
-            has: returns True if a slot has everything that the prefix needs.
+            usable: returns how much of a prefix has everything that it needs.
         """
         best: tuple[Slot | None, int] = (None, 0)
         for slot in (*self._resting.values(), *self._running.values()):
             if slot.owner == owner:
-                block = self.states.block
-                shared = reusable(slot.tokens, tokens, self._rolls_back, block, slot.spans)
-                if shared > best[1] and has(slot, shared):
-                    best = (slot, shared)
+                block, spans, points = self.states.block, slot.spans, slot.points
+                shared = reusable(slot.tokens, tokens, self._rolls_back, block, spans, points)
+                if shared > best[1] and (length := usable(slot, shared)) > best[1]:
+                    best = (slot, length)
         return best
 
+    def _usable(self, slot: Slot, length: int) -> int:
+        """Return how much of a prefix a slot can give, by a cut or by a checkpoint."""
+        if self._has(slot, length):
+            return length
+        return max((one for one in slot.points if one <= length), default=0)
+
     def _has(self, slot: Slot, length: int) -> bool:
-        """Return True if the layers with a window have it for the token after a prefix."""
-        # Without a roll back, the prefix is the whole sequence, whose window is always there.
-        if not self._window or not self._rolls_back:
+        """Return True if llama.cpp can cut a slot at a length."""
+        if not self._rolls_back:
+            return length == len(slot.tokens)
+        if not self._window:
             return True
+        # The layers with a window must have it for the token after the prefix.
         position = length - surplus(before(slot.spans, length))
         return self._memory.first(slot.id) <= max(position - self._window + 1, 0)
+
+
+def up_to(checkpoints: Sequence[Checkpoint], length: int) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of the first `length` tokens."""
+    return tuple(one for one in checkpoints if one.length <= length)
+
+
+def _without_one(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Return checkpoints without the one that is closest to its neighbours; the last one stays."""
+    lengths = [0, *(one.length for one in checkpoints)]
+    gaps = [lengths[at + 1] - lengths[at - 1] for at in range(1, len(lengths) - 1)]
+    least = gaps.index(min(gaps)) if gaps else 0
+    return (*checkpoints[:least], *checkpoints[least + 1 :])

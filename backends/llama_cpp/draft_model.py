@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import EngineError
-from .cache import common
 from .library import Context, DecodeFailed, LoadedModel
 from .options import Options
+from .states import common
 from .vocabulary import Vocabulary
 
 # The tokens by which vocabularies may differ in size, as in llama.cpp: some models pad theirs.

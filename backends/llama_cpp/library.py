@@ -301,6 +301,8 @@ class Context:
 
     Attributes:
         pads: True if batches can have a token that belongs to no sequence of the caller.
+        swa_full: False if layers with a sliding window have cells for the windows only. Then each
+            sequence must have cells of its own there; see `copy`.
         threads: the number of threads that evaluate a batch.
     """
 
@@ -319,6 +321,10 @@ class Context:
         # llama.cpp aborts if these are smaller than the number of sequences.
         params.n_outputs_max = max(self._max_outputs, sequences)
         params.n_batch = params.n_ubatch = max(size, sequences)
+        # llama.cpp's size of the smaller cache, which must be worth its copies of windows.
+        windows = model.window * sequences + params.n_ubatch
+        self.swa_full = not model.has_window or 2 * windows > length
+        params.swa_full = self.swa_full
         self.pointer = new_context(model, params)
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._batch = Batch(size)
@@ -431,23 +437,44 @@ class Context:
         return found
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Copy another sequence up to a position into an empty one."""
+        """Copy another sequence up to a position into an empty one; both share all cells.
+
+        A shared cell is not free when the token has left both windows. So without `swa_full` a
+        `restore` of the target's windows must follow.
+        """
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, end)
 
-    def save(self, sequence: int) -> NDArray[Any]:
-        """Return a sequence's state as bytes; an empty array means failure."""
-        size = llama_cpp.llama_state_seq_get_size(self.pointer, sequence)
+    def save(self, sequence: int, part: int = 0) -> NDArray[Any]:
+        """Return a sequence's state as bytes; an empty array means failure.
+
+        Args:
+            part: save only the recurrent state or the windows, if they have at most so many bytes;
+                0 for the whole state.
+        """
+        flags = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if part else 0
+        size = llama_cpp.llama_state_seq_get_size_ext(self.pointer, sequence, flags)
+        if part and size > part:
+            return np.empty(0, np.uint8)
         begun = time.perf_counter()
         data = self._states.new(size)
         pointer = as_pointer(data, ctypes.c_uint8)
-        written = llama_cpp.llama_state_seq_get_data(self.pointer, pointer, size, sequence)
+        written = llama_cpp.llama_state_seq_get_data_ext(
+            self.pointer, pointer, size, sequence, flags
+        )
         self._states.add(size, time.perf_counter() - begun)
         return data if written == size else data[:0]
 
-    def restore(self, sequence: int, data: NDArray[Any]) -> bool:
-        """Restore a saved state, bit by bit, into an empty sequence; return True on success."""
+    def restore(self, sequence: int, data: NDArray[Any], is_part: bool = False) -> bool:
+        """Restore a saved state, bit by bit, into an empty sequence; return True on success.
+
+        Args:
+            is_part: True for a recurrent state or windows, which replace those of the sequence.
+        """
+        flags = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if is_part else 0
         pointer = as_pointer(data, ctypes.c_uint8)
-        read = llama_cpp.llama_state_seq_set_data(self.pointer, pointer, data.size, sequence)
+        read = llama_cpp.llama_state_seq_set_data_ext(
+            self.pointer, pointer, data.size, sequence, flags
+        )
         return bool(read == data.size)
 
     def close(self) -> None:

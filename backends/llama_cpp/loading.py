@@ -16,7 +16,7 @@ import llama_cpp
 from ..base import MediaKind, Model, Pooling, TokenIds
 from ..errors import EngineError
 from ..pooling import pooling_of
-from .cache import Cache, States
+from .cache import Cache
 from .draft_model import DraftModel
 from .embedder import Embedder, EmbeddingContext
 from .grammars import Candidates, Grammars
@@ -26,6 +26,7 @@ from .options import DEFAULT_CONTEXT, Options, name_of, parts_of
 from .projector import Projector
 from .scheduler import Delivery, Scheduler
 from .state_files import StateFiles
+from .states import States
 from .tiles import least_cells
 from .trace import Trace
 from .vocabulary import Vocabulary
@@ -135,7 +136,7 @@ def _generator(
     candidates = Candidates(vocabulary.size)
     grammars = Grammars(vocabulary, candidates)
     stack.callback(grammars.close)
-    # A saved sliding window lacks the tokens that have left it, so it is reusable only as a whole.
+    # A saved sliding window lacks the tokens that have left it, so it cannot be cut anywhere.
     cuts = model.rolls_back and not model.has_window
     files, waiting = None, 0
     if options.cache_dir is not None:
@@ -144,8 +145,20 @@ def _generator(
         identity = _identity(parts, model, options)
         files = StateFiles(options.cache_dir, options.cache_disk, waiting, identity, cuts)
     evicted = None if files is None else files.put
-    states = States(options.cache_memory - waiting, cuts, evicted=evicted)
-    cache = Cache(context, length, options.slots, model.rolls_back, states, model.window)
+    memory = options.cache_memory - waiting
+    # And a part is for the checkpoints of sequences in the KV cache.
+    kept = 0 if cuts else memory // 3
+    states = States(memory - kept, cuts, evicted=evicted)
+    cache = Cache(
+        context,
+        length,
+        options.slots,
+        model.rolls_back,
+        states,
+        model.window,
+        context.swa_full,
+        kept,
+    )
     # A window or a recurrent state cannot remove the tokens of a draft again, and a larger batch
     # changes the last digits of logits.
     can_draft = model.rolls_back and not model.has_window and not options.exact

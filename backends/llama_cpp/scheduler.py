@@ -16,7 +16,7 @@ import numpy as np
 from ..base import Event, Finish, Load, Piece, PromptTokens, Reason, Token
 from ..errors import EngineError, InvalidGrammar, LatimerError
 from ..stops import TokenCut
-from .cache import BLOCK, Cache, Slot
+from .cache import Cache, Slot
 from .chain import ChainSampler, LongSampler, is_needed
 from .draft_model import DraftModel, Wanted
 from .drafts import LIKELY, OUTCOMES, Acceptance, DecodeCost, Lookup
@@ -27,6 +27,7 @@ from .padding import Padding
 from .projector import Projector
 from .sampling import DeadEnd, RowSampler, Sampler, score
 from .spinning import Spinning
+from .states import BLOCK
 from .tasks import Run, Task, TaskChoice
 from .threads import Threads
 from .tiles import MOST_APART, TILE
@@ -169,6 +170,8 @@ class Scheduler:
                 self._fail(batch, error)
             else:
                 for run in batch:
+                    if run.marks and run.marks[0] == len(run.slot.tokens):
+                        self._cache.add_checkpoint(run.slot)
                     if run.scored is not None and run.outputs:
                         self._score(run)
                     if run.ready:
@@ -294,6 +297,7 @@ class Scheduler:
                 run = self._new_run(choice, slot, history, wanted)
             else:
                 run, preempted.slot, choice.preempted = preempted, slot, None
+            run.marks = self._cache.marks(slot, history[:wanted]) if reuse else None
             self._waiting.take(choice)
             self._running.append(run)
             if scoring and run.sampled == 0:
@@ -306,9 +310,14 @@ class Scheduler:
         """
         for run in self._running:
             if run.left > 1 and run.choice.task.job.owner == owner:
-                shared = self._cache.shared(run.history[: run.wanted], history)
-                if shared - len(run.slot.tokens) >= BLOCK:
+                known, least = run.history[: run.wanted], len(run.slot.tokens) + BLOCK
+                if self._cache.shared(known, history, run.marks or ()) >= least:
                     return True
+                if run.marks is not None:
+                    length = self._cache.branch(known, history)
+                    if length >= least:
+                        run.marks = sorted({*run.marks, length})
+                        return True
         return False
 
     @property
@@ -440,6 +449,8 @@ class Scheduler:
             if not left:
                 continue
             count = min(left, room, output_room) if scoring else min(left, room)
+            if run.marks:
+                count = min(count, self._before_mark(run))
             if cache.free < count:
                 count = self._make_room(run, count, batch)
                 if not count:
@@ -458,6 +469,13 @@ class Scheduler:
             run.row = context.add(slot.id, position - slot.surplus, tokens, run.outputs)
             batch.append(run)
         return batch
+
+    def _before_mark(self, run: Run) -> int:
+        """Return how many tokens of a prompt are evaluated before its next checkpoint."""
+        position = len(run.slot.tokens)
+        # A mark among embeddings is passed.
+        run.marks = [mark for mark in run.marks or () if mark > position]
+        return min(run.marks, default=run.wanted) - position
 
     def _draft(self, runs: Sequence[Run]) -> None:
         """Propose the next tokens of sequences: what followed before, or what a model drafts."""

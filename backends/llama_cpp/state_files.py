@@ -2,9 +2,10 @@
 
 A file has these parts, in little-endian byte order:
 
-    magic and version, digest of the model and the owner, digest of the tokens, three counts;
-    the token ids; start, end and positions of each media span; CRC-32 of all this;
-    the bytes from `llama_state_seq_get_data`; CRC-32 of these
+    magic and version, digest of the model and the owner, digest of the tokens, four counts;
+    the token ids; start, end and positions of each media span; length and bytes of each checkpoint;
+    CRC-32 of all this; the bytes from `llama_state_seq_get_data_ext`, for the sequence and for each
+    checkpoint; CRC-32 of these
 
 Its name is the two digests, which are keyed with a random salt in the folder. So names do not show
 which owner a file belongs to. The time of its last modification is that of its last use. Several
@@ -35,14 +36,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EngineError
-from .cache import BLOCK, Cache, MediaSpan, State, covers, reusable
+from .cache import Cache
 from .options import CLOSE_SECONDS
+from .states import BLOCK, Checkpoint, MediaSpan, State, covers, reusable
 
 log = logging.getLogger("latimer")
 
-MAGIC = b"LATIMER1"
-# The numbers at the end are those of tokens, media spans, and bytes of the state.
-_HEADER = struct.Struct("<8s32sQQQ")
+MAGIC = b"LATIMER2"
+# The numbers at the end are those of tokens, media spans, checkpoints, and bytes of the sequence.
+_HEADER = struct.Struct("<8s32sQQQQ")
 _CRC = struct.Struct("<I")
 _NUMBER = np.dtype("<i8")
 # Bytes of the salt.
@@ -69,11 +71,22 @@ class Damaged(Exception):
 
 
 class Header(NamedTuple):
-    """The first part of a file; `size` is the number of the state's bytes, which follow it."""
+    """The first part of a file.
+
+    Args:
+        points: the length and the number of bytes of each checkpoint.
+        whole: the number of bytes for the sequence, which come first.
+    """
 
     tokens: list[int]
     spans: tuple[MediaSpan, ...]
-    size: int
+    points: dict[int, int]
+    whole: int
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that follow it."""
+        return self.whole + sum(self.points.values())
 
 
 class StateFiles:
@@ -123,9 +136,9 @@ class StateFiles:
     def put(self, state: State) -> None:
         """Queue a state to be written; it is lost if too many bytes wait already."""
         with self._lock:
-            if self._waiting and self._waiting + state.data.nbytes > self._most_waiting:
+            if self._waiting and self._waiting + state.size > self._most_waiting:
                 return
-            self._waiting += state.data.nbytes
+            self._waiting += state.size
         self._queue.put(state)
 
     def recall(self, cache: Cache, owner: str, prompt: Sequence[int]) -> None:
@@ -147,7 +160,8 @@ class StateFiles:
             rest = REST_READING if cache.is_busy else 0
             data = self._read(name, partial(_read_data, rest=rest))
             if data is not None:
-                cache.states.add(State(owner, header.tokens, data, header.spans))
+                whole, kept = data[: header.whole], _checkpoints(header, data)
+                cache.states.add(State(owner, header.tokens, whole, header.spans, kept))
 
     def close(self, cache: Cache) -> None:
         """Write what is in memory, the most recently used first, in at most `CLOSE_SECONDS`.
@@ -160,7 +174,7 @@ class StateFiles:
         self._queue.put(None)
         self._writer.join(CLOSE_SECONDS)
         for age, state in enumerate(reversed(states)):
-            room -= state.data.nbytes
+            room -= state.size
             if room < 0 or time.monotonic() > end:
                 return
             # The next process removes the least recently used first.
@@ -170,7 +184,7 @@ class StateFiles:
         while (state := self._queue.get()) is not None:
             self._write(state, time.time())
             with self._lock:
-                self._waiting -= state.data.nbytes
+                self._waiting -= state.size
 
     def _write(self, state: State, used: float) -> None:
         """Write a state in place of those it covers, unless another one covers it."""
@@ -178,12 +192,12 @@ class StateFiles:
             prefix = self._prefix(state.owner)
             known = list(self._headers_of(prefix))
             for name, header in known:
-                if covers(header.tokens, state.tokens, self._cuts, self._block):
+                if covers(header.tokens, state.tokens, self._cuts, self._block, header.points):
                     with suppress(FileNotFoundError):
                         os.utime(self._folder / name, (used, used))
                         return
             for name, header in known:
-                if covers(state.tokens, header.tokens, self._cuts, self._block):
+                if covers(state.tokens, header.tokens, self._cuts, self._block, state.points):
                     self._remove(name)
             self._write_file(prefix, state, used)
         except OSError as error:
@@ -194,16 +208,22 @@ class StateFiles:
                 log.warning(line, self._folder, reason)
 
     def _write_file(self, prefix: str, state: State, used: float) -> None:
-        body = np.array(state.tokens, _NUMBER).tobytes() + np.array(state.spans, _NUMBER).tobytes()
+        kept = state.checkpoints
+        points = [(one.length, one.data.nbytes) for one in kept]
+        numbers = (state.tokens, state.spans, points)
+        body = b"".join(np.array(part, _NUMBER).tobytes() for part in numbers)
         digest = self._digest(body)
-        counts = (len(state.tokens), len(state.spans), state.data.nbytes)
+        counts = (*map(len, numbers), state.data.nbytes)
         head = _HEADER.pack(MAGIC, bytes.fromhex(prefix + digest), *counts) + body
-        if not self._make_room(len(head) + state.data.nbytes + 2 * _CRC.size):
+        if not self._make_room(len(head) + state.size + 2 * _CRC.size):
             return
         with _replacing(self._folder / f"{prefix}-{digest}.state", used) as file:
             file.write(head + _CRC.pack(zlib.crc32(head)))
             rest = REST_WRITING if threading.current_thread() is self._writer else 0
-            file.write(_CRC.pack(_in_pieces(state.data.data, file.write, rest)))
+            crc = 0
+            for data in (state.data, *(one.data for one in kept)):
+                crc = _in_pieces(data.data, file.write, rest, crc)
+            file.write(_CRC.pack(crc))
 
     def _make_room(self, size: int) -> bool:
         """Remove the least recently used files until another one fits; return True if it does."""
@@ -238,8 +258,8 @@ class StateFiles:
         with suppress(OSError):
             for name, header in self._headers_of(self._prefix(owner)):
                 if len(header.tokens) <= cache.size and header.size <= cache.states.size:
-                    known, spans = header.tokens, header.spans
-                    shared = reusable(known, tokens, self._cuts, self._block, spans)
+                    known, spans, points = header.tokens, header.spans, [*header.points]
+                    shared = reusable(known, tokens, self._cuts, self._block, spans, points)
                     if shared > best[1]:
                         best = (name, shared, header)
         return best
@@ -290,10 +310,11 @@ def _read_header(file: BinaryIO, name: str) -> Header:
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size:
         raise Damaged
-    magic, digests, tokens, spans, data = _HEADER.unpack(head)
-    length = (tokens + 3 * spans) * _NUMBER.itemsize
+    magic, digests, tokens, spans, points, whole = _HEADER.unpack(head)
+    length = (tokens + 3 * spans + 2 * points) * _NUMBER.itemsize
     # The comparison of sizes also bounds what is read.
-    if magic != MAGIC or size != _HEADER.size + length + data + 2 * _CRC.size:
+    rest = size - _HEADER.size - length - 2 * _CRC.size
+    if magic != MAGIC or rest < whole:
         raise Damaged
     body = file.read(length)
     if file.read(_CRC.size) != _CRC.pack(zlib.crc32(head + body)):
@@ -301,12 +322,21 @@ def _read_header(file: BinaryIO, name: str) -> Header:
     if name != f"{digests.hex('-', -16)}.state":
         raise Damaged
     numbers = np.frombuffer(body, _NUMBER).tolist()
-    found = (MediaSpan(*numbers[at : at + 3]) for at in range(tokens, len(numbers), 3))
-    return Header(numbers[:tokens], tuple(found), data)
+    end = tokens + 3 * spans
+    found = tuple(MediaSpan(*numbers[at : at + 3]) for at in range(tokens, end, 3))
+    header = Header(
+        numbers[:tokens],
+        found,
+        dict(zip(numbers[end::2], numbers[end + 1 :: 2], strict=True)),
+        whole,
+    )
+    if header.size != rest:
+        raise Damaged
+    return header
 
 
 def _read_data(file: BinaryIO, name: str, rest: float) -> NDArray[np.uint8]:
-    """Return the bytes of a state, and mark its file as used.
+    """Return the bytes after a header, and mark the file as used.
 
     The file is not mapped into memory: if another process cut it, that would end this process.
 
@@ -321,14 +351,25 @@ def _read_data(file: BinaryIO, name: str, rest: float) -> NDArray[np.uint8]:
     return data
 
 
-def _in_pieces(data: memoryview, transfer: Callable[[memoryview], object], rest: float) -> int:
+def _checkpoints(header: Header, data: NDArray[np.uint8]) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints in the bytes after a header."""
+    found, end = [], header.whole
+    for length, size in header.points.items():
+        found.append(Checkpoint(length, data[end : end + size]))
+        end += size
+    return tuple(found)
+
+
+def _in_pieces(
+    data: memoryview, transfer: Callable[[memoryview], object], rest: float, crc: int = 0
+) -> int:
     """Read or write data, and return its CRC-32.
 
     Args:
+        crc: that of the data before it.
         rest: the pause after each piece, as a multiple of its CPU time. While the engine decodes,
             a thread that keeps a core makes all of llama.cpp's threads wait for one of them.
     """
-    crc = 0
     for start in range(0, len(data), PIECE):
         begun = time.thread_time()
         piece = data[start : start + PIECE]

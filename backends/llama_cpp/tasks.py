@@ -197,6 +197,7 @@ class Run:
         source: the acceptance of the source of this draft.
         drafted, accepted: the numbers of tokens in all drafts, and of those that were accepted.
         is_due: True if a round of batches with a part of all sequences has left it for later.
+        marks: the lengths at which its sequence gets checkpoints; None if it gets none.
     """
 
     choice: TaskChoice
@@ -221,6 +222,7 @@ class Run:
     drafted: int = 0
     accepted: int = 0
     is_due: bool = False
+    marks: list[int] | None = None
 
     @property
     def left(self) -> int:

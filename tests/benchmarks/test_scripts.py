@@ -28,6 +28,10 @@ RUNS = {
     "stored.py rows --rows 100": ("sqlite 100 rows", "sqlite first page", "sqlite a model"),
     "swaps.py --seconds 2 --load 0": ("collation", "by request"),
     "tails.py --turns 1 --seconds 0.2": ("plain 32", "plain 512", "streamed 32", "streamed 512"),
+    "turns.py --instructions 100 --turns 2 --conversations 1 --repeats 1 --width 64": (
+        "recurrent 1",
+        "window 1",
+    ),
 }
 
 

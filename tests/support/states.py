@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from latimer.backends.llama_cpp.cache import Cache, State, States
+from latimer.backends.llama_cpp.cache import Cache
 from latimer.backends.llama_cpp.state_files import StateFiles
+from latimer.backends.llama_cpp.states import Checkpoint, State, States
 
 BLOCK = 4
 TOKENS = list(range(-3, 20))
@@ -29,6 +30,11 @@ def state(owner: str = "", tokens: list[int] = TOKENS, size: int = 100, **more: 
     """Return a state whose bytes differ from those of other tokens."""
     data = np.random.default_rng(abs(sum(tokens))).integers(0, 256, size, np.uint8)
     return State(owner, tokens, data, **more)
+
+
+def checkpoints(*lengths: int) -> tuple[Checkpoint, ...]:
+    """Return checkpoints whose sizes and bytes differ."""
+    return tuple(Checkpoint(one, np.full(10 + one, one, np.uint8)) for one in lengths)
 
 
 def distinct(number: int) -> list[int]:

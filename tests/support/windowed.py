@@ -8,13 +8,13 @@ import gguf
 import numpy as np
 
 from support.gguf_files import copy_vocabulary
+from support.mrope import Size
 
 BPE = Path(__file__).parents[1] / "models" / "bpe.gguf"
-WIDTH, HEADS, DEPTH, INNER, CONTEXT = 64, 4, 2, 128, 1024
-HEAD = WIDTH // HEADS
+SMALL = Size(depth=2, context=1024)
 
 
-def windowed(path: Path, window: int) -> Path:
+def windowed(path: Path, window: int, size: Size = SMALL) -> Path:
     """Write a Gemma 2 with the vocabulary of `bpe.gguf`.
 
     Args:
@@ -28,27 +28,27 @@ def windowed(path: Path, window: int) -> Path:
         writer.add_tensor(name, values.astype(np.float32))
 
     copy_vocabulary(gguf.GGUFReader(BPE), writer)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(DEPTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
+    writer.add_context_length(size.context)
+    writer.add_embedding_length(size.width)
+    writer.add_block_count(size.depth)
+    writer.add_feed_forward_length(2 * size.width)
+    writer.add_head_count(size.heads)
+    writer.add_head_count_kv(size.heads)
+    writer.add_key_length(size.head)
+    writer.add_value_length(size.head)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_sliding_window(window)
-    matrix("token_embd.weight", len(writer.kv_data[0]["tokenizer.ggml.tokens"].value), WIDTH)
-    writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
-    for layer in range(DEPTH):
+    matrix("token_embd.weight", len(writer.kv_data[0]["tokenizer.ggml.tokens"].value), size.width)
+    writer.add_tensor("output_norm.weight", np.ones(size.width, np.float32))
+    for layer in range(size.depth):
         block = f"blk.{layer}."
         for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            writer.add_tensor(f"{block}{name}.weight", np.ones(WIDTH, np.float32))
+            writer.add_tensor(f"{block}{name}.weight", np.ones(size.width, np.float32))
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            matrix(f"{block}{name}.weight", WIDTH, WIDTH)
-        matrix(block + "ffn_gate.weight", INNER, WIDTH)
-        matrix(block + "ffn_up.weight", INNER, WIDTH)
-        matrix(block + "ffn_down.weight", WIDTH, INNER)
+            matrix(f"{block}{name}.weight", size.width, size.width)
+        matrix(block + "ffn_gate.weight", 2 * size.width, size.width)
+        matrix(block + "ffn_up.weight", 2 * size.width, size.width)
+        matrix(block + "ffn_down.weight", size.width, 2 * size.width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

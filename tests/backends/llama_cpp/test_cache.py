@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from latimer.backends.llama_cpp.cache import Cache, Slot, State, States, common
+from latimer.backends.llama_cpp.cache import Cache, Slot
+from latimer.backends.llama_cpp.states import State, States, common
 from numpy.typing import NDArray
 
 SIZE, SLOTS = 24, 4
@@ -33,27 +34,48 @@ def positions_of(tokens: Sequence[int]) -> list[int]:
 class Memory:
     """A model of llama.cpp's KV cache: each sequence has tokens, each in a cell.
 
-    Like llama.cpp it removes and copies by position.
+    Like llama.cpp it removes and copies by position. Each sequence also has a recurrent state: the
+    list of the tokens that it has seen.
+
+    Args:
+        rolls_back: False if the recurrent state of a sequence cannot go back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rolls_back: bool = True) -> None:
         self.sequences: dict[int, list[tuple[int, object]]] = {}
+        self.seen: dict[int, list[int]] = {}
+        self.rolls_back = rolls_back
+        self.fails = False
 
     def remove(self, sequence: int, start: int = 0) -> None:
         """Remove a sequence's tokens from a position on."""
-        self.sequences[sequence] = self._before(sequence, start)
+        kept = self._before(sequence, start)
+        seen = self.seen.get(sequence, [])
+        assert self.rolls_back or not kept or positions_of([*seen, 0])[-1] <= start
+        self.sequences[sequence] = kept
+        self.seen[sequence] = seen[: len(kept)]
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Share the beginning of a sequence with an empty one."""
+        """Share the beginning of a sequence with an empty one; its recurrent state is whole."""
         assert not self.sequences.get(target)
         self.sequences[target] = self._before(source, end)
+        self.seen[target] = [*self.seen.get(source, [])]
+        if self.rolls_back:
+            del self.seen[target][len(self.sequences[target]) :]
 
-    def save(self, sequence: int) -> NDArray[Any]:
-        """Return the sequence's tokens, one byte each."""
-        return np.array([token for token, _ in self.sequences[sequence]], np.int8)
+    def save(self, sequence: int, part: int = 0) -> NDArray[Any]:
+        """Return the sequence's tokens, one byte each, or those that its recurrent state has."""
+        tokens = [token for token, _ in self.sequences[sequence]]
+        assert self.seen[sequence] == tokens
+        return np.array(tokens if not part or len(tokens) <= part else [], np.int8)
 
-    def restore(self, sequence: int, data: NDArray[Any]) -> bool:
-        """Put saved tokens into new cells of an empty sequence."""
+    def restore(self, sequence: int, data: NDArray[Any], is_part: bool = False) -> bool:
+        """Put saved tokens into new cells of an empty sequence, or replace a recurrent state."""
+        if self.fails:
+            return False
+        if is_part:
+            self.seen[sequence] = data.tolist()
+            return True
         assert not self.sequences.get(sequence)
         self.evaluate(sequence, data.tolist())
         return True
@@ -61,6 +83,7 @@ class Memory:
     def evaluate(self, sequence: int, tokens: list[int]) -> None:
         """Append tokens to a sequence, each in a new cell."""
         self.sequences.setdefault(sequence, []).extend((token, object()) for token in tokens)
+        self.seen.setdefault(sequence, []).extend(tokens)
         assert self.used <= SIZE
 
     def _before(self, sequence: int, end: int) -> list[tuple[int, object]]:
@@ -83,7 +106,8 @@ def made(
 ) -> Cache:
     """Return a cache with blocks of one token, so that short lists have many blocks."""
     states = States(kept, rolls_back, block=1)
-    return Cache(memory, size, slots, rolls_back, states)  # type: ignore[arg-type]
+    most_kept = 0 if rolls_back else kept // 2
+    return Cache(memory, size, slots, rolls_back, states, most_kept=most_kept)  # type: ignore[arg-type]
 
 
 def grow(cache: Cache, memory: Memory, slot: Slot, tokens: Sequence[int]) -> None:
@@ -97,14 +121,23 @@ def grow(cache: Cache, memory: Memory, slot: Slot, tokens: Sequence[int]) -> Non
             memory.evaluate(slot.id, [token])
 
 
+def evaluate(cache: Cache, memory: Memory, slot: Slot, tokens: list[int]) -> None:
+    """Evaluate the rest of a prompt, with checkpoints."""
+    for mark in cache.marks(slot, tokens):
+        grow(cache, memory, slot, tokens[len(slot.tokens) : mark])
+        cache.add_checkpoint(slot)
+    grow(cache, memory, slot, tokens[len(slot.tokens) :])
+
+
 def run(cache: Cache, memory: Memory, tokens: list[int], alone: bool) -> int:
     """Run a sequence from its beginning to its end, and return how many tokens were reused."""
     slot = cache.take(tokens, "", True, 0)
     assert slot is not None
     reused = slot.reused
     assert [token for token, _ in memory.sequences.get(slot.id, [])] == tokens[:reused]
+    assert memory.seen.get(slot.id, []) == tokens[:reused]
     assert cache.make_room(len(tokens) - reused)
-    grow(cache, memory, slot, tokens[reused:])
+    evaluate(cache, memory, slot, tokens)
     cache.rest(slot)
     if not alone:
         other = cache.take([0] * 3, "other", False, 0)
@@ -134,25 +167,42 @@ def test_a_scrape_does_not_visit_each_cell() -> None:
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+# Prompts that have much in common.
+ALIKE = st.lists(st.integers(0, 2), min_size=6, max_size=12).map(sorted)
 # Prompts of single tokens and pictures.
 SEEN = st.lists(
     st.sampled_from([(0,), (1,), (2,), LARGE[0], SMALL[0]]), min_size=1, max_size=6
 ).map(lambda parts: [token for part in parts for token in part][:SIZE])
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["take", "fork", "grow", "rest", "tidy", "swap_out", "drop", "room"]),
-        TOKENS | SEEN.filter(lambda tokens: len(tokens) < SIZE),
+        st.sampled_from(
+            [
+                "take",
+                "take",
+                "fork",
+                "grow",
+                "mark",
+                "rest",
+                "rest",
+                "tidy",
+                "swap_out",
+                "drop",
+                "room",
+            ]
+        ),
+        TOKENS | ALIKE | SEEN.filter(lambda tokens: len(tokens) < SIZE),
         st.integers(0, 9),
     ),
     max_size=40,
 )
 
 
+@settings(max_examples=400)
 @given(STEPS, st.booleans())
 def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back: bool) -> None:
     """After any steps, the cache's tokens and free cells are those of the memory, and no cell is
     lost."""
-    memory = Memory()
+    memory = Memory(rolls_back)
     cache = made(memory, rolls_back=rolls_back)
     running: list[Slot] = []
     for step, tokens, number in steps:
@@ -164,6 +214,8 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
                 assert taken.reused < len(tokens)
                 assert cache.free >= len(tokens) - taken.reused + number % 3
                 running.append(taken)
+                if number > 4 and min(tokens) >= 0:
+                    evaluate(cache, memory, taken, tokens)
         elif step == "room":
             cache.make_room(number)
         elif step == "tidy":
@@ -176,6 +228,9 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
         elif slot is not None and step == "grow":
             if cache.make_room(len(tokens)):
                 grow(cache, memory, slot, tokens)
+        elif slot is not None and step == "mark":
+            if slot.tokens and not rolls_back:
+                cache.add_checkpoint(slot)
         elif slot is not None:
             running.remove(slot)
             {"rest": cache.rest, "swap_out": cache.swap_out, "drop": cache.drop}[step](slot)
@@ -184,12 +239,46 @@ def test_the_books_are_right(steps: list[tuple[str, list[int], int]], rolls_back
         assert cache.used == len(cells) / SIZE
         for one in running:
             assert [token for token, _ in memory.sequences.get(one.id, [])] == one.tokens
+            assert memory.seen.get(one.id, []) == one.tokens
             following = positions_of([*one.tokens, 0])[-1]
             assert len(one.tokens) - one.surplus == following
     for slot in running:
         cache.drop(slot)
     assert cache.make_room(SIZE)
     assert memory.used == 0
+
+
+def test_a_recurrent_state_goes_back_to_a_checkpoint() -> None:
+    """A prompt reuses a sequence up to its checkpoint, from the KV cache and from host memory."""
+    for alone in (True, False):
+        memory = Memory(False)
+        cache = made(memory, rolls_back=False)
+        first = list(range(10))
+        assert run(cache, memory, first, alone) == 0
+        assert run(cache, memory, [*first[:6], 20, 21, 22, 23, 24, 25], alone) == 6
+        assert run(cache, memory, first, alone) == 6
+
+
+def test_a_second_conversation_finds_where_its_instructions_end() -> None:
+    """A conversation gets a checkpoint where it branches off, and the next one begins there."""
+    for alone in (True, False):
+        memory = Memory(False)
+        cache = made(memory, rolls_back=False)
+        instructions = [1, 2, 3, 4]
+        assert run(cache, memory, [*instructions, 5, 6, 7, 8, 9], alone) == 0
+        assert run(cache, memory, [*instructions, 6, 6, 7, 8, 9], alone) == 0
+        assert run(cache, memory, [*instructions, 7, 6, 7, 8, 9], alone) == 4
+
+
+@given(st.lists(st.tuples(ALIKE, st.booleans()), max_size=12))
+def test_a_recurrent_state_has_seen_the_reused_tokens(
+    prompts: list[tuple[list[int], bool]],
+) -> None:
+    """The recurrent state of a prompt has seen the tokens that it reuses, and no others."""
+    memory = Memory(False)
+    cache = made(memory, rolls_back=False)
+    for tokens, alone in prompts:
+        run(cache, memory, tokens, alone)
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -278,8 +367,30 @@ def test_a_state_that_does_not_come_back_is_evaluated_again() -> None:
     memory = Memory()
     cache = made(memory)
     run(cache, memory, [1, 2, 3, 4, 5], False)
-    memory.restore = lambda sequence, data: False  # type: ignore[method-assign]
+    memory.fails = True
     assert run(cache, memory, [1, 2, 3, 9], False) == 0
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_checkpoint_that_does_not_come_back_is_evaluated_again(beside: bool) -> None:
+    """A prompt is evaluated from its beginning when llama.cpp cannot restore a checkpoint, in its
+    own sequence or in a copy."""
+    memory = Memory(False)
+    cache = made(memory, rolls_back=False)
+    first = list(range(9))
+    slot = cache.take(first, "", True, 0)
+    assert slot is not None
+    evaluate(cache, memory, slot, first)
+    if not beside:
+        cache.rest(slot)
+    memory.fails = True
+    second = [*first[:6], 20, 21, 22]
+    taken = cache.take(second, "", True, 0)
+    assert taken is not None
+    assert (taken.tokens, taken.reused, taken.points) == ([], 0, [])
+    evaluate(cache, memory, taken, second)
+    assert memory.seen[taken.id] == second
+    assert cache.free == SIZE - memory.used
 
 
 @pytest.mark.parametrize("alone", [True, False])

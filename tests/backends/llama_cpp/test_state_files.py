@@ -23,8 +23,8 @@ from latimer.adapter.auth import owner_of
 from latimer.backends.base import Generation, Prompt, Sampling, Text
 from latimer.backends.errors import EngineError
 from latimer.backends.llama_cpp import LlamaCpp, state_files
-from latimer.backends.llama_cpp.cache import MediaSpan, State
 from latimer.backends.llama_cpp.state_files import MOST_FILES, STALE, StateFiles
+from latimer.backends.llama_cpp.states import MediaSpan, State
 from support.clients import client_of
 from support.jobs import run
 from support.recordings import DEMO_CHATML
@@ -35,6 +35,7 @@ from support.states import (
     SHARED,
     TOKENS,
     cache_of,
+    checkpoints,
     distinct,
     opened,
     put,
@@ -53,13 +54,17 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_state_comes_back(tmp_path: Path) -> None:
-    """Another process gets a state as it was, with its tokens and its media."""
-    given = state(spans=(MediaSpan(0, 3, 2),))
+    """Another process gets a state as it was, with its tokens, its media and its checkpoints."""
+    given = state(spans=(MediaSpan(0, 3, 2),), checkpoints=checkpoints(8, 20))
     put(opened(tmp_path), given)
     found = recalled(opened(tmp_path))
     assert found is not None
     assert (found.owner, found.tokens, found.spans) == ("", TOKENS, given.spans)
     assert found.data.tobytes() == given.data.tobytes()
+    assert [(one.length, one.data.tobytes()) for one in found.checkpoints] == [
+        (one.length, one.data.tobytes()) for one in given.checkpoints
+    ]
+    assert found.size == given.size
 
 
 def test_a_picture_comes_back_as_a_whole(tmp_path: Path) -> None:
@@ -78,6 +83,20 @@ def test_whole_states_only(tmp_path: Path) -> None:
     cache = cache_of(cuts=False)
     files.recall(cache, "", [*TOKENS[:12], 50])
     assert [len(one.tokens) for one in cache.states.empty()] == [10]
+
+
+def test_a_state_is_reused_up_to_a_checkpoint(tmp_path: Path) -> None:
+    """A prompt that branches off reads a state that it can reuse up to a checkpoint, and a state
+    replaces another one that it has up to its end."""
+    files = opened(tmp_path, cuts=False)
+    put(files, state(tokens=TOKENS[:10]), state(checkpoints=checkpoints(9, 16)))
+    assert len(names(tmp_path)) == 1
+    cache = cache_of(cuts=False)
+    prompt = [*TOKENS[:17], 50, 51]
+    files.recall(cache, "", prompt)
+    found, length = cache.states.longest("", prompt)
+    assert found is not None
+    assert (length, found.points) == (16, [9, 16])
 
 
 @pytest.mark.parametrize("other", [{"owner": "other"}, {"model": "other"}])
@@ -128,7 +147,8 @@ def damage(kind: str, data: bytes, at: int) -> bytes:
 @pytest.mark.parametrize("kind", ["flipped", "cut", "longer"])
 def test_a_damaged_file_is_removed(tmp_path: Path, kind: str) -> None:
     """A file with a fault at any byte is never used, and is removed."""
-    given = state(tokens=TOKENS[:6], size=20, spans=(MediaSpan(0, 3, 2),))
+    spans, kept = (MediaSpan(0, 3, 2),), checkpoints(4)
+    given = state(tokens=TOKENS[:6], size=20, spans=spans, checkpoints=kept)
     put(opened(tmp_path), given)
     (name,) = names(tmp_path)
     whole = (tmp_path / name).read_bytes()
@@ -456,6 +476,22 @@ async def test_a_recurrent_model_goes_on(tmp_path: Path) -> None:
         await backend.aclose()
     assert found[0] == found[1]
     assert found[1][1][0].cached_tokens == 100
+
+
+async def test_a_recurrent_model_goes_back_after_a_restart(tmp_path: Path) -> None:
+    """After a restart, a prompt without the last answer reuses the prompt before it."""
+    ids = tuple(range(5, 205))
+    job = Generation(Prompt((*ids[:-2], 7, 8, 9)), 12, sampling=GREEDY)
+    found = []
+    for folder in (None, tmp_path):
+        backend = engine(path=RECURRENT, cache_dir=folder)
+        await run(backend, Generation(Prompt(ids), 20, sampling=GREEDY))
+        if folder is not None:
+            await backend.aclose()
+        found.append(await run(backend, job))
+        await backend.aclose()
+    assert found[0] == found[1]
+    assert found[1][1][0].cached_tokens == 196
 
 
 async def test_a_restarted_engine_keeps_owners_apart(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Tests of checkpoints over real contexts: of recurrent states, and of sliding windows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from latimer.backends.base import Piece, Sampling
+from latimer.backends.llama_cpp.states import BLOCK
+from support.mrope import QWEN35, language_model
+from support.scheduled import ENDLESS, Engine, finish
+from support.windowed import windowed
+
+RECURRENT = Path(__file__).parent.parent.parent / "models" / "recurrent.gguf"
+
+
+@pytest.fixture(scope="module", params=["recurrent", "hybrid", "window", "wide window"])
+def uncut(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose sequences cannot be cut at any length, outside the KV cache or at all."""
+    file = tmp_path_factory.mktemp("models") / "uncut.gguf"
+    if request.param == "recurrent":
+        return RECURRENT
+    if request.param == "hybrid":
+        return language_model(file, QWEN35)
+    # Cells for wide windows take more than half of the context, so there is one for each token.
+    return windowed(file, 300 if request.param == "wide window" else 16)
+
+
+def ids_of(count: int, seed: int) -> list[int]:
+    """Return random tokens."""
+    return random.Random(seed).choices(range(5, 250), k=count)
+
+
+def answered(engine: Engine, *prompts: Sequence[int], **job: Any) -> list[tuple[list[int], int]]:
+    """Run prompts together; return the tokens of each answer, and how many were cached."""
+    boxes = [engine.submit_ids(ids, 8, logprobs=0, **job)[1] for ids in prompts]
+    finish(engine, *boxes)
+    return [
+        (
+            [
+                token.id
+                for event in box.events
+                if isinstance(event, Piece)
+                for token in event.tokens
+            ],
+            box.finishes[0].cached_tokens,
+        )
+        for box in boxes
+    ]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+def test_a_turn_reuses_a_prompt_whose_answer_is_gone(uncut: Path, beside: bool) -> None:
+    """The next turn of a conversation reuses the last prompt if its answer is written differently,
+    and so does the same prompt once more, also after others have run."""
+    first = [*ids_of(300, 1), 7, 8, 9, 10]
+    second = [*first[:-2], *ids_of(90, 2), 7, 8, 9, 10]
+    engine = Engine(2, 2048, uncut)
+    if beside:
+        engine.submit_ids(ids_of(20, 9), 500, sampling=ENDLESS)
+    answers = [answered(engine, prompt)[0] for prompt in (first, second, first, second)]
+    engine.close()
+    for prompt, (ids, cached), least in zip(
+        (first, second, first, second), answers, (0, 300, 300, 388), strict=True
+    ):
+        fresh = Engine(2, 2048, uncut)
+        assert ids == answered(fresh, prompt)[0][0]
+        fresh.close()
+        assert least <= cached < len(prompt)
+
+
+def test_instructions_are_evaluated_once_for_those_who_come_together(uncut: Path) -> None:
+    """Conversations with the same instructions share them, whether they come together or later."""
+    instructions = ids_of(200, 1)
+    prompts = [[*instructions, *ids_of(80, seed)] for seed in range(2, 8)]
+    engine = Engine(4, 4096, uncut)
+    answers = answered(engine, *prompts[:4])
+    answers += [answered(engine, prompt)[0] for prompt in prompts[4:]]
+    engine.close()
+    assert answers[0][1] == 0
+    # Those who wait begin as soon as less than a block is missing.
+    assert all(200 - BLOCK < cached <= 200 for _, cached in answers[1:])
+    for prompt, (ids, _) in zip(prompts, answers, strict=True):
+        fresh = Engine(2, 4096, uncut)
+        assert ids == answered(fresh, prompt)[0][0]
+        fresh.close()
+
+
+def test_choices_share_a_checkpoint(uncut: Path) -> None:
+    """The choices of a prompt that goes back to a checkpoint are those of a fresh engine."""
+    first = ids_of(200, 1)
+    engine = Engine(4, 4096, uncut)
+    answered(engine, first)
+    second = [*first[:-3], *ids_of(50, 2)]
+    _, box = engine.submit_ids(second, 8, seeds=(None,) * 3)
+    finish(engine, box)
+    assert box.finishes[0].cached_tokens >= 196
+    fresh = Engine(4, 4096, uncut)
+    _, alone = fresh.submit_ids(second, 8)
+    finish(fresh, alone)
+    assert {box.choice(index) for index in range(3)} == {alone.text}
+    engine.close()
+    fresh.close()
+
+
+def test_a_seeded_prompt_is_evaluated_in_one_piece(uncut: Path) -> None:
+    """A seed reproduces its result after any other prompts, so its prompt gets no checkpoint."""
+    prompt = ids_of(60, 1)
+    sampled = Sampling(1.0)
+    engine = Engine(2, 2048, uncut, batch=512)
+    answers = answered(engine, prompt, sampling=sampled, seeds=(5,))
+    assert not any(slot.checkpoints for slot in engine.cache._resting.values())
+    answered(engine, [*prompt, *ids_of(60, 2)])
+    answers += answered(engine, prompt, sampling=sampled, seeds=(5,))
+    engine.close()
+    assert answers[0] == answers[1]
+    assert answers[0][1] == 0
