@@ -140,6 +140,12 @@ def _check_hosts(hosts: list[str]) -> None:
     LocalRules(hosts=hosts)
 
 
+def _unbracketed(host: Any) -> Any:
+    """Return an address of IPv6 without the brackets that it has in a URL."""
+    is_ipv6 = isinstance(host, str) and host.startswith("[") and host.endswith("]")
+    return host[1:-1] if is_ipv6 else host
+
+
 def _check_proxies(proxies: list[str]) -> None:
     from .proxies import networks_of
 
@@ -348,7 +354,7 @@ class FlatSettings(Checked):
     )
     store_required: bool = store_setting(False, "Reject a request that cannot be stored.")
 
-    host: str = client_setting("127.0.0.1", "Address to listen on.")
+    host: str = client_setting("127.0.0.1", "Address to listen on.", convert=_unbracketed)
     port: int = client_setting(8000, "Port to listen on.", ge=0, le=65535)
     model_name: list[str] = client_setting(
         [],

@@ -228,6 +228,11 @@ def test_a_value_in_a_table_is_checked(file: Path, table: str, said: str) -> Non
     assert said in complaint(file)
 
 
+def test_an_address_of_ipv6_may_have_its_brackets() -> None:
+    """`--host` takes an address of IPv6 also in the form that it has in a URL."""
+    assert Settings(host="[::1]").host == Settings(host="::1").host == "::1"
+
+
 def test_a_file_can_begin_with_a_byte_order_mark(file: Path) -> None:
     """A file of an editor that writes a byte order mark first is read as without it."""
     file.write_bytes(b"\xef\xbb\xbfport = 1234\n")
