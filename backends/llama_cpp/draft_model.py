@@ -121,6 +121,8 @@ class DraftModel:
             # The last token is evaluated again if need be, because its logits are needed.
             shared = min(common(known, one.history), len(one.history) - 1)
             if shared < len(known):
+                if not self._has_window(one.sequence, shared):
+                    shared = 0
                 self._context.remove(one.sequence, shared)
                 del known[shared:]
             tokens = one.history[shared : shared + self._context.room]
@@ -132,6 +134,14 @@ class DraftModel:
             if is_last:
                 rows[one.sequence] = row
         self._decode(rows, drafts)
+
+    def _has_window(self, sequence: int, length: int) -> bool:
+        """Return True if the layers with a window have most of it for the token at a position.
+
+        Each token of a draft may have overwritten one, and a few of them change no good draft.
+        """
+        window = self._model.window
+        return self._context.first(sequence) <= max(length - window + window // 8, 0)
 
     def _missing(self, one: Wanted) -> int:
         return len(one.history) - common(self._known.get(one.sequence, []), one.history)
@@ -170,7 +180,7 @@ def _common_size(path: Path, model: LoadedModel, vocabulary: Vocabulary) -> int:
     Raises:
         EngineError: the model cannot draft for one with this vocabulary.
     """
-    if not (model.rolls_back and model.purpose.can_generate) or model.has_window:
+    if not (model.rolls_back and model.purpose.can_generate):
         raise EngineError(
             f"{path} cannot draft, because llama.cpp cannot remove the tokens of a draft from its "
             "memory. Choose another draft model."

@@ -159,9 +159,9 @@ def _generator(
         context.swa_full,
         kept,
     )
-    # A window or a recurrent state cannot remove the tokens of a draft again, and a larger batch
-    # changes the last digits of logits.
-    can_draft = model.rolls_back and not model.has_window and not options.exact
+    # A recurrent state cannot remove the tokens of a draft again. A window can: what a batch
+    # overwrites had left it before. A larger batch changes the last digits of logits.
+    can_draft = model.rolls_back and not options.exact
     draft_model = None
     if options.draft_model is not None:
         if not can_draft:

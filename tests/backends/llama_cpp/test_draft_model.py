@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from latimer.backends.llama_cpp.options import Options
 from latimer.backends.llama_cpp.scheduler import Scheduler
 from latimer.backends.llama_cpp.vocabulary import Vocabulary
 from support import gguf_files
+from support.windowed import windowed
 
 from .test_drafts import PROMPTS, accepted, events_of, job_of, without_counts
 
@@ -159,6 +161,31 @@ def test_drafts_follow_a_sequence_that_changes(demo_loaded: LoadedModel) -> None
     vocabulary.close()
 
 
+def test_drafts_of_a_window_are_those_of_a_fresh_model(tmp_path: Path) -> None:
+    """A sequence that changes far before its end is evaluated again, because its window is gone."""
+    path = windowed(tmp_path / "windowed.gguf", 16)
+    options = Options(threads=1, parallel=1, batch=64, cache_type="f32", flash_attention=False)
+    loaded = LoadedModel(path, options)
+    vocabulary = Vocabulary(loaded)
+    words = random.Random(1).choices(range(270, 400), k=500)
+
+    def drafts(model: DraftModel, history: list[int]) -> list[int]:
+        found: dict[int, list[int]] = {}
+        while not found:
+            found = model.propose([Wanted(0, history, 5)], 1)
+        return found[0]
+
+    model = DraftModel(path, options, 1024, vocabulary)
+    for history in (words[:400], words[:80], [*words[:79], *words[400:]], words[:490]):
+        fresh = DraftModel(path, options, 1024, vocabulary)
+        assert drafts(model, history) == drafts(fresh, history)
+        assert model._context.first(0) <= len(history) - 16
+        fresh.close()
+    model.close()
+    vocabulary.close()
+    loaded.close()
+
+
 def test_a_long_prompt_is_evaluated_in_steps(demo_loaded: LoadedModel) -> None:
     """One call evaluates at most a batch, and sequences without cells get no draft."""
     vocabulary = Vocabulary(demo_loaded)
@@ -189,3 +216,41 @@ async def test_other_models_are_refused(demo_f32: Path, tmp_path: Path) -> None:
             await LlamaCpp(target, draft_model=draft).model()
     with pytest.raises(EngineError, match="'exact' does not support a draft model"):
         LlamaCpp(demo_f32, draft_model=DEMO_MODEL, exact=True)
+
+
+@pytest.mark.parametrize("window", [6, 16, 200])
+async def test_a_window_loses_nothing_by_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """Drafts by prompt lookup and by a model change no answer of a model with a sliding window,
+    with cells for its windows only and with one for each token."""
+    cheap = DecodeCost()
+    cheap.line = (0.6, 0.4)
+    monkeypatch.setattr(Scheduler, "_cost_for", lambda *_: cheap)
+    path = windowed(tmp_path / "windowed.gguf", window)
+    words = random.Random(1)
+    prompts = [words.choices(range(270, 300), k=words.randrange(20, 200)) * 2 for _ in range(8)]
+    jobs = [
+        Generation(Prompt(tuple(ids)), 60, (seed,), sampling=sampling, logprobs=0)
+        for ids in prompts
+        for seed, sampling in ((None, Sampling(0.0)), (3, Sampling(0.5)))
+    ]
+    found, drafted = [], []
+    for more in ({}, {"prompt_lookup": True}, {"draft_model": path}):
+        backend = LlamaCpp(path, batch=64, **{**SETTINGS, **more})
+        answers = await asyncio.gather(*(events_of(backend, replace(job)) for job in jobs))
+        await backend.aclose()
+        drafted.append(sum(accepted(events) for events in answers))
+        found.append(
+            [
+                [event.tokens[0] for event in events if isinstance(event, Piece)]
+                for events in answers
+            ]
+        )
+    assert drafted[0] == 0
+    assert min(drafted[1:]) > 20
+    for one in found[1:]:
+        for tokens, others in zip(found[0], one, strict=True):
+            assert [token.id for token in tokens] == [token.id for token in others]
+            for token, other in zip(tokens, others, strict=True):
+                assert token.logprob == pytest.approx(other.logprob, abs=1e-3)
