@@ -350,13 +350,14 @@ class Cache:
     def _ends_here(self, slot: Slot, length: int) -> bool:
         """Return True if a prompt can continue an idle slot in place rather than copy it.
 
-        That is so if the rest of the slot is not worth keeping, or if no other slot is available.
-        In the second case the slot's state is saved first.
+        That is so if the rest of the slot is not worth keeping. It is also so if no other slot is
+        available, or no cells for the windows of another one; then its state is saved first.
         """
         comes_back = self._rolls_back or self._most_kept > 0
         if comes_back and len(slot.tokens) - length < self.states.block:
             return True
-        if self._ids or len(self._resting) > 1:
+        is_alone = self._replaces_windows and self._checkpoint_for(slot, length) is not None
+        if (self._ids or len(self._resting) > 1) and not is_alone:
             return False
         self._save(slot)
         return True
@@ -485,7 +486,18 @@ class Cache:
         """Return how much of a prefix a slot can give, by a cut or by a checkpoint."""
         if self._has(slot, length):
             return length
+        if self._replaces_windows and (slot.id in self._running or self._owners[slot.cells[0]] > 1):
+            return 0
         return max((one for one in slot.points if one <= length), default=0)
+
+    @property
+    def _replaces_windows(self) -> bool:
+        """True if windows that come back need the cells of those that they replace.
+
+        With `swa_full` the layers with a window have as many cells as the others. Windows of its
+        own would take more of them than a copy takes in other layers.
+        """
+        return self._window > 0 and self._swa_full
 
     def _has(self, slot: Slot, length: int) -> bool:
         """Return True if llama.cpp can cut a slot at a length."""

@@ -118,3 +118,28 @@ def test_a_seeded_prompt_is_evaluated_in_one_piece(uncut: Path) -> None:
     engine.close()
     assert answers[0] == answers[1]
     assert answers[0][1] == 0
+
+
+def test_windows_of_sequences_that_share_instructions_find_cells(tmp_path: Path) -> None:
+    """Sequences that branch off from a running one do not fail for want of cells, if windows of
+    all of them take more than the context has."""
+    instructions = ids_of(400, 1)
+    prompts = [[*instructions, *ids_of(60, seed)] for seed in (2, 3)]
+    engine = Engine(4, 1024, windowed(tmp_path / "wide.gguf", 300))
+    for prompt in prompts:
+        finish(engine, engine.submit_ids(prompt, 1)[1])
+    # The second one leaves the KV cache, and comes back without what has left its windows.
+    finish(engine, engine.submit_ids(ids_of(30, 9), 4)[1])
+    boxes = [engine.submit_ids([*prompts[1], *ids_of(10, 4)], 100, sampling=ENDLESS)[1]]
+    engine.scheduler.step()
+    (slot,) = engine.cache._running.values()
+    assert 400 in slot.points
+    assert engine.context.first(slot.id) > 101
+    boxes += [
+        engine.submit_ids([*instructions, *ids_of(30, seed)], 60, sampling=ENDLESS)[1]
+        for seed in range(20, 23)
+    ]
+    finish(engine, *boxes)
+    engine.close()
+    assert [box.error for box in boxes] == [None] * 4
+    assert boxes[1].finishes[0].cached_tokens == 400
