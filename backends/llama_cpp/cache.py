@@ -333,7 +333,7 @@ class Cache:
         return self.states.remembers and len(slot.tokens) >= least
 
     def _save(self, slot: Slot) -> None:
-        if self._is_worth(slot) and self.states.wants(slot.owner, slot.tokens):
+        if self._is_worth(slot) and self.states.wants(slot.owner, slot.tokens, slot.points):
             data = self._memory.save(slot.id)
             if data.size:
                 tokens, kept = list(slot.tokens), slot.checkpoints

@@ -191,13 +191,14 @@ class StateFiles:
         try:
             prefix = self._prefix(state.owner)
             known = list(self._headers_of(prefix))
+            cuts, block, tokens, points = self._cuts, self._block, state.tokens, state.points
             for name, header in known:
-                if covers(header.tokens, state.tokens, self._cuts, self._block, header.points):
+                if covers(header.tokens, tokens, cuts, block, header.points, points):
                     with suppress(FileNotFoundError):
                         os.utime(self._folder / name, (used, used))
                         return
             for name, header in known:
-                if covers(state.tokens, header.tokens, self._cuts, self._block, state.points):
+                if covers(tokens, header.tokens, cuts, block, points, header.points):
                     self._remove(name)
             self._write_file(prefix, state, used)
         except OSError as error:

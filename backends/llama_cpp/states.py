@@ -12,7 +12,7 @@ removes and copies by position, cannot take a part of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -130,14 +130,17 @@ class States:
         """True if the store is enabled."""
         return self.size > 0
 
-    def wants(self, owner: str, tokens: list[int]) -> bool:
+    def wants(self, owner: str, tokens: list[int], points: Iterable[int] = ()) -> bool:
         """Return True if a sequence is worth saving.
 
         If a state already covers it, that state counts as used.
+
+        Args:
+            points: the lengths of its checkpoints.
         """
         with self._lock:
             for state in self._states:
-                if state.owner == owner and self._covers(state, tokens):
+                if state.owner == owner and self._covers(state, tokens, points):
                     self._touch(state)
                     return False
         return self.remembers
@@ -153,7 +156,7 @@ class States:
             covered = [
                 one
                 for one in self._states
-                if one.owner == state.owner and self._covers(state, one.tokens)
+                if one.owner == state.owner and self._covers(state, one.tokens, one.points)
             ]
             for one in covered:
                 self._forget(one)
@@ -197,8 +200,8 @@ class States:
             found = [state for state in self._states if state.owner == owner]
         return branch(found, tokens, self.block)
 
-    def _covers(self, state: State, others: list[int]) -> bool:
-        return covers(state.tokens, others, self._cuts, self.block, state.points)
+    def _covers(self, state: State, others: list[int], points: Iterable[int]) -> bool:
+        return covers(state.tokens, others, self._cuts, self.block, state.points, points)
 
     def _touch(self, state: State) -> None:
         self._states.remove(state)
@@ -210,17 +213,24 @@ class States:
 
 
 def covers(
-    tokens: list[int], others: list[int], cuts: bool, block: int, points: Iterable[int] = ()
+    tokens: list[int],
+    others: list[int],
+    cuts: bool,
+    block: int,
+    points: Collection[int] = (),
+    other_points: Iterable[int] = (),
 ) -> bool:
     """Return True if `tokens` has everything of `others` that is worth reusing.
 
     Args:
         points: the lengths of the checkpoints of `tokens`.
+        other_points: those of `others`; only those of the same tokens count.
     """
     length = len(others)
     if not cuts:
-        if len(tokens) == length or not any(length - block < one <= length for one in points):
-            return tokens == others
+        wanted = other_points if len(tokens) == length else (length,)
+        if not all(any(at - block < one <= at for one in points) for at in wanted):
+            return False
         return tokens[:length] == others
     if tokens[:block] != others[:block]:
         return False

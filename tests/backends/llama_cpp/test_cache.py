@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from latimer.backends.llama_cpp.cache import Cache, Slot
 from latimer.backends.llama_cpp.states import State, States, common
 from numpy.typing import NDArray
+from support.states import checkpoints
 
 SIZE, SLOTS = 24, 4
 # Pictures with M-RoPE: the ids of their embeddings, and the number of their positions.
@@ -350,6 +351,20 @@ def test_a_state_that_another_covers_is_not_kept() -> None:
     assert states.wants("other", one)
     states.add(State("", [7] * 50, np.zeros(101, np.uint8)))
     assert states.used == 20
+
+
+def test_a_state_without_checkpoints_gives_way_to_the_same_with_them() -> None:
+    """A sequence with checkpoints is kept in place of the same tokens without them."""
+    states = States(100, False, block=4)
+    one = list(range(20))
+    states.add(State("", one, np.zeros(10, np.uint8)))
+    assert not states.wants("", one)
+    assert states.wants("", one, [8, 16])
+    kept = checkpoints(8, 16)
+    states.add(State("", one, np.zeros(10, np.uint8), checkpoints=kept))
+    assert not states.wants("", one, [8, 16])
+    assert not states.wants("", one)
+    assert [state.checkpoints for state in states.empty()] == [kept]
 
 
 def test_what_cannot_be_cut_is_gone_on_from_whole() -> None:

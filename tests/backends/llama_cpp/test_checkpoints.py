@@ -143,3 +143,17 @@ def test_windows_of_sequences_that_share_instructions_find_cells(tmp_path: Path)
     engine.close()
     assert [box.error for box in boxes] == [None] * 4
     assert boxes[1].finishes[0].cached_tokens == 400
+
+
+def test_a_repeated_prompt_goes_back_although_it_was_there_without_checkpoints(uncut: Path) -> None:
+    """A prompt that ended as a seeded one did reuses its checkpoint the next time."""
+    prompt = ids_of(300, 1)
+    engine = Engine(2, 2048, uncut)
+    engine.submit_ids(ids_of(20, 9), 500, sampling=ENDLESS)
+    cached = []
+    for job in ({"seeds": (5,), "sampling": Sampling(1.0)}, {}, {}):
+        _, box = engine.submit_ids(prompt, 1, **job)
+        finish(engine, box)
+        cached.append(box.finishes[0].cached_tokens)
+    engine.close()
+    assert cached == [0, 0, 296]
