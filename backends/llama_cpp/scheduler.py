@@ -315,6 +315,9 @@ class Scheduler:
                     return True
                 if run.marks is not None:
                     length = self._cache.branch(known, history)
+                    # Each checkpoint ends a batch, so many prompts get none close to each other.
+                    if any(abs(length - mark) < BLOCK for mark in run.marks):
+                        length -= length % BLOCK
                     if length >= least:
                         run.marks = sorted({*run.marks, length})
                         return True

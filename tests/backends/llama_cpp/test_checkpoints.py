@@ -157,3 +157,22 @@ def test_a_repeated_prompt_goes_back_although_it_was_there_without_checkpoints(u
         cached.append(box.finishes[0].cached_tokens)
     engine.close()
     assert cached == [0, 0, 296]
+
+
+def test_many_prompts_do_not_cut_another_into_pieces(uncut: Path) -> None:
+    """Prompts that branch off close to each other let a running one end few batches early."""
+    known = ids_of(600, 1)
+    engine = Engine(2, 2048, uncut, batch=512)
+    _, first = engine.submit_ids(known, 1)
+    engine.scheduler.step()
+    boxes = [
+        engine.submit_ids([*known[:length], *ids_of(30, length)], 1)[1]
+        for length in range(590, 530, -1)
+    ]
+    steps = 0
+    while not first.finished:
+        engine.scheduler.step()
+        steps += 1
+    assert steps < 6
+    finish(engine, *boxes)
+    engine.close()
