@@ -158,9 +158,10 @@ class StateFiles:
             if length - cache.known(owner, tokens) < least:
                 return
             rest = REST_READING if cache.is_busy else 0
-            data = self._read(name, partial(_read_data, rest=rest))
-            if data is not None:
-                whole, kept = data[: header.whole], _checkpoints(header, data)
+            found = self._read(name, partial(_read_data, rest=rest))
+            if found is not None:
+                whole, *others = found
+                kept = tuple(map(Checkpoint, header.points, others))
                 cache.states.add(State(owner, header.tokens, whole, header.spans, kept))
 
     def close(self, cache: Cache) -> None:
@@ -336,29 +337,24 @@ def _read_header(file: BinaryIO, name: str) -> Header:
     return header
 
 
-def _read_data(file: BinaryIO, name: str, rest: float) -> NDArray[np.uint8]:
-    """Return the bytes after a header, and mark the file as used.
+def _read_data(file: BinaryIO, name: str, rest: float) -> list[NDArray[np.uint8]]:
+    """Return the bytes of a sequence and of each checkpoint, and mark the file as used.
 
-    The file is not mapped into memory: if another process cut it, that would end this process.
+    Each has an array of its own, so that a checkpoint can outlive the others. The file is not
+    mapped into memory: if another process cut it, that would end this process.
 
     Raises:
         Damaged: the file is not complete.
     """
     os.utime(file.fileno())
-    data = np.empty(_read_header(file, name).size, np.uint8)
-    crc = _in_pieces(data.data, file.readinto, rest)  # type: ignore[attr-defined]
+    header = _read_header(file, name)
+    found = [np.empty(size, np.uint8) for size in (header.whole, *header.points.values())]
+    crc = 0
+    for data in found:
+        crc = _in_pieces(data.data, file.readinto, rest, crc)  # type: ignore[attr-defined]
     if file.read(_CRC.size) != _CRC.pack(crc):
         raise Damaged
-    return data
-
-
-def _checkpoints(header: Header, data: NDArray[np.uint8]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints in the bytes after a header."""
-    found, end = [], header.whole
-    for length, size in header.points.items():
-        found.append(Checkpoint(length, data[end : end + size]))
-        end += size
-    return tuple(found)
+    return found
 
 
 def _in_pieces(

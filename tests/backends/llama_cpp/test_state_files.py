@@ -65,6 +65,8 @@ def test_a_state_comes_back(tmp_path: Path) -> None:
         (one.length, one.data.tobytes()) for one in given.checkpoints
     ]
     assert found.size == given.size
+    # A checkpoint that stays in use must not keep the memory of the rest.
+    assert all(one.data.base is None for one in found.checkpoints)
 
 
 def test_a_picture_comes_back_as_a_whole(tmp_path: Path) -> None:
