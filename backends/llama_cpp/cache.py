@@ -410,6 +410,7 @@ class Cache:
             self._set_spans(slot, state.spans)
             slot.checkpoints = state.checkpoints
             self._go_back(slot, length)
+            self._make_room_for(0)
         else:
             self._memory.remove(slot.id)
         return slot
@@ -433,13 +434,11 @@ class Cache:
         The sequence with the most bytes of them loses the one that is closest to its neighbours.
         """
         slots = [*self._resting.values(), *self._running.values()]
-        sizes = {slot.id: sum(one.data.nbytes for one in slot.checkpoints) for slot in slots}
-        while sum(sizes.values()) + size > self._most_kept:
-            slot = max(slots, key=lambda one: sizes[one.id], default=None)
+        while _size_of(slots) + size > self._most_kept:
+            slot = max(slots, key=lambda one: _size_of([one]), default=None)
             if slot is None or not slot.checkpoints:
                 return False
             slot.checkpoints = _without_one(slot.checkpoints)
-            sizes[slot.id] = sum(one.data.nbytes for one in slot.checkpoints)
         return True
 
     def _set_spans(self, slot: Slot, spans: tuple[MediaSpan, ...]) -> None:
@@ -515,8 +514,14 @@ def up_to(checkpoints: Sequence[Checkpoint], length: int) -> tuple[Checkpoint, .
     return tuple(one for one in checkpoints if one.length <= length)
 
 
+def _size_of(slots: Sequence[Slot]) -> int:
+    """Return the bytes of the checkpoints of some slots, which can have the same ones."""
+    kept = {id(one.data): one.data.nbytes for slot in slots for one in slot.checkpoints}
+    return sum(kept.values())
+
+
 def _without_one(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return checkpoints without the one that is closest to its neighbours; the last one stays."""
+    """Return checkpoints without the one closest to its neighbours; the last one goes last."""
     lengths = [0, *(one.length for one in checkpoints)]
     gaps = [lengths[at + 1] - lengths[at - 1] for at in range(1, len(lengths) - 1)]
     least = gaps.index(min(gaps)) if gaps else 0

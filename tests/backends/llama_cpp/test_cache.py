@@ -353,6 +353,35 @@ def test_a_state_that_another_covers_is_not_kept() -> None:
     assert states.used == 20
 
 
+def test_copies_of_a_sequence_count_their_checkpoints_once() -> None:
+    """Checkpoints that several sequences have take the bytes of one."""
+    memory = Memory(False)
+    cache = made(memory, rolls_back=False)
+    slot = cache.take(list(range(9)), "", True, 0)
+    assert slot is not None
+    grow(cache, memory, slot, list(range(7)))
+    cache._most_kept = 18
+    cache.add_checkpoint(slot)
+    copies = [cache.fork(slot) for _ in range(2)]
+    grow(cache, memory, slot, [7, 8, 9, 10])
+    cache.add_checkpoint(slot)
+    assert slot.points == [7, 11]
+    assert [one.points for one in copies if one is not None] == [[7], [7]]
+
+
+def test_sequences_that_come_back_keep_to_the_bound_of_checkpoints() -> None:
+    """Checkpoints of states that are restored count among those in the KV cache."""
+    memory = Memory(False)
+    cache = made(memory, rolls_back=False)
+    for first in (10, 30):
+        tokens = list(range(first, first + 10))
+        run(cache, memory, tokens, False)
+    cache._most_kept = 6
+    slots = [cache.take([*range(first, first + 10), 1], "", True, 0) for first in (10, 30)]
+    assert [slot.reused for slot in slots if slot is not None] == [10, 10]
+    assert sum(one.data.nbytes for slot in slots if slot for one in slot.checkpoints) <= 6
+
+
 def test_a_state_without_checkpoints_gives_way_to_the_same_with_them() -> None:
     """A sequence with checkpoints is kept in place of the same tokens without them."""
     states = States(100, False, block=4)
