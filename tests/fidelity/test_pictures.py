@@ -205,7 +205,7 @@ async def test_eight_at_once(engines: Engines, expected: dict[str, Answer]) -> N
             check(answer, expected[name], name != "none")
             check(other, expected[name], name != "none")
         cached = [answer.cached for answer in answers if answer.usage[0] > 80]
-        # A recurrent model reuses whole sequences only, and the finished ones have an answer.
+        # A recurrent model reuses prompts from their checkpoints only, which short ones lack.
         assert engines.family.recurrent or bool(again) == all(cached) == any(cached)
     await local.aclose()
 
@@ -228,7 +228,8 @@ async def test_prefixes(engines: Engines) -> None:
         ours = await ask(engines, local, parts)
         check(ours, await ask(engines, engines.server, parts))
         if engines.family.recurrent:
-            assert ours.cached == 0
+            # The first prompt that branches off has made a checkpoint there.
+            assert (least < ours.cached < whole) == (changed > 1), changed
         else:
             assert least < ours.cached < whole, changed
             least = ours.cached
