@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latimer.backends.llama_cpp.cache import Cache, Slot
+from latimer.backends.llama_cpp.cache import MOST_CHECKPOINTS, Cache, Slot
 from latimer.backends.llama_cpp.states import State, States, common
 from numpy.typing import NDArray
 from support.states import checkpoints
@@ -396,6 +396,70 @@ def test_a_state_without_checkpoints_gives_way_to_the_same_with_them() -> None:
     assert [state.checkpoints for state in states.empty()] == [kept]
 
 
+def test_marks_of_a_prompt_are_apart() -> None:
+    """A prompt that is like no other gets a checkpoint before its question and one near its end; a
+    short one gets the second only, and none is within a block of what it reuses."""
+    cache = Cache(Memory(False), 4000, 2, False, States(100, False), most_kept=100)  # type: ignore[arg-type]
+    slot = cache.take([1], "", False, 0)
+    assert slot is not None
+    for length, marks in ((67, []), (68, [64]), (600, [84, 596]), (570, [566])):
+        assert cache.marks(slot, [1] * length) == marks
+    slot.checkpoints = checkpoints(100)
+    slot.reused = 130
+    assert cache.marks(slot, [1] * 150) == []
+    assert cache.marks(slot, [1] * 168) == [164]
+    assert cache.marks(slot, [1] * 600) == [596]
+    # Prompts that wait get one before the end, too, because the end is evaluated with logits.
+    assert cache.branch([1] * 100, [1] * 200) == 96
+    assert cache.branch([1] * 67, [1] * 200) == 0
+
+
+def test_prompts_of_others_decide_no_checkpoint() -> None:
+    """The prompts of another owner change nothing about the pieces of a prompt."""
+    memory = Memory(False)
+    cache = made(memory, rolls_back=False)
+    other = cache.take(list(range(8)), "other", True, 0)
+    assert other is not None
+    evaluate(cache, memory, other, list(range(8)))
+    tokens = [0, 1, 2, 3, 20, 21, 22, 23, 24]
+    slot = cache.take(tokens, "", True, 0)
+    assert slot is not None
+    assert cache.marks(slot, tokens) == [5]
+    slot.owner = "other"
+    assert cache.marks(slot, tokens) == [4, 5]
+
+
+def test_a_sequence_has_a_bounded_number_of_checkpoints() -> None:
+    """A checkpoint too many replaces the one that is closest to its neighbours."""
+    memory = Memory(False)
+    memory.save = lambda *_: np.zeros(1, np.int8)  # type: ignore[method-assign, assignment]
+    cache = made(memory, 100, rolls_back=False, kept=1000)
+    slot = cache.take([1], "", True, 0)
+    assert slot is not None
+    lengths = [3, 6, 7, *range(9, 9 + 2 * MOST_CHECKPOINTS, 2)][: MOST_CHECKPOINTS + 1]
+    for length in lengths:
+        cache.extend(slot, [1] * (length - len(slot.tokens)))
+        cache.add_checkpoint(slot)
+    lengths.remove(7)
+    assert slot.points == lengths
+
+
+def test_a_state_that_is_too_large_loses_its_checkpoints() -> None:
+    """A state that fits without its checkpoints is kept without them."""
+    states = States(50, False, block=4)
+    states.add(State("", list(range(20)), np.zeros(40, np.uint8), checkpoints=checkpoints(8)))
+    assert [(one.size, one.points) for one in states.empty()] == [(40, [])]
+
+
+def test_a_checkpoint_far_from_the_end_does_not_replace_a_state() -> None:
+    """A longer state covers another one only if it has a checkpoint within a block of its end."""
+    for point, is_covered in ((6, False), (7, True), (10, True), (11, False)):
+        states = States(100, False, block=4)
+        kept = checkpoints(point)
+        states.add(State("", list(range(20)), np.zeros(10, np.uint8), checkpoints=kept))
+        assert states.wants("", list(range(10))) != is_covered
+
+
 def test_what_cannot_be_cut_is_gone_on_from_whole() -> None:
     """A recurrent model's state is reused only by a prompt that begins with all of it."""
     memory = Memory()
@@ -420,7 +484,8 @@ def test_a_checkpoint_that_does_not_come_back_is_evaluated_again(beside: bool) -
     """A prompt is evaluated from its beginning when llama.cpp cannot restore a checkpoint, in its
     own sequence or in a copy."""
     memory = Memory(False)
-    cache = made(memory, rolls_back=False)
+    # Without a second slot the sequence is cut.
+    cache = made(memory, slots=SLOTS if beside else 1, rolls_back=False)
     first = list(range(9))
     slot = cache.take(first, "", True, 0)
     assert slot is not None
