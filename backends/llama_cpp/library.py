@@ -475,7 +475,8 @@ class Context:
         read = llama_cpp.llama_state_seq_set_data_ext(
             self.pointer, pointer, data.size, sequence, flags
         )
-        return bool(read == data.size)
+        # Nothing at all is what `save` returns if it fails.
+        return bool(read == data.size > 0)
 
     def close(self) -> None:
         """Free the context."""

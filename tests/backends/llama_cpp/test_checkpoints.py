@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from latimer.backends.base import Piece, Sampling
 from latimer.backends.llama_cpp.states import BLOCK
@@ -176,3 +177,19 @@ def test_many_prompts_do_not_cut_another_into_pieces(uncut: Path) -> None:
     assert steps < 6
     finish(engine, *boxes)
     engine.close()
+
+
+def test_choices_whose_windows_cannot_be_copied_are_evaluated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice is evaluated from its beginning when llama.cpp cannot save the windows."""
+    engine = Engine(4, 4096, windowed(tmp_path / "narrow.gguf", 16))
+    monkeypatch.setattr(engine.context, "save", lambda *_: np.empty(0, np.uint8))
+    _, box = engine.submit_ids(ids_of(200, 1), 8, seeds=(None,) * 3)
+    engine.scheduler.step()
+    while len(engine.scheduler._running) < 3:
+        engine.scheduler.step()
+    assert [len(slot.tokens) for slot in engine.cache._running.values()] == [200, 0, 0]
+    finish(engine, box)
+    engine.close()
+    assert len({box.choice(index) for index in range(3)}) == 1
