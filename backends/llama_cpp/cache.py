@@ -218,11 +218,13 @@ class Cache:
         return bool(self._running)
 
     def known(self, owner: str, tokens: list[int]) -> int:
-        """Return how many tokens of a prompt could be reused now.
+        """Return how many tokens of a prompt can be reused, without those that windows may lack.
 
         Any thread may call this. While the engine's thread runs, the answer can be out of date.
         """
-        return max(self._longest(tokens, owner)[1], self.states.longest(owner, tokens)[1])
+        return max(
+            self._longest(tokens, owner, self._certain)[1], self.states.longest(owner, tokens)[1]
+        )
 
     def take(self, tokens: list[int], owner: str, reuse: bool, spare: int) -> Slot | None:
         """Return a slot for a sequence that begins with `tokens`, or None if they do not fit now.
@@ -465,7 +467,7 @@ class Cache:
         self,
         tokens: list[int],
         owner: str,
-        usable: Callable[[Slot, int], int] = lambda slot, length: length,
+        usable: Callable[[Slot, int], int],
     ) -> tuple[Slot | None, int]:
         """Return the slot with the longest reusable prefix of `tokens`, and the prefix's length.
 
@@ -480,6 +482,12 @@ class Cache:
                 if shared > best[1] and (length := usable(slot, shared)) > best[1]:
                     best = (slot, length)
         return best
+
+    def _certain(self, slot: Slot, length: int) -> int:
+        """Return how much of a prefix a slot can give without a look at llama.cpp's memory."""
+        if not self._window or length == len(slot.tokens):
+            return length
+        return max((one for one in slot.points if one <= length), default=0)
 
     def _usable(self, slot: Slot, length: int) -> int:
         """Return how much of a prefix a slot can give, by a cut or by a checkpoint."""

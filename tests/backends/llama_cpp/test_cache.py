@@ -502,6 +502,21 @@ def test_a_checkpoint_that_does_not_come_back_is_evaluated_again(beside: bool) -
     assert cache.free == SIZE - memory.used
 
 
+def test_what_a_window_may_lack_is_not_known() -> None:
+    """Other threads, which cannot look at the windows, count only whole sequences and
+    checkpoints."""
+    states = States(100, False, block=1)
+    cache = Cache(Memory(), SIZE, SLOTS, True, states, window=3)  # type: ignore[arg-type]
+    slot = cache.take([*range(10)], "", True, 0)
+    assert slot is not None
+    cache.extend(slot, range(10))
+    cache.rest(slot)
+    assert cache.known("", [*range(12)]) == 10
+    assert cache.known("", [*range(8), 20]) == 0
+    slot.checkpoints = checkpoints(6)
+    assert cache.known("", [*range(8), 20]) == 6
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_nothing_is_kept_where_nothing_is_to_be_remembered(alone: bool) -> None:
     """A cache with one slot and no host memory keeps no finished sequence."""
