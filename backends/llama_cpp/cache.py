@@ -121,6 +121,7 @@ class Cache:
         window: the tokens that a layer with a sliding window sees; 0 for none.
         swa_full: as in `Context`.
         most_kept: the bytes that the checkpoints of sequences in the KV cache may take; 0 for none.
+        copies: False if no sequence can be copied.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Cache:
         window: int = 0,
         swa_full: bool = True,
         most_kept: int = 0,
+        copies: bool = True,
     ) -> None:
         self._memory = memory
         self.size = size
@@ -141,6 +143,7 @@ class Cache:
         self._swa_full = swa_full
         self.states = states
         self._most_kept = most_kept
+        self._copies = copies
         self._ids = list(range(slots))[::-1]
         self._running: dict[int, Slot] = {}
         # The slot that has been idle longest comes first.
@@ -165,6 +168,8 @@ class Cache:
         Args:
             marks: where `known` will have checkpoints.
         """
+        if not self._copies:
+            return 0
         return reusable(known, tokens, self._rolls_back, self.states.block, points=marks)
 
     def marks(self, slot: Slot, tokens: list[int]) -> list[int]:
@@ -198,7 +203,7 @@ class Cache:
         Returns:
             The length; 0 without checkpoints, or if the two have too little in common.
         """
-        if not self._most_kept:
+        if not (self._most_kept and self._copies):
             return 0
         length = min(reusable(known, tokens, True, self.states.block), len(known) - END)
         return length if length >= self.states.block else 0
@@ -253,8 +258,8 @@ class Cache:
         return self._marked(slot)
 
     def fork(self, source: Slot) -> Slot | None:
-        """Return a copy of a running slot, or None if no sequence id is available."""
-        if not self._ids and not self._resting:
+        """Return a copy of a running slot, or None if it cannot be copied or no id is available."""
+        if not (self._copies and (self._ids or self._resting)):
             return None
         slot = self._new(source.owner, source)
         self._share(source, slot, len(source.tokens))
@@ -352,14 +357,17 @@ class Cache:
     def _ends_here(self, slot: Slot, length: int) -> bool:
         """Return True if a prompt can continue an idle slot in place rather than copy it.
 
-        That is so if the rest of the slot is not worth keeping. It is also so if no other slot is
-        available, or no cells for the windows of another one; then its state is saved first.
+        That is so if the rest of the slot is not worth keeping, if no other slot is available, or
+        if it cannot be copied. In the last two cases the slot's state is saved first.
         """
         comes_back = self._rolls_back or self._most_kept > 0
         if comes_back and len(slot.tokens) - length < self.states.block:
             return True
-        is_alone = self._replaces_windows and self._checkpoint_for(slot, length) is not None
-        if (self._ids or len(self._resting) > 1) and not is_alone:
+        is_copied = self._copies
+        if self._replaces_windows:
+            # There may be no cells for the windows of another one.
+            is_copied = is_copied and self._checkpoint_for(slot, length) is None
+        if is_copied and (self._ids or len(self._resting) > 1):
             return False
         self._save(slot)
         return True
@@ -491,6 +499,8 @@ class Cache:
 
     def _usable(self, slot: Slot, length: int) -> int:
         """Return how much of a prefix a slot can give, by a cut or by a checkpoint."""
+        if not self._copies and slot.id in self._running:
+            return 0
         if self._has(slot, length):
             return length
         if self._replaces_windows and (slot.id in self._running or self._owners[slot.cells[0]] > 1):

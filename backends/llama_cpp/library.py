@@ -303,6 +303,8 @@ class Context:
         pads: True if batches can have a token that belongs to no sequence of the caller.
         swa_full: False if layers with a sliding window have cells for the windows only. Then each
             sequence must have cells of its own there; see `copy`.
+        copies: False if sequences cannot be copied. For DeepSeek V4 llama.cpp ends the process if
+            a part is to be copied, and copies a whole sequence only when the next batch comes.
         threads: the number of threads that evaluate a batch.
     """
 
@@ -325,6 +327,7 @@ class Context:
         windows = model.window * sequences + params.n_ubatch
         self.swa_full = not model.has_window or 2 * windows > length
         params.swa_full = self.swa_full
+        self.copies = model.architecture != "deepseek4"
         self.pointer = new_context(model, params)
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._batch = Batch(size)

@@ -158,6 +158,7 @@ def _generator(
         model.window,
         context.swa_full,
         kept,
+        context.copies,
     )
     # A recurrent state cannot remove the tokens of a draft again. A window can: what a batch
     # overwrites had left it before. A larger batch changes the last digits of logits.

@@ -91,6 +91,7 @@ class Engine:
             model.window,
             self.context.swa_full,
             0 if cuts else 1 << 25,
+            self.context.copies,
         )
         self.posts: list[list[Delivery]] = []
         self.scheduler = Scheduler(

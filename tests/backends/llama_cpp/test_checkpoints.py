@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from latimer.backends.base import Piece, Sampling
 from latimer.backends.llama_cpp.states import BLOCK
+from support.compressed import compressed
 from support.mrope import QWEN35, language_model
 from support.scheduled import ENDLESS, Engine, finish
 from support.windowed import windowed
@@ -193,3 +194,27 @@ def test_choices_whose_windows_cannot_be_copied_are_evaluated_again(
     finish(engine, box)
     engine.close()
     assert len({box.choice(index) for index in range(3)}) == 1
+
+
+def test_a_sequence_that_cannot_be_copied_is_reused(tmp_path: Path) -> None:
+    """Prompts and choices of DeepSeek V4, which llama.cpp cannot copy, are those of a fresh
+    engine, and go back to checkpoints."""
+    path = compressed(tmp_path / "compressed.gguf")
+    first = ids_of(200, 1)
+    prompts = [first, [*first[:-3], *ids_of(40, 2)], [*first[:150], *ids_of(90, 3)]]
+    engine = Engine(4, 2048, path)
+    answers = [answered(engine, prompt)[0] for prompt in prompts[:2]]
+    assert answers[1][1] == 196
+    answers += answered(engine, *reversed(prompts))[::-1]
+    _, choices = engine.submit_ids(first, 8, seeds=(None,) * 2)
+    finish(engine, choices)
+    engine.close()
+    for prompt, (ids, _) in zip([*prompts[:2], *prompts], answers, strict=True):
+        fresh = Engine(2, 2048, path)
+        assert ids == answered(fresh, prompt)[0][0]
+        fresh.close()
+    fresh = Engine(2, 2048, path)
+    _, alone = fresh.submit_ids(first, 8)
+    finish(fresh, alone)
+    fresh.close()
+    assert [choices.choice(index) for index in range(2)] == [alone.text] * 2
