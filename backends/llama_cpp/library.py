@@ -150,6 +150,7 @@ CACHE_TYPES: dict[CacheType, int] = {
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
     "iq4_nl": llama_cpp.GGML_TYPE_IQ4_NL,
 }
+_PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 # Bytes of logits in one batch: those of all tokens would take gigabytes with a large vocabulary.
 MAX_LOGITS = 64 * 1024 * 1024
 
@@ -303,6 +304,7 @@ class Context:
         pads: True if batches can have a token that belongs to no sequence of the caller.
         swa_full: False if layers with a sliding window have cells for the windows only. Then each
             sequence must have cells of its own there; see `copy`.
+        window: the tokens that a layer with a sliding window sees; 0 for none.
         copies: False if sequences cannot be copied. For DeepSeek V4 llama.cpp ends the process if
             a part is to be copied, and copies a whole sequence only when the next batch comes.
         threads: the number of threads that evaluate a batch.
@@ -329,6 +331,10 @@ class Context:
         params.swa_full = self.swa_full
         self.copies = model.architecture != "deepseek4"
         self.pointer = new_context(model, params)
+        self.window = model.window
+        if model.rolls_back and self._size(0, 0) == self._size(0, _PARTIAL):
+            # An EXAONE 4 without such layers can have the size of a window in its file.
+            self.window, self.swa_full = 0, True
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._batch = Batch(size)
         self._states = StateMemory()
@@ -454,8 +460,8 @@ class Context:
             part: save only the recurrent state or the windows, if they have at most so many bytes;
                 0 for the whole state.
         """
-        flags = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if part else 0
-        size = llama_cpp.llama_state_seq_get_size_ext(self.pointer, sequence, flags)
+        flags = _PARTIAL if part else 0
+        size = self._size(sequence, flags)
         if part and size > part:
             return np.empty(0, np.uint8)
         begun = time.perf_counter()
@@ -473,13 +479,17 @@ class Context:
         Args:
             is_part: True for a recurrent state or windows, which replace those of the sequence.
         """
-        flags = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if is_part else 0
+        flags = _PARTIAL if is_part else 0
         pointer = as_pointer(data, ctypes.c_uint8)
         read = llama_cpp.llama_state_seq_set_data_ext(
             self.pointer, pointer, data.size, sequence, flags
         )
         # Nothing at all is what `save` returns if it fails.
         return bool(read == data.size > 0)
+
+    def _size(self, sequence: int, flags: int) -> int:
+        found: int = llama_cpp.llama_state_seq_get_size_ext(self.pointer, sequence, flags)
+        return found
 
     def close(self) -> None:
         """Free the context."""

@@ -137,7 +137,7 @@ def _generator(
     grammars = Grammars(vocabulary, candidates)
     stack.callback(grammars.close)
     # A saved sliding window lacks the tokens that have left it, so it cannot be cut anywhere.
-    cuts = model.rolls_back and not model.has_window
+    cuts = model.rolls_back and not context.window
     files, waiting = None, 0
     if options.cache_dir is not None:
         # A part of the host memory is for states that are being written.
@@ -155,7 +155,7 @@ def _generator(
         options.slots,
         model.rolls_back,
         states,
-        model.window,
+        context.window,
         context.swa_full,
         kept,
         context.copies,

@@ -80,7 +80,7 @@ class Engine:
         self.vocabulary = Vocabulary(self.model)
         self.cells = cells
         model = self.model
-        cuts = model.rolls_back and not model.has_window
+        cuts = model.rolls_back and not self.context.window
         self.states = States(1 << 26, cuts)
         self.cache = Cache(
             self.context,
@@ -88,7 +88,7 @@ class Engine:
             2 * limit,
             model.rolls_back,
             self.states,
-            model.window,
+            self.context.window,
             self.context.swa_full,
             0 if cuts else 1 << 25,
             self.context.copies,

@@ -14,13 +14,14 @@ BPE = Path(__file__).parents[1] / "models" / "bpe.gguf"
 SMALL = Size(depth=2, context=1024)
 
 
-def windowed(path: Path, window: int, size: Size = SMALL) -> Path:
+def windowed(path: Path, window: int, size: Size = SMALL, uses_it: bool = True) -> Path:
     """Write a Gemma 2 with the vocabulary of `bpe.gguf`.
 
     Args:
         window: the number of tokens that a layer with a window sees.
+        uses_it: False for an EXAONE 4, of which llama.cpp ignores the window of few layers.
     """
-    writer = gguf.GGUFWriter(path, "gemma2")
+    writer = gguf.GGUFWriter(path, "gemma2" if uses_it else "exaone4")
     rng = np.random.default_rng(17)
 
     def matrix(name: str, rows: int, columns: int) -> None:
@@ -42,8 +43,11 @@ def windowed(path: Path, window: int, size: Size = SMALL) -> Path:
     writer.add_tensor("output_norm.weight", np.ones(size.width, np.float32))
     for layer in range(size.depth):
         block = f"blk.{layer}."
-        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+        norms = ("attn_norm", "ffn_norm") if uses_it else ()
+        for name in (*norms, "post_attention_norm", "post_ffw_norm"):
             writer.add_tensor(f"{block}{name}.weight", np.ones(size.width, np.float32))
+        for name in () if uses_it else ("attn_q_norm", "attn_k_norm"):
+            writer.add_tensor(f"{block}{name}.weight", np.ones(size.head, np.float32))
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             matrix(f"{block}{name}.weight", size.width, size.width)
         matrix(block + "ffn_gate.weight", 2 * size.width, size.width)

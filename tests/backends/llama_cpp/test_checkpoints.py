@@ -196,6 +196,21 @@ def test_choices_whose_windows_cannot_be_copied_are_evaluated_again(
     assert len({box.choice(index) for index in range(3)}) == 1
 
 
+def test_choices_share_all_cells_without_a_window(tmp_path: Path) -> None:
+    """A model whose file has a window that llama.cpp ignores is one without a window."""
+    path = windowed(tmp_path / "unused.gguf", 16, uses_it=False)
+    prompt = ids_of(250, 1)
+    engine = Engine(4, 512, path, batch=16)
+    assert engine.states.remembers
+    # Each choice would not fit with cells of its own for the prompt.
+    _, box = engine.submit_ids(prompt, 50, seeds=(None,) * 4, sampling=ENDLESS)
+    finish(engine, box)
+    assert box.error is None
+    assert len({box.choice(index) for index in range(4)}) == 1
+    assert answered(engine, [*prompt[:200], 7])[0][1] == 200
+    engine.close()
+
+
 def test_a_sequence_that_cannot_be_copied_is_reused(tmp_path: Path) -> None:
     """Prompts and choices of DeepSeek V4, which llama.cpp cannot copy, are those of a fresh
     engine, and go back to checkpoints."""
