@@ -522,9 +522,13 @@ class Cache:
             return length == len(slot.tokens)
         if not self._window:
             return True
+        first = self._memory.first(slot.id)
+        if first < 0:
+            # Windows that start again at multiples of a length (Llama 4) can be empty there.
+            return length == len(slot.tokens)
         # The layers with a window must have it for the token after the prefix.
         position = length - surplus(before(slot.spans, length))
-        return self._memory.first(slot.id) <= max(position - self._window + 1, 0)
+        return first <= max(position - self._window + 1, 0)
 
 
 def up_to(checkpoints: Sequence[Checkpoint], length: int) -> tuple[Checkpoint, ...]:

@@ -544,3 +544,28 @@ def test_common_beginnings(one: list[int], other: list[int]) -> None:
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1
     assert common(one, other) == count
+
+
+def test_a_window_that_is_empty_is_not_there() -> None:
+    """A sequence whose windows were overwritten, at a multiple of their length, is only reused as
+    a whole."""
+
+    class Overwritten(Memory):
+        def first(self, sequence: int) -> int:
+            return -1
+
+    memory = Overwritten()
+    cache = Cache(memory, SIZE, SLOTS, True, States(60, False, block=1), window=4)  # type: ignore[arg-type]
+    slot = cache.take([*range(8)], "", True, 0)
+    assert slot is not None
+    grow(cache, memory, slot, range(8))
+    cache.rest(slot)
+    assert reused(cache, [0, 1, 2, 3, 4, 5, 20]) == 0
+    assert reused(cache, [*range(8), 20]) == 8
+
+
+def reused(cache: Cache, tokens: list[int]) -> int:
+    """Return how many tokens of a prompt are reused."""
+    slot = cache.take(tokens, "", True, 0)
+    assert slot is not None
+    return slot.reused
