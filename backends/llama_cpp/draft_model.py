@@ -141,7 +141,7 @@ class DraftModel:
         Each token of a draft may have overwritten one, and a few of them change no good draft.
         """
         window = self._model.window
-        return self._context.first(sequence) <= max(length - window + window // 8, 0)
+        return 0 <= self._context.first(sequence) <= max(length - window + window // 8, 0)
 
     def _missing(self, one: Wanted) -> int:
         return len(one.history) - common(self._known.get(one.sequence, []), one.history)
