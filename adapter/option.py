@@ -63,7 +63,7 @@ class Option(NamedTuple):
 
     def __call__(self, schema: dict[str, Any]) -> None:
         """Complete the JSON schema of the setting, which pydantic has made from its type."""
-        if self.convert is not None and "type" in schema:
+        if self.convert is not None and schema.get("type") not in (None, "string"):
             schema["type"] = [schema["type"], "string"]
 
 

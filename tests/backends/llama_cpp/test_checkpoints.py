@@ -218,6 +218,7 @@ def test_a_sequence_that_cannot_be_copied_is_reused(tmp_path: Path) -> None:
     first = ids_of(200, 1)
     prompts = [first, [*first[:-3], *ids_of(40, 2)], [*first[:150], *ids_of(90, 3)]]
     engine = Engine(4, 2048, path)
+    assert not engine.model.rolls_back, "drafts cannot be removed"
     answers = [answered(engine, prompt)[0] for prompt in prompts[:2]]
     assert answers[1][1] == 196
     answers += answered(engine, *reversed(prompts))[::-1]
