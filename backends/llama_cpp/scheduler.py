@@ -169,6 +169,10 @@ class Scheduler:
             except DecodeFailed as error:
                 self._fail(batch, error)
             else:
+                if self._is_drafting:
+                    # Drafts first: the windows of new choices could overwrite what a sequence needs
+                    # again when its draft is removed.
+                    batch.sort(key=lambda run: not run.draft)
                 for run in batch:
                     if run.marks and run.marks[0] == len(run.slot.tokens):
                         self._cache.add_checkpoint(run.slot)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from latimer.backends.base import Piece, Sampling
+from latimer.backends.llama_cpp.drafts import Lookup
 from latimer.backends.llama_cpp.states import BLOCK
 from support.compressed import compressed
 from support.mrope import QWEN35, language_model
@@ -194,6 +195,35 @@ def test_choices_whose_windows_cannot_be_copied_are_evaluated_again(
     finish(engine, box)
     engine.close()
     assert len({box.choice(index) for index in range(3)}) == 1
+
+
+def test_choices_take_no_window_of_a_sequence_with_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts are removed before the windows of new choices take the cells of older tokens."""
+    drafts: list[int] = []
+    monkeypatch.setattr(Lookup, "propose", lambda *_: drafts)
+    engine = Engine(4, 2048, windowed(tmp_path / "narrow.gguf", 32), drafts=True)
+    _, short = engine.submit_ids(ids_of(50, 1), 3, sampling=ENDLESS)
+    engine.submit_ids(ids_of(35, 2), 90, sampling=ENDLESS)
+    for _ in range(2):
+        engine.scheduler.step()
+    engine.submit_ids(ids_of(63, 3), 8, seeds=(None,) * 3, sampling=ENDLESS)
+    engine.scheduler.step()
+    # The first cells are free now, and those of the sequence with the draft follow.
+    assert short.finished
+    drafted, prompt = engine.scheduler._running
+    assert prompt.left == 1
+    # As after a preemption.
+    engine.scheduler._running.reverse()
+    drafts += [5] * 20
+    engine.scheduler.step()
+    assert len(engine.scheduler._running) == 4
+    assert drafted.drafted == 20
+    length = len(drafted.slot.tokens)
+    assert 32 < length < 45
+    assert engine.context.first(drafted.slot.id) <= length - 31
+    engine.close()
 
 
 def test_choices_share_all_cells_without_a_window(tmp_path: Path) -> None:
