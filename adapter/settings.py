@@ -142,8 +142,8 @@ def _check_hosts(hosts: list[str]) -> None:
 
 def _unbracketed(host: Any) -> Any:
     """Return an address of IPv6 without the brackets that it has in a URL."""
-    is_ipv6 = isinstance(host, str) and host.startswith("[") and host.endswith("]")
-    return host[1:-1] if is_ipv6 else host
+    is_bracketed = isinstance(host, str) and host.startswith("[") and host.endswith("]")
+    return host[1:-1] if is_bracketed and ":" in host else host
 
 
 def _check_proxies(proxies: list[str]) -> None:
