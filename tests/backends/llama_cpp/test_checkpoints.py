@@ -154,7 +154,8 @@ def test_a_repeated_prompt_goes_back_although_it_was_there_without_checkpoints(u
     engine = Engine(2, 2048, uncut)
     engine.submit_ids(ids_of(20, 9), 500, sampling=ENDLESS)
     cached = []
-    for job in ({"seeds": (5,), "sampling": Sampling(1.0)}, {}, {}):
+    jobs: list[dict[str, Any]] = [{"seeds": (5,), "sampling": Sampling(1.0)}, {}, {}]
+    for job in jobs:
         _, box = engine.submit_ids(prompt, 1, **job)
         finish(engine, box)
         cached.append(box.finishes[0].cached_tokens)
