@@ -432,7 +432,7 @@ def test_prompts_of_others_decide_no_checkpoint() -> None:
 def test_a_sequence_has_a_bounded_number_of_checkpoints() -> None:
     """A checkpoint too many replaces the one that is closest to its neighbours."""
     memory = Memory(False)
-    memory.save = lambda *_: np.zeros(1, np.int8)  # type: ignore[method-assign, assignment]
+    memory.save = lambda *_: np.zeros(1, np.int8)  # type: ignore[method-assign]
     cache = made(memory, 100, rolls_back=False, kept=1000)
     slot = cache.take([1], "", True, 0)
     assert slot is not None
