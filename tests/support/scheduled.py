@@ -132,7 +132,9 @@ class Engine:
         return task, box
 
     def close(self) -> None:
-        """Free the context and the model."""
+        """End its threads, and free the context and the model."""
+        # On a busy machine a lone sequence has more of them.
+        self.scheduler._spinning.end()
         self.context.close()
         self.model.close()
 
