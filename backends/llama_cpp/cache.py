@@ -34,6 +34,7 @@ from .states import (
     States,
     before,
     branch,
+    last_point,
     reusable,
     surplus,
 )
@@ -118,10 +119,7 @@ class Cache:
         rolls_back: True if the memory can remove the end of a sequence. If it cannot (recurrent
             models), a prompt reuses a whole sequence, or one up to a checkpoint.
         states: the store for finished sequences that leave the KV cache.
-        window: the tokens that a layer with a sliding window sees; 0 for none.
-        swa_full: as in `Context`.
         most_kept: the bytes that the checkpoints of sequences in the KV cache may take; 0 for none.
-        copies: False if no sequence can be copied.
     """
 
     def __init__(
@@ -131,19 +129,13 @@ class Cache:
         slots: int,
         rolls_back: bool,
         states: States,
-        window: int = 0,
-        swa_full: bool = True,
         most_kept: int = 0,
-        copies: bool = True,
     ) -> None:
         self._memory = memory
         self.size = size
         self._rolls_back = rolls_back
-        self._window = window
-        self._swa_full = swa_full
         self.states = states
         self._most_kept = most_kept
-        self._copies = copies
         self._ids = list(range(slots))[::-1]
         self._running: dict[int, Slot] = {}
         # The slot that has been idle longest comes first.
@@ -168,7 +160,7 @@ class Cache:
         Args:
             marks: where `known` will have checkpoints.
         """
-        if not self._copies:
+        if not self._memory.copies:
             return 0
         return reusable(known, tokens, self._rolls_back, self.states.block, points=marks)
 
@@ -203,7 +195,7 @@ class Cache:
         Returns:
             The length; 0 without checkpoints, or if the two have too little in common.
         """
-        if not (self._most_kept and self._copies):
+        if not (self._most_kept and self._memory.copies):
             return 0
         length = min(reusable(known, tokens, True, self.states.block), len(known) - END)
         return length if length >= self.states.block else 0
@@ -259,7 +251,7 @@ class Cache:
 
     def fork(self, source: Slot) -> Slot | None:
         """Return a copy of a running slot, or None if it cannot be copied or no id is available."""
-        if not (self._copies and (self._ids or self._resting)):
+        if not (self._memory.copies and (self._ids or self._resting)):
             return None
         slot = self._new(source.owner, source)
         self._share(source, slot, len(source.tokens))
@@ -363,7 +355,7 @@ class Cache:
         comes_back = self._rolls_back or self._most_kept > 0
         if comes_back and len(slot.tokens) - length < self.states.block:
             return True
-        is_copied = self._copies
+        is_copied = self._memory.copies
         if self._replaces_windows:
             # There may be no cells for the windows of another one.
             is_copied = is_copied and self._checkpoint_for(slot, length) is None
@@ -433,7 +425,7 @@ class Cache:
         slot.tokens, slot.cells = source.tokens[:length], source.cells[:length]
         self._owners.update(slot.cells)
         slot.checkpoints, slot.reused = up_to(source.checkpoints, length), length
-        if data is None and not self._swa_full:
+        if data is None and not self._memory.swa_full:
             data = self._memory.save(slot.id, sys.maxsize)
         if data is not None and not self._memory.restore(slot.id, data, is_part=True):
             self._empty(slot)
@@ -493,19 +485,19 @@ class Cache:
 
     def _certain(self, slot: Slot, length: int) -> int:
         """Return how much of a prefix a slot can give without a look at llama.cpp's memory."""
-        if not self._window or length == len(slot.tokens):
+        if not self._memory.window or length == len(slot.tokens):
             return length
-        return max((one for one in slot.points if one <= length), default=0)
+        return last_point(slot.points, length)
 
     def _usable(self, slot: Slot, length: int) -> int:
         """Return how much of a prefix a slot can give, by a cut or by a checkpoint."""
-        if not self._copies and slot.id in self._running:
+        if not self._memory.copies and slot.id in self._running:
             return 0
         if self._has(slot, length):
             return length
         if self._replaces_windows and (slot.id in self._running or self._owners[slot.cells[0]] > 1):
             return 0
-        return max((one for one in slot.points if one <= length), default=0)
+        return last_point(slot.points, length)
 
     @property
     def _replaces_windows(self) -> bool:
@@ -514,13 +506,13 @@ class Cache:
         With `swa_full` the layers with a window have as many cells as the others. Windows of its
         own would take more of them than a copy takes in other layers.
         """
-        return self._window > 0 and self._swa_full
+        return self._memory.window > 0 and self._memory.swa_full
 
     def _has(self, slot: Slot, length: int) -> bool:
         """Return True if llama.cpp can cut a slot at a length."""
         if not self._rolls_back:
             return length == len(slot.tokens)
-        if not self._window:
+        if not self._memory.window:
             return True
         first = self._memory.first(slot.id)
         if first < 0:
@@ -528,7 +520,7 @@ class Cache:
             return length == len(slot.tokens)
         # The layers with a window must have it for the token after the prefix.
         position = length - surplus(before(slot.spans, length))
-        return first <= max(position - self._window + 1, 0)
+        return first <= max(position - self._memory.window + 1, 0)
 
 
 def up_to(checkpoints: Sequence[Checkpoint], length: int) -> tuple[Checkpoint, ...]:

@@ -149,17 +149,7 @@ def _generator(
     # And a part is for the checkpoints of sequences in the KV cache.
     kept = 0 if cuts else memory // 3
     states = States(memory - kept, cuts, evicted=evicted)
-    cache = Cache(
-        context,
-        length,
-        options.slots,
-        model.rolls_back,
-        states,
-        context.window,
-        context.swa_full,
-        kept,
-        context.copies,
-    )
+    cache = Cache(context, length, options.slots, model.rolls_back, states, kept)
     # A recurrent state cannot remove the tokens of a draft again. A window can: what a batch
     # overwrites had left it before. A larger batch changes the last digits of logits.
     can_draft = model.rolls_back and not options.exact

@@ -259,8 +259,13 @@ def reusable(
         return 0
     shared = longest_cut(spans, min(common(known, tokens), most))
     if not cuts:
-        return max((one for one in points if one <= shared), default=0)
+        return last_point(points, shared)
     return shared if shared >= block else 0
+
+
+def last_point(points: Iterable[int], length: int) -> int:
+    """Return the last checkpoint up to a length; 0 if there is none."""
+    return max((one for one in points if one <= length), default=0)
 
 
 class _Known(Protocol):

@@ -88,10 +88,7 @@ class Engine:
             2 * limit,
             model.rolls_back,
             self.states,
-            self.context.window,
-            self.context.swa_full,
             0 if cuts else 1 << 25,
-            self.context.copies,
         )
         self.posts: list[list[Delivery]] = []
         self.scheduler = Scheduler(

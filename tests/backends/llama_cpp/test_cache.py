@@ -42,6 +42,9 @@ class Memory:
         rolls_back: False if the recurrent state of a sequence cannot go back.
     """
 
+    # It has no layers with a sliding window.
+    window, swa_full, copies = 0, True, True
+
     def __init__(self, rolls_back: bool = True) -> None:
         self.sequences: dict[int, list[tuple[int, object]]] = {}
         self.seen: dict[int, list[int]] = {}
@@ -505,8 +508,9 @@ def test_a_checkpoint_that_does_not_come_back_is_evaluated_again(beside: bool) -
 def test_what_a_window_may_lack_is_not_known() -> None:
     """Other threads, which cannot look at the windows, count only whole sequences and
     checkpoints."""
-    states = States(100, False, block=1)
-    cache = Cache(Memory(), SIZE, SLOTS, True, states, window=3)  # type: ignore[arg-type]
+    states, memory = States(100, False, block=1), Memory()
+    memory.window = 3
+    cache = Cache(memory, SIZE, SLOTS, True, states)  # type: ignore[arg-type]
     slot = cache.take([*range(10)], "", True, 0)
     assert slot is not None
     cache.extend(slot, range(10))
@@ -551,11 +555,13 @@ def test_a_window_that_is_empty_is_not_there() -> None:
     a whole."""
 
     class Overwritten(Memory):
+        window = 4
+
         def first(self, sequence: int) -> int:
             return -1
 
     memory = Overwritten()
-    cache = Cache(memory, SIZE, SLOTS, True, States(60, False, block=1), window=4)  # type: ignore[arg-type]
+    cache = Cache(memory, SIZE, SLOTS, True, States(60, False, block=1))  # type: ignore[arg-type]
     slot = cache.take([*range(8)], "", True, 0)
     assert slot is not None
     grow(cache, memory, slot, range(8))
